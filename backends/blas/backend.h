@@ -1,0 +1,14 @@
+/* The BLAS backend: matrix products over OpenBLAS on host memory; nothing else. */
+#pragma once
+
+#include "core/device.h"
+
+struct hr_blas_config {
+        const char *name;        /* "blas"; copied */
+        uint32_t threads;        /* our team partitions the product; OpenBLAS itself runs with one */
+        uint32_t batch_min;      /* columns (ne1) from which it takes a product; 0 = default */
+        uint32_t spin_us;
+};
+
+HR_NODISCARD hr_status hr_blas_device_new(const struct hr_blas_config *config, struct hr_diag *diag,
+                                          struct hr_device **ret_device);

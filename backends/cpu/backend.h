@@ -1,0 +1,22 @@
+/* The CPU backend: a device is a team of threads behind one in-order queue. */
+#pragma once
+
+#include "core/device.h"
+
+struct hr_cpu_config {
+        const char *name;        /* "cpu0"; copied */
+        uint32_t threads;        /* 0 = one per processor that the process may use */
+        bool isolated;           /* own buffer kind: nothing else reads its memory in place */
+        uint64_t memory_cap;     /* bytes, 0 = none */
+        uint32_t spin_us;        /* how long idle threads spin before they sleep */
+        bool deterministic;      /* same bits for any thread count even where it costs */
+        const uint32_t *processors; /* pin thread i to processors[i]; NULL = not pinned */
+        const char *isa;         /* "auto", "portable", "avx2", "avx512"; NULL = auto. HR_E_UNSUPPORTED
+                                  * when the processor lacks it */
+        const char *deny_ops;    /* comma-separated op names it does not support; NULL = none */
+        uint32_t delay_us;       /* added before each split; tests of ordering use it */
+};
+
+/* HR_E_EXHAUSTED without threads or memory. */
+HR_NODISCARD hr_status hr_cpu_device_new(const struct hr_cpu_config *config, struct hr_diag *diag,
+                                         struct hr_device **ret_device);

@@ -1,0 +1,24 @@
+/* The backends of this build, by name. */
+#pragma once
+
+#include "core/device.h"
+
+struct hr_backend_config {
+        const char *backend;     /* "cpu" or "blas" */
+        const char *name;        /* of the device */
+        uint32_t threads;
+        bool isolated;
+        uint64_t memory_cap;
+        uint32_t spin_us;
+        bool deterministic;
+        const char *isa;
+        const char *deny_ops;
+        uint32_t delay_us;
+        uint32_t batch_min;      /* blas */
+};
+
+/* HR_E_UNSUPPORTED (reason BACKEND) for a backend that this build does not have. */
+HR_NODISCARD hr_status hr_backend_device_new(const struct hr_backend_config *config,
+                                             struct hr_diag *diag, struct hr_device **ret_device);
+/* Names of the backends of this build, NULL-terminated, static storage. */
+const char *const *hr_backend_names(void);

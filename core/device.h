@@ -1,0 +1,291 @@
+/*
+ * The device interface: device, buffer, queue, event. The scheduler drives devices through this
+ * header alone, and a backend knows nothing above it.
+ *
+ * Model. A device has memory of one buffer kind and makes in-order queues. A queue takes commands
+ * without ever blocking on their execution; between queues only events order anything. Copies between
+ * devices are commands of the queue that owns the *source* memory, so that source memory needs no
+ * edge of its own; the destination is guarded by events.
+ *
+ * Failure. Submitting can fail at once (status + diag). Failure during execution goes into the run's
+ * hr_outcome: the first one wins, later COMPUTE and copy commands of that run become no-ops, while
+ * waits, records and notifications still happen, so that nothing that depends on them hangs.
+ *
+ * Threads: one engine thread submits to all queues of a fleet; a backend's own threads execute.
+ * Vtables are `static const` with no NULL members; only the wrappers in core/device.c call them.
+ */
+#pragma once
+
+#include <stdatomic.h>
+
+#include "core/graph.h"
+
+struct hr_device;
+struct hr_buffer;
+struct hr_queue;
+struct hr_event;
+struct hr_program;
+
+typedef enum hr_device_type {
+        HR_DEVICE_CPU,
+        HR_DEVICE_GPU,
+        HR_DEVICE_IGPU,
+        HR_DEVICE_ACCEL,
+} hr_device_type;
+
+/* "CPU", "GPU", "IGPU", "ACCEL". */
+const char *hr_device_type_name(hr_device_type type);
+
+/* A kind of memory. Identity is the pointer: devices that share memory name the same kind. */
+struct hr_buffer_kind {
+        const char *name;
+        bool host;          /* ordinary host memory, readable in place by every host device */
+        uint32_t alignment; /* of tensors in it, bytes, power of two */
+};
+
+/* Ordinary host memory; alignment 64. */
+extern const struct hr_buffer_kind hr_host_kind;
+
+typedef enum hr_buffer_usage {
+        HR_USAGE_ANY,     /* a state */
+        HR_USAGE_WEIGHTS, /* read-only */
+        HR_USAGE_COMPUTE,
+} hr_buffer_usage;
+
+/* What became of a run. Zeroed is "running". */
+struct hr_outcome {
+        atomic_int phase; /* 0 running, 1 being written, 2 failed: diag is valid */
+        struct hr_diag diag;
+};
+
+/* Records the first failure (any thread; later ones are dropped). `node` may be
+ * HR_DIAG_NO_INDEX. Returns status. */
+HR_PRINTF(5, 6)
+hr_status hr_outcome_fail(struct hr_outcome *outcome, hr_status status, const char *reason,
+                          uint32_t node, const char *format, ...);
+/* True once a failure or a cancellation is recorded. */
+bool hr_outcome_failed(struct hr_outcome *outcome);
+
+/* ---- What a queue computes ------------------------------------------------------------------- */
+
+/* A tensor with its place in memory: what a kernel sees. */
+struct hr_operand {
+        uint32_t type;
+        uint32_t id;       /* tensor id in the plan, for messages */
+        int64_t ne[HR_DIMS];
+        uint64_t nb[HR_DIMS];
+        void *data;        /* address on the device (host pointer for host devices); NULL if empty */
+        uint64_t room;     /* bytes that may be touched from data on: kernels never leave it */
+};
+
+struct hr_step {
+        uint32_t op;                  /* hr_op, never a view op */
+        uint32_t node;                /* index into the graph's nodes, for errors and traces */
+        const int32_t *params;        /* HR_OP_PARAM_WORDS words */
+        struct hr_operand result;
+        uint32_t source_count;
+        const struct hr_operand *sources; /* source_count; an absent one has data NULL, type UINT32_MAX */
+};
+
+#define HR_OPERAND_ABSENT UINT32_MAX
+
+/* The nodes of one split, bound to one slot's addresses, in execution order. */
+struct hr_steps {
+        uint32_t count;
+        const struct hr_step *steps;
+};
+
+/* ---- Device ---------------------------------------------------------------------------------- */
+
+struct hr_device_props {
+        const char *name;        /* unique in the fleet: "cpu0", "blas", "cuda0" */
+        const char *description; /* for people */
+        hr_device_type type;
+        const struct hr_buffer_kind *kind; /* of its own memory, compute buffers included */
+        bool events;             /* queues of it can record and wait */
+        bool async;              /* copies run beside computation */
+        uint32_t threads;        /* 0 where that has no meaning */
+};
+
+struct hr_device_ops {
+        uint32_t size;
+        void (*destroy)(struct hr_device *device);
+        /* Pure function of node (id in graph) and its sources' types, shapes and strides. Leaves are
+         * asked too, with op NONE. */
+        bool (*supports_op)(const struct hr_device *device, const struct hr_graph *graph,
+                            uint32_t tensor);
+        /* Can kernels read and write memory of that kind in place? Always true for its own. */
+        bool (*reads_kind)(const struct hr_device *device, const struct hr_buffer_kind *kind);
+        /* Would it rather run this node although its weight lies in host memory? */
+        bool (*wants_offload)(const struct hr_device *device, const struct hr_graph *graph,
+                              uint32_t tensor);
+        /* Zero-filled memory of the device's kind. HR_E_EXHAUSTED names asked and free bytes. */
+        hr_status (*buffer_new)(struct hr_device *device, uint64_t bytes, hr_buffer_usage usage,
+                                struct hr_diag *diag, struct hr_buffer **ret_buffer);
+        hr_status (*queue_new)(struct hr_device *device, struct hr_diag *diag,
+                               struct hr_queue **ret_queue);
+        hr_status (*event_new)(struct hr_device *device, struct hr_diag *diag,
+                               struct hr_event **ret_event);
+        /* Prepares the steps of a split for replay: scratch memory, packed parameters, fusion. The
+         * steps outlive the program. HR_E_EXHAUSTED without memory. */
+        hr_status (*program_new)(struct hr_device *device, const struct hr_steps *steps,
+                                 struct hr_diag *diag, struct hr_program **ret_program);
+        /* Bytes of scratch that program_new would take, without addresses: for predictions. */
+        uint64_t (*program_bytes)(const struct hr_device *device, const struct hr_graph *graph,
+                                  const uint32_t *nodes, uint32_t node_count);
+        void (*memory)(const struct hr_device *device, uint64_t *ret_free, uint64_t *ret_total);
+};
+
+struct hr_device {
+        const struct hr_device_ops *ops;
+        struct hr_device_props props;
+        atomic_uint refs;
+        atomic_uint_fast64_t used_bytes; /* of buffers alive, kept by core/device.c */
+        uint64_t memory_cap;             /* configured; 0 = none. Checked by hr_buffer_new */
+};
+
+struct hr_device *hr_device_ref(struct hr_device *device);
+struct hr_device *hr_device_unref(struct hr_device *device);
+bool hr_device_supports_op(const struct hr_device *device, const struct hr_graph *graph,
+                           uint32_t tensor);
+bool hr_device_reads_kind(const struct hr_device *device, const struct hr_buffer_kind *kind);
+bool hr_device_wants_offload(const struct hr_device *device, const struct hr_graph *graph,
+                             uint32_t tensor);
+void hr_device_memory(const struct hr_device *device, uint64_t *ret_free, uint64_t *ret_total);
+
+/* ---- Buffer ---------------------------------------------------------------------------------- */
+
+struct hr_buffer_ops {
+        uint32_t size;
+        void (*destroy)(struct hr_buffer *buffer);
+};
+
+/* Reference counted; holds its device. Contents are reached through queues only, except that a
+ * buffer with `host_base` may be touched by whoever knows that nothing in flight uses it. */
+struct hr_buffer {
+        const struct hr_buffer_ops *ops;
+        struct hr_device *device;
+        const struct hr_buffer_kind *kind;
+        hr_buffer_usage usage;
+        atomic_uint refs;
+        void *base;      /* device address of byte 0 */
+        void *host_base; /* the same memory as seen by the host, or NULL */
+        uint64_t bytes;
+};
+
+HR_NODISCARD hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes,
+                                     hr_buffer_usage usage, struct hr_diag *diag,
+                                     struct hr_buffer **ret_buffer);
+/* A buffer of kind hr_host_kind over memory that somebody else owns (a mapped file); release(arg) is
+ * called once with the last reference. Not charged to the device. */
+HR_NODISCARD hr_status hr_buffer_wrap(struct hr_device *device, void *base, uint64_t bytes,
+                                      hr_buffer_usage usage, void (*release)(void *arg), void *arg,
+                                      struct hr_diag *diag, struct hr_buffer **ret_buffer);
+struct hr_buffer *hr_buffer_ref(struct hr_buffer *buffer);
+struct hr_buffer *hr_buffer_unref(struct hr_buffer *buffer);
+HR_DEFINE_CLEANUP(struct hr_buffer *, hr_buffer_unrefp, hr_buffer_unref)
+
+/* ---- Program --------------------------------------------------------------------------------- */
+
+struct hr_program_ops {
+        uint32_t size;
+        void (*destroy)(struct hr_program *program);
+};
+
+/* A split prepared by one device. Owned by the pipeline slot. */
+struct hr_program {
+        const struct hr_program_ops *ops;
+        struct hr_device *device;
+        const struct hr_steps *steps;
+        uint64_t scratch_bytes;
+};
+
+HR_NODISCARD hr_status hr_program_new(struct hr_device *device, const struct hr_steps *steps,
+                                      struct hr_diag *diag, struct hr_program **ret_program);
+struct hr_program *hr_program_free(struct hr_program *program);
+
+/* ---- Queue and event ------------------------------------------------------------------------- */
+
+typedef void (*hr_notify_fn)(void *arg);
+
+/* Every member: thread engine; returns before the work is done. `outcome` may be NULL for commands
+ * that belong to no run (uploads), whose failures then mark the queue. */
+struct hr_queue_ops {
+        uint32_t size;
+        void (*destroy)(struct hr_queue *queue); /* after all work has ended */
+        /* Runs steps first .. first + count - 1. */
+        hr_status (*compute)(struct hr_queue *queue, struct hr_program *program, uint32_t first,
+                             uint32_t count, struct hr_outcome *outcome, struct hr_diag *diag);
+        /* Host memory to this device's memory. The host bytes stay untouched until it has run. */
+        hr_status (*write)(struct hr_queue *queue, void *destination, const void *host,
+                           uint64_t bytes, struct hr_outcome *outcome, struct hr_diag *diag);
+        /* This device's memory to host memory. */
+        hr_status (*read)(struct hr_queue *queue, const void *source, void *host, uint64_t bytes,
+                          struct hr_outcome *outcome, struct hr_diag *diag);
+        /* This device's memory to memory of kind `to`. HR_E_UNSUPPORTED, before anything is queued,
+         * where it cannot: the caller then goes through host memory. */
+        hr_status (*copy)(struct hr_queue *queue, const void *source, void *destination,
+                          const struct hr_buffer_kind *to, uint64_t bytes,
+                          struct hr_outcome *outcome, struct hr_diag *diag);
+        /* A pure function: would copy() do it? */
+        bool (*can_copy)(const struct hr_queue *queue, const struct hr_buffer_kind *to);
+        /* Later commands of this queue run after the latest record() of event submitted so far; an
+         * event never recorded does not hold anything up. Any backend's event. */
+        hr_status (*wait)(struct hr_queue *queue, struct hr_event *event, struct hr_diag *diag);
+        hr_status (*record)(struct hr_queue *queue, struct hr_event *event, struct hr_diag *diag);
+        /* Calls fn(arg) once after all earlier commands, whatever became of them. Thread of fn: any.
+         * fn does not block and submits nothing. */
+        hr_status (*notify)(struct hr_queue *queue, hr_notify_fn fn, void *arg,
+                            struct hr_diag *diag);
+};
+
+struct hr_queue {
+        const struct hr_queue_ops *ops;
+        struct hr_device *device;
+};
+
+struct hr_event_ops {
+        uint32_t size;
+        void (*destroy)(struct hr_event *event);
+        /* Has the latest record submitted so far been reached? True if there was none. */
+        bool (*query)(struct hr_event *event);
+        /* Blocks until then, at most timeout_ns. Thread: any but the engine's hot path.
+         * HR_E_DEADLINE when it has not been reached. */
+        hr_status (*synchronize)(struct hr_event *event, uint64_t timeout_ns, struct hr_diag *diag);
+};
+
+/* An event may be waited for by a queue of another host backend through query/synchronize. */
+struct hr_event {
+        const struct hr_event_ops *ops;
+        struct hr_device *device;
+};
+
+HR_NODISCARD hr_status hr_queue_new(struct hr_device *device, struct hr_diag *diag,
+                                    struct hr_queue **ret_queue);
+struct hr_queue *hr_queue_free(struct hr_queue *queue);
+HR_NODISCARD hr_status hr_queue_compute(struct hr_queue *queue, struct hr_program *program,
+                                        uint32_t first, uint32_t count, struct hr_outcome *outcome,
+                                        struct hr_diag *diag);
+HR_NODISCARD hr_status hr_queue_write(struct hr_queue *queue, void *destination, const void *host,
+                                      uint64_t bytes, struct hr_outcome *outcome,
+                                      struct hr_diag *diag);
+HR_NODISCARD hr_status hr_queue_read(struct hr_queue *queue, const void *source, void *host,
+                                     uint64_t bytes, struct hr_outcome *outcome,
+                                     struct hr_diag *diag);
+HR_NODISCARD hr_status hr_queue_copy(struct hr_queue *queue, const void *source, void *destination,
+                                     const struct hr_buffer_kind *to, uint64_t bytes,
+                                     struct hr_outcome *outcome, struct hr_diag *diag);
+bool hr_queue_can_copy(const struct hr_queue *queue, const struct hr_buffer_kind *to);
+HR_NODISCARD hr_status hr_queue_wait(struct hr_queue *queue, struct hr_event *event,
+                                     struct hr_diag *diag);
+HR_NODISCARD hr_status hr_queue_record(struct hr_queue *queue, struct hr_event *event,
+                                       struct hr_diag *diag);
+HR_NODISCARD hr_status hr_queue_notify(struct hr_queue *queue, hr_notify_fn fn, void *arg,
+                                       struct hr_diag *diag);
+
+HR_NODISCARD hr_status hr_event_new(struct hr_device *device, struct hr_diag *diag,
+                                    struct hr_event **ret_event);
+struct hr_event *hr_event_free(struct hr_event *event);
+bool hr_event_query(struct hr_event *event);
+HR_NODISCARD hr_status hr_event_synchronize(struct hr_event *event, uint64_t timeout_ns,
+                                            struct hr_diag *diag);

@@ -1,0 +1,205 @@
+/*
+ * The scheduler as the daemon sees it: fleet, plan, plan cache, pipeline, run.
+ *
+ * Everything here is called by the engine thread unless said otherwise. Plans are immutable and
+ * reference counted; a pipeline has one owner; a run is the caller's storage until its `done`.
+ */
+#pragma once
+
+#include "core/device.h"
+#include "core/topology.h"
+
+/* ---- Fleet: the devices in priority order ---------------------------------------------------- */
+
+/* References to devices, one queue each. The last device is of type CPU and supports everything the
+ * fleet can run. The epoch moves when a device is retired. */
+struct hr_fleet;
+
+HR_NODISCARD hr_status hr_fleet_new(struct hr_device *const *devices, uint32_t device_count,
+                                    struct hr_diag *diag, struct hr_fleet **ret_fleet);
+struct hr_fleet *hr_fleet_free(struct hr_fleet *fleet); /* after the last pipeline */
+uint32_t hr_fleet_device_count(const struct hr_fleet *fleet);
+struct hr_device *hr_fleet_device(const struct hr_fleet *fleet, uint32_t index);
+struct hr_queue *hr_fleet_queue(const struct hr_fleet *fleet, uint32_t index);
+uint64_t hr_fleet_epoch(const struct hr_fleet *fleet);
+/* Index of the device of that name, or -1. */
+int64_t hr_fleet_find(const struct hr_fleet *fleet, const char *name);
+
+/* ---- Plan ------------------------------------------------------------------------------------ */
+
+typedef enum hr_rules { HR_RULES_HEADRACE, HR_RULES_GGML } hr_rules;
+
+struct hr_plan_options {
+        hr_rules rules;
+        uint32_t n_copies; /* 0 = decided by the plan; else at most that many slots */
+        bool op_offload;
+        bool strict;       /* refuse a plan in which a node falls back to another device type */
+};
+
+/* Where a leaf of kind WEIGHT or STATE lives. */
+struct hr_leaf_home {
+        struct hr_buffer *buffer; /* NULL for inputs and constants */
+        uint64_t offset;
+};
+
+#define HR_NO_PIN (-1)
+
+struct hr_plan_request {
+        const struct hr_graph *graph;      /* frozen */
+        const struct hr_fleet *fleet;
+        const struct hr_leaf_home *homes;  /* one per leaf; only kind and usage of the buffers count
+                                            * for the plan, addresses do not */
+        const int32_t *pins;               /* device index per tensor id or HR_NO_PIN; NULL = none */
+        struct hr_plan_options options;
+};
+
+struct hr_plan;
+
+struct hr_plan *hr_plan_ref(struct hr_plan *plan);
+struct hr_plan *hr_plan_unref(struct hr_plan *plan);
+HR_DEFINE_CLEANUP(struct hr_plan *, hr_plan_unrefp, hr_plan_unref)
+
+/* Makes a plan without a cache. Pure function of the request. HR_E_UNSUPPORTED (reason OP) names
+ * the node that no device supports; HR_E_PRECONDITION (reason FALLBACK) under `strict`. */
+HR_NODISCARD hr_status hr_plan_new(const struct hr_plan_request *request, struct hr_diag *diag,
+                                   struct hr_plan **ret_plan);
+
+struct hr_plan_summary {
+        uint32_t split_count;
+        uint32_t n_copies;            /* decided by the plan */
+        const char *copies_reason;    /* why that many; static storage */
+        uint32_t device_count;
+        const uint64_t *compute_bytes; /* per device, all slots; owned by the plan */
+        const uint32_t *device_splits; /* splits per device */
+        uint64_t copied_bytes;        /* between devices, per run, at most */
+        uint32_t fallback_nodes;      /* that run on the last device although a weight lives elsewhere */
+};
+struct hr_plan_summary hr_plan_summary(const struct hr_plan *plan);
+/* Device of a tensor, -1 where none. */
+int32_t hr_plan_tensor_device(const struct hr_plan *plan, uint32_t tensor);
+
+/* The plan as text: assignment with causes, splits with reasons and inputs, copies, byte layout,
+ * rules that touched it. Caller frees *ret_text (NUL-terminated). */
+HR_NODISCARD hr_status hr_plan_explain(const struct hr_plan *plan, const struct hr_graph *graph,
+                                       const struct hr_fleet *fleet, struct hr_diag *diag,
+                                       char **ret_text, size_t *ret_bytes);
+
+/* ---- Plan cache ------------------------------------------------------------------------------ */
+
+struct hr_plan_cache;
+
+typedef enum hr_plan_origin {
+        HR_PLAN_HIT,
+        HR_PLAN_MISS_NEW,       /* a topology never seen */
+        HR_PLAN_MISS_SHAPES,    /* same ops and sources, other shapes or parameters */
+        HR_PLAN_MISS_PLACEMENT, /* same graph, other homes, pins or options */
+        HR_PLAN_MISS_EPOCH,     /* same, before a device was lost */
+        HR_PLAN_MISS_EVICTED,   /* known, but no longer held */
+        HR_PLAN_ORIGIN_COUNT
+} hr_plan_origin;
+
+/* "hit", "new", "shapes", "placement", "epoch", "evicted". */
+const char *hr_plan_origin_name(hr_plan_origin origin);
+
+struct hr_plan_cache_stats {
+        uint64_t count[HR_PLAN_ORIGIN_COUNT];
+        uint64_t entries, bytes, bytes_max, evictions;
+};
+
+HR_NODISCARD hr_status hr_plan_cache_new(uint64_t bytes_max, struct hr_diag *diag,
+                                         struct hr_plan_cache **ret_cache);
+struct hr_plan_cache *hr_plan_cache_free(struct hr_plan_cache *cache);
+/* The plan for the request, from the cache or made now. ret_plan holds a reference for the caller.
+ * ret_first_different: with MISS_SHAPES, the first tensor that differs from the nearest known graph. */
+HR_NODISCARD hr_status hr_plan_cache_get(struct hr_plan_cache *cache,
+                                         const struct hr_plan_request *request,
+                                         struct hr_diag *diag, struct hr_plan **ret_plan,
+                                         hr_plan_origin *ret_origin,
+                                         uint32_t *ret_first_different);
+struct hr_plan_cache_stats hr_plan_cache_stats(const struct hr_plan_cache *cache);
+
+/* ---- Pipeline: a plan bound to memory, slots and events --------------------------------------- */
+
+struct hr_pipeline;
+
+/* A state as the executor needs it: who used it last, so that runs of different pipelines that
+ * share it stay in order. Zeroed is "never used". Embedded in the daemon's state object; must
+ * outlive every pipeline bound to it. */
+struct hr_state_use {
+        struct hr_pipeline *pipeline;
+        uint32_t slot;
+};
+
+struct hr_pipeline_request {
+        struct hr_plan *plan;              /* a reference is taken */
+        struct hr_graph *graph;            /* a reference is taken; constants come from here */
+        struct hr_fleet *fleet;
+        const struct hr_leaf_home *homes;  /* buffers are referenced */
+        struct hr_state_use *const *states; /* every distinct state behind the homes */
+        uint32_t state_count;
+        uint64_t device_bytes_max;         /* refuse to hold more compute memory; 0 = no limit */
+};
+
+/* Reserves all memory, writes the constants, prepares the programs. When memory does not suffice for
+ * n_copies it tries fewer; hr_pipeline_copies() tells. HR_E_EXHAUSTED with bytes asked and free. */
+HR_NODISCARD hr_status hr_pipeline_new(const struct hr_pipeline_request *request,
+                                       struct hr_diag *diag, struct hr_pipeline **ret_pipeline);
+/* Only when no run is in flight. */
+struct hr_pipeline *hr_pipeline_free(struct hr_pipeline *pipeline);
+uint32_t hr_pipeline_copies(const struct hr_pipeline *pipeline);
+/* Bytes of device memory held, per device index of the fleet. */
+uint64_t hr_pipeline_bytes(const struct hr_pipeline *pipeline, uint32_t device);
+/* True when a run could be admitted now: its slot (sequence mod n_copies) is free. */
+bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline);
+
+/* ---- Run ------------------------------------------------------------------------------------- */
+
+struct hr_run_input {
+        const void *data; /* host memory, the tensor's contiguous bytes; valid until done */
+        uint64_t bytes;
+};
+
+struct hr_run_output {
+        uint32_t tensor;  /* id; flagged OUTPUT */
+        void *data;       /* host memory for the tensor's strided span (hr_tensor_bytes) */
+        uint64_t bytes;
+};
+
+struct hr_run;
+/* Thread: any. Called exactly once. The run may be reused or freed from then on, but not inside it
+ * unless the callee only posts it elsewhere. */
+typedef void (*hr_run_done_fn)(struct hr_run *run, void *arg);
+
+struct hr_run {
+        /* Set by the caller before hr_run_start. */
+        const struct hr_run_input *inputs;   /* one per input leaf of the graph, in order */
+        const struct hr_run_output *outputs; /* those wanted */
+        uint32_t output_count;
+        hr_run_done_fn done;
+        void *arg;
+        /* Set by the executor. */
+        struct hr_pipeline *pipeline;
+        uint64_t sequence;
+        uint32_t slot;
+        struct hr_outcome outcome;           /* after done: outcome.diag.status is HR_OK or why not */
+        uint64_t started_ns, ended_ns;
+        atomic_uint pending;
+};
+
+/* Takes the next slot and submits the whole tape; never blocks. HR_E_UNAVAILABLE (reason SLOT) when
+ * the slot is taken: start again after a done. HR_E_INVALID for wrong sizes. After any failure here
+ * `done` is not called; after HR_OK it is, whatever happens. */
+HR_NODISCARD hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run,
+                                    struct hr_diag *diag);
+/* Stops at the next split boundary. Thread: any. Idempotent; harmless after the end. */
+void hr_run_cancel(struct hr_run *run, hr_status status, const char *reason);
+/* Engine thread, after done: gives the slot back. Must be called before the next hr_run_start that
+ * needs it. */
+void hr_run_finish(struct hr_run *run);
+
+/* Counters of the executor since the start. */
+struct hr_exec_stats {
+        uint64_t runs_started, runs_ok, runs_failed, runs_cancelled;
+        uint64_t splits_computed, nodes_computed, bytes_copied, bytes_in, bytes_out;
+};
+struct hr_exec_stats hr_fleet_exec_stats(const struct hr_fleet *fleet);
