@@ -1,0 +1,296 @@
+/*
+ * The wrappers around the four vtables: they assert arguments, keep the accounts of device memory,
+ * and are the only callers of ops->x. Also the outcome of a run and buffers over foreign memory.
+ */
+#include "core/device.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+const struct hr_buffer_kind hr_host_kind = { .name = "host", .host = true, .alignment = 64 };
+
+const char *hr_device_type_name(hr_device_type type) {
+        static const char *const names[] = { "CPU", "GPU", "IGPU", "ACCEL" };
+
+        HR_ASSERT(type < HR_ARRAY_LENGTH(names));
+        return names[type];
+}
+
+/* ---- Outcome --------------------------------------------------------------------------------- */
+
+enum { PHASE_RUNNING, PHASE_WRITING, PHASE_FAILED };
+
+hr_status hr_outcome_fail(struct hr_outcome *outcome, hr_status status, const char *reason,
+                          uint32_t node, const char *format, ...) {
+        int expected = PHASE_RUNNING;
+        va_list args;
+
+        if (!outcome || !atomic_compare_exchange_strong(&outcome->phase, &expected, PHASE_WRITING))
+                return status;
+        outcome->diag = (struct hr_diag) { .status = status, .reason = reason };
+        if (node != HR_DIAG_NO_INDEX) {
+                outcome->diag.has_node = true;
+                outcome->diag.node = node;
+        }
+        va_start(args, format);
+        (void) vsnprintf(outcome->diag.words, sizeof outcome->diag.words, format, args);
+        va_end(args);
+        atomic_store_explicit(&outcome->phase, PHASE_FAILED, memory_order_release);
+        return status;
+}
+
+bool hr_outcome_failed(struct hr_outcome *outcome) {
+        return outcome &&
+               atomic_load_explicit(&outcome->phase, memory_order_acquire) != PHASE_RUNNING;
+}
+
+/* ---- Device ---------------------------------------------------------------------------------- */
+
+struct hr_device *hr_device_ref(struct hr_device *device) {
+        HR_ASSERT(atomic_load(&device->refs) > 0);
+        atomic_fetch_add(&device->refs, 1);
+        return device;
+}
+
+struct hr_device *hr_device_unref(struct hr_device *device) {
+        if (device && atomic_fetch_sub(&device->refs, 1) == 1)
+                device->ops->destroy(device);
+        return NULL;
+}
+
+bool hr_device_supports_op(const struct hr_device *device, const struct hr_graph *graph,
+                           uint32_t tensor) {
+        HR_ASSERT(tensor < hr_graph_tensor_count(graph));
+        return device->ops->supports_op(device, graph, tensor);
+}
+
+bool hr_device_reads_kind(const struct hr_device *device, const struct hr_buffer_kind *kind) {
+        return kind == device->props.kind || device->ops->reads_kind(device, kind);
+}
+
+bool hr_device_wants_offload(const struct hr_device *device, const struct hr_graph *graph,
+                             uint32_t tensor) {
+        return device->ops->wants_offload(device, graph, tensor);
+}
+
+void hr_device_memory(const struct hr_device *device, uint64_t *ret_free, uint64_t *ret_total) {
+        uint64_t used = atomic_load(&device->used_bytes);
+
+        device->ops->memory(device, ret_free, ret_total);
+        if (device->memory_cap) {
+                uint64_t left = device->memory_cap > used ? device->memory_cap - used : 0;
+
+                *ret_total = HR_MIN(*ret_total, device->memory_cap);
+                *ret_free = HR_MIN(*ret_free, left);
+        }
+}
+
+/* ---- Buffer ---------------------------------------------------------------------------------- */
+
+/* Adds to the account unless the cap forbids it. */
+static bool device_charge(struct hr_device *device, uint64_t bytes) {
+        uint_fast64_t used = atomic_load(&device->used_bytes);
+        uint64_t total;
+
+        do {
+                if (!hr_add_u64(used, bytes, &total))
+                        return false;
+                if (device->memory_cap && total > device->memory_cap)
+                        return false;
+        } while (!atomic_compare_exchange_weak(&device->used_bytes, &used, total));
+        return true;
+}
+
+hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes, hr_buffer_usage usage,
+                        struct hr_diag *diag, struct hr_buffer **ret_buffer) {
+        hr_status status;
+
+        if (!device_charge(device, bytes)) {
+                uint64_t used = atomic_load(&device->used_bytes);
+
+                (void) hr_fail_reason(diag, HR_E_EXHAUSTED, "DEVICE_MEMORY",
+                                      "%s: %" PRIu64 " bytes asked, %" PRIu64 " free of %" PRIu64,
+                                      device->props.name, bytes,
+                                      device->memory_cap > used ? device->memory_cap - used : 0,
+                                      device->memory_cap);
+                if (diag) {
+                        diag->limit = device->memory_cap;
+                        diag->actual = bytes;
+                }
+                return HR_E_EXHAUSTED;
+        }
+        status = device->ops->buffer_new(device, bytes, usage, diag, ret_buffer);
+        if (status != HR_OK) {
+                atomic_fetch_sub(&device->used_bytes, bytes);
+                return status;
+        }
+        HR_ASSERT((*ret_buffer)->bytes == bytes && (*ret_buffer)->device == device);
+        (void) hr_device_ref(device);
+        return HR_OK;
+}
+
+struct hr_buffer *hr_buffer_ref(struct hr_buffer *buffer) {
+        HR_ASSERT(atomic_load(&buffer->refs) > 0);
+        atomic_fetch_add(&buffer->refs, 1);
+        return buffer;
+}
+
+struct wrapped_buffer {
+        struct hr_buffer buffer;
+        void (*release)(void *arg);
+        void *arg;
+};
+
+static void wrapped_destroy(struct hr_buffer *buffer) {
+        struct wrapped_buffer *wrapped = HR_CONTAINER_OF(buffer, struct wrapped_buffer, buffer);
+
+        if (wrapped->release)
+                wrapped->release(wrapped->arg);
+        free(wrapped);
+}
+
+static const struct hr_buffer_ops wrapped_ops = {
+        .size = sizeof wrapped_ops,
+        .destroy = wrapped_destroy,
+};
+
+hr_status hr_buffer_wrap(struct hr_device *device, void *base, uint64_t bytes,
+                         hr_buffer_usage usage, void (*release)(void *arg), void *arg,
+                         struct hr_diag *diag, struct hr_buffer **ret_buffer) {
+        struct wrapped_buffer *wrapped = calloc(1, sizeof *wrapped);
+
+        if (!wrapped)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a buffer");
+        wrapped->buffer.ops = &wrapped_ops;
+        wrapped->buffer.device = hr_device_ref(device);
+        wrapped->buffer.kind = &hr_host_kind;
+        wrapped->buffer.usage = usage;
+        wrapped->buffer.base = wrapped->buffer.host_base = base;
+        wrapped->buffer.bytes = bytes;
+        atomic_init(&wrapped->buffer.refs, 1);
+        wrapped->release = release;
+        wrapped->arg = arg;
+        *ret_buffer = &wrapped->buffer;
+        return HR_OK;
+}
+
+struct hr_buffer *hr_buffer_unref(struct hr_buffer *buffer) {
+        struct hr_device *device;
+
+        if (!buffer || atomic_fetch_sub(&buffer->refs, 1) != 1)
+                return NULL;
+        device = buffer->device;
+        if (buffer->ops != &wrapped_ops)
+                atomic_fetch_sub(&device->used_bytes, buffer->bytes);
+        buffer->ops->destroy(buffer);
+        (void) hr_device_unref(device);
+        return NULL;
+}
+
+/* ---- Program, queue, event ------------------------------------------------------------------- */
+
+hr_status hr_program_new(struct hr_device *device, const struct hr_steps *steps,
+                         struct hr_diag *diag, struct hr_program **ret_program) {
+        HR_TRY(device->ops->program_new(device, steps, diag, ret_program));
+        HR_ASSERT((*ret_program)->steps == steps && (*ret_program)->device == device);
+        return HR_OK;
+}
+
+struct hr_program *hr_program_free(struct hr_program *program) {
+        if (program)
+                program->ops->destroy(program);
+        return NULL;
+}
+
+hr_status hr_queue_new(struct hr_device *device, struct hr_diag *diag,
+                       struct hr_queue **ret_queue) {
+        HR_TRY(device->ops->queue_new(device, diag, ret_queue));
+        HR_ASSERT((*ret_queue)->device == device);
+        (void) hr_device_ref(device);
+        return HR_OK;
+}
+
+struct hr_queue *hr_queue_free(struct hr_queue *queue) {
+        if (queue) {
+                struct hr_device *device = queue->device;
+
+                queue->ops->destroy(queue);
+                (void) hr_device_unref(device);
+        }
+        return NULL;
+}
+
+hr_status hr_queue_compute(struct hr_queue *queue, struct hr_program *program, uint32_t first,
+                           uint32_t count, struct hr_outcome *outcome, struct hr_diag *diag) {
+        HR_ASSERT(program->device == queue->device);
+        HR_ASSERT((uint64_t) first + count <= program->steps->count);
+        return queue->ops->compute(queue, program, first, count, outcome, diag);
+}
+
+hr_status hr_queue_write(struct hr_queue *queue, void *destination, const void *host,
+                         uint64_t bytes, struct hr_outcome *outcome, struct hr_diag *diag) {
+        HR_ASSERT(bytes == 0 || (destination && host));
+        return queue->ops->write(queue, destination, host, bytes, outcome, diag);
+}
+
+hr_status hr_queue_read(struct hr_queue *queue, const void *source, void *host, uint64_t bytes,
+                        struct hr_outcome *outcome, struct hr_diag *diag) {
+        HR_ASSERT(bytes == 0 || (source && host));
+        return queue->ops->read(queue, source, host, bytes, outcome, diag);
+}
+
+hr_status hr_queue_copy(struct hr_queue *queue, const void *source, void *destination,
+                        const struct hr_buffer_kind *to, uint64_t bytes,
+                        struct hr_outcome *outcome, struct hr_diag *diag) {
+        HR_ASSERT(bytes == 0 || (source && destination));
+        return queue->ops->copy(queue, source, destination, to, bytes, outcome, diag);
+}
+
+bool hr_queue_can_copy(const struct hr_queue *queue, const struct hr_buffer_kind *to) {
+        return queue->ops->can_copy(queue, to);
+}
+
+hr_status hr_queue_wait(struct hr_queue *queue, struct hr_event *event, struct hr_diag *diag) {
+        HR_ASSERT(event);
+        return queue->ops->wait(queue, event, diag);
+}
+
+hr_status hr_queue_record(struct hr_queue *queue, struct hr_event *event, struct hr_diag *diag) {
+        HR_ASSERT(event->device == queue->device);
+        return queue->ops->record(queue, event, diag);
+}
+
+hr_status hr_queue_notify(struct hr_queue *queue, hr_notify_fn fn, void *arg,
+                          struct hr_diag *diag) {
+        HR_ASSERT(fn);
+        return queue->ops->notify(queue, fn, arg, diag);
+}
+
+hr_status hr_event_new(struct hr_device *device, struct hr_diag *diag,
+                       struct hr_event **ret_event) {
+        HR_TRY(device->ops->event_new(device, diag, ret_event));
+        HR_ASSERT((*ret_event)->device == device);
+        (void) hr_device_ref(device);
+        return HR_OK;
+}
+
+struct hr_event *hr_event_free(struct hr_event *event) {
+        if (event) {
+                struct hr_device *device = event->device;
+
+                event->ops->destroy(event);
+                (void) hr_device_unref(device);
+        }
+        return NULL;
+}
+
+bool hr_event_query(struct hr_event *event) {
+        return event->ops->query(event);
+}
+
+hr_status hr_event_synchronize(struct hr_event *event, uint64_t timeout_ns,
+                               struct hr_diag *diag) {
+        return event->ops->synchronize(event, timeout_ns, diag);
+}

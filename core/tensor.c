@@ -1,0 +1,140 @@
+/*
+ * Extents, strides and byte counts. Everything a client declares goes through the checked forms; the
+ * plain ones are for tensors that validation has accepted, for which no product can overflow.
+ */
+#include "core/tensor.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+hr_status hr_tensor_set_contiguous(struct hr_tensor *tensor, struct hr_diag *diag) {
+        const struct hr_type_info *info = hr_type_info(tensor->type);
+        uint64_t stride;
+
+        if (!info)
+                return hr_fail_reason(diag, HR_E_INVALID, "DTYPE", "%" PRIu32 " is no type",
+                                      tensor->type);
+        for (int i = 0; i < HR_DIMS; i++)
+                if (tensor->ne[i] < 0)
+                        return hr_fail_reason(diag, HR_E_INVALID, "SIZE",
+                                              "extent %d is %" PRId64, i, tensor->ne[i]);
+        if (tensor->ne[0] % info->block_elements != 0)
+                return hr_fail_reason(diag, HR_E_INVALID, "BLOCK",
+                                      "extent 0 is %" PRId64 ", not a multiple of the %" PRIu32
+                                      " elements of a %s block",
+                                      tensor->ne[0], info->block_elements, info->name);
+        tensor->nb[0] = info->block_bytes;
+        if (!hr_type_row_bytes(tensor->type, tensor->ne[0], &stride))
+                return hr_fail_reason(diag, HR_E_INVALID, "SIZE", "a row does not fit 64 bits");
+        for (int i = 1; i < HR_DIMS; i++) {
+                tensor->nb[i] = stride;
+                if (!hr_mul_u64(stride, (uint64_t) tensor->ne[i], &stride))
+                        return hr_fail_reason(diag, HR_E_INVALID, "SIZE",
+                                              "the bytes do not fit 64 bits");
+        }
+        if (stride > INT64_MAX)
+                return hr_fail_reason(diag, HR_E_INVALID, "SIZE", "the bytes do not fit 63 bits");
+        return HR_OK;
+}
+
+static bool tensor_span(const struct hr_tensor *tensor, uint64_t *ret_bytes) {
+        const struct hr_type_info *info = hr_type_info(tensor->type);
+        uint64_t span, step;
+
+        if (!info)
+                return false;
+        if (hr_tensor_is_empty(tensor)) {
+                *ret_bytes = 0;
+                return true;
+        }
+        span = info->block_bytes;
+        for (int i = 0; i < HR_DIMS; i++) {
+                int64_t count = i == 0 ? tensor->ne[0] / info->block_elements : tensor->ne[i];
+
+                if (count < 1 || !hr_mul_u64((uint64_t) count - 1, tensor->nb[i], &step) ||
+                    !hr_add_u64(span, step, &span))
+                        return false;
+        }
+        *ret_bytes = span;
+        return span <= INT64_MAX;
+}
+
+hr_status hr_tensor_span(const struct hr_tensor *tensor, struct hr_diag *diag,
+                         uint64_t *ret_bytes) {
+        if (!tensor_span(tensor, ret_bytes))
+                return hr_fail_reason(diag, HR_E_INVALID, "SIZE",
+                                      "the strided span does not fit 63 bits");
+        return HR_OK;
+}
+
+uint64_t hr_tensor_bytes(const struct hr_tensor *tensor) {
+        uint64_t bytes = 0;
+
+        HR_ASSERT(tensor_span(tensor, &bytes));
+        return bytes;
+}
+
+int64_t hr_tensor_elements(const struct hr_tensor *tensor) {
+        return tensor->ne[0] * tensor->ne[1] * tensor->ne[2] * tensor->ne[3];
+}
+
+int64_t hr_tensor_rows(const struct hr_tensor *tensor) {
+        return tensor->ne[1] * tensor->ne[2] * tensor->ne[3];
+}
+
+bool hr_tensor_is_empty(const struct hr_tensor *tensor) {
+        return !tensor->ne[0] || !tensor->ne[1] || !tensor->ne[2] || !tensor->ne[3];
+}
+
+/* A dimension of extent 1 has no neighbours, so its stride says nothing. */
+static bool strides_are_dense(const struct hr_tensor *tensor, int first_dim) {
+        const struct hr_type_info *info = hr_type_info(tensor->type);
+        uint64_t expected = info->block_bytes;
+
+        if (hr_tensor_is_empty(tensor))
+                return true;
+        if (tensor->ne[0] != (int64_t) info->block_elements && tensor->nb[0] != expected)
+                return false;
+        expected *= (uint64_t) (tensor->ne[0] / info->block_elements);
+        for (int i = 1; i < first_dim; i++) {
+                if (tensor->ne[i] != 1 && tensor->nb[i] != expected)
+                        return false;
+                expected *= (uint64_t) tensor->ne[i];
+        }
+        return true;
+}
+
+bool hr_tensor_is_contiguous(const struct hr_tensor *tensor) {
+        return strides_are_dense(tensor, HR_DIMS);
+}
+
+bool hr_tensor_rows_are_contiguous(const struct hr_tensor *tensor) {
+        return strides_are_dense(tensor, 1);
+}
+
+bool hr_tensor_same_shape(const struct hr_tensor *a, const struct hr_tensor *b) {
+        return memcmp(a->ne, b->ne, sizeof a->ne) == 0;
+}
+
+bool hr_tensor_repeats(const struct hr_tensor *part, const struct hr_tensor *whole) {
+        if (hr_tensor_is_empty(part))
+                return hr_tensor_is_empty(whole);
+        for (int i = 0; i < HR_DIMS; i++)
+                if (whole->ne[i] % part->ne[i] != 0)
+                        return false;
+        return true;
+}
+
+float hr_param_f32(const int32_t *params, uint32_t word) {
+        float value;
+
+        memcpy(&value, &params[word], sizeof value);
+        return value;
+}
+
+uint64_t hr_param_u64(const int32_t *params, uint32_t word) {
+        uint64_t value;
+
+        memcpy(&value, &params[word], sizeof value);
+        return value;
+}
