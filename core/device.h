@@ -41,6 +41,8 @@ struct hr_buffer_kind {
         const char *name;
         bool host;          /* ordinary host memory, readable in place by every host device */
         uint32_t alignment; /* of tensors in it, bytes, power of two */
+        bool addressable;   /* not `host`, yet the host can load and store it (isolated CPU memory):
+                             * a host queue may copy into it */
 };
 
 /* Ordinary host memory; alignment 64. */

@@ -1,0 +1,75 @@
+/*
+ * Waiting for a 32-bit word to change: spin for a while, then sleep on a futex. Private to the host
+ * machinery (core/host_*.c).
+ *
+ * The sleeper counts itself before it asks the kernel to compare the word, and the waker changes the
+ * word before it looks at the count; all four accesses are sequentially consistent, so one of the two
+ * sees the other and no wake-up is lost.
+ */
+#pragma once
+
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+
+struct hr_host_word {
+        atomic_uint value;
+        atomic_uint sleepers;
+};
+
+static inline void hr_host_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#else
+        atomic_signal_fence(memory_order_seq_cst);
+#endif
+}
+
+/* Sleeps while the word is `old`, at most timeout_ns (UINT64_MAX = for ever); may return early. */
+static inline void hr_host_word_sleep(struct hr_host_word *word, unsigned old,
+                                      uint64_t timeout_ns) {
+        struct timespec timeout = { .tv_sec = (time_t) (timeout_ns / HR_NS_PER_S),
+                                    .tv_nsec = (long) (timeout_ns % HR_NS_PER_S) };
+
+        atomic_fetch_add(&word->sleepers, 1);
+        (void) syscall(SYS_futex, &word->value, FUTEX_WAIT_PRIVATE, old,
+                       timeout_ns == UINT64_MAX ? NULL : &timeout, NULL, 0);
+        atomic_fetch_sub(&word->sleepers, 1);
+}
+
+/* Returns true as soon as the word is seen not to be `old`, false when spin_ns have passed. */
+static inline bool hr_host_word_spin(struct hr_host_word *word, unsigned old, uint64_t spin_ns) {
+        uint64_t end_ns = 0;
+
+        for (uint32_t turn = 0;; turn++) {
+                if (atomic_load_explicit(&word->value, memory_order_acquire) != old)
+                        return true;
+                if (turn % 64 == 0) {
+                        uint64_t now_ns = hr_clock_now_ns();
+
+                        if (turn == 0)
+                                end_ns = now_ns + spin_ns;
+                        if (now_ns >= end_ns)
+                                return false;
+                }
+                hr_host_pause();
+        }
+}
+
+/* Waits until the word is not `old`. */
+static inline void hr_host_word_wait(struct hr_host_word *word, unsigned old, uint64_t spin_ns) {
+        if (hr_host_word_spin(word, old, spin_ns))
+                return;
+        while (atomic_load(&word->value) == old)
+                hr_host_word_sleep(word, old, UINT64_MAX);
+}
+
+/* After the word has been changed by a sequentially consistent operation. */
+static inline void hr_host_word_wake(struct hr_host_word *word, int count) {
+        if (atomic_load(&word->sleepers) > 0)
+                (void) syscall(SYS_futex, &word->value, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
+}
