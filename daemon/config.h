@@ -1,0 +1,97 @@
+/*
+ * Configuration: an INI file, then `section.key=value` overrides, validated as a whole.
+ *
+ * One table in config.c lists every key with its type, bounds and default; it drives parsing, checking
+ * and dumping. An unknown section or key, a key given twice, a section opened twice, a value that is
+ * no value of its type or out of bounds is HR_E_INVALID with file, line and key in the words.
+ *
+ * Sections: [daemon] [listen] [models] [limits] and one [device NAME] per device, in priority order.
+ * Without any device there is one: `cpu0`, backend cpu, shared memory, all processors. The last device
+ * must have backend cpu. Thread: main, before anything else starts; read-only from then on.
+ */
+#pragma once
+
+#include <stdio.h>
+#include <sys/socket.h>
+
+#include "core/log.h"
+#include "core/status.h"
+#include "daemon/limits.h"
+
+#define HR_DEVICE_NAME_BYTES_MAX 31
+
+struct hr_limits {
+        /* Told in the hello. */
+        uint64_t message_bytes, body_bytes;
+        uint64_t graph_nodes, graph_bytes, tensor_bytes;
+        uint64_t session_graphs, session_runs, session_state_bytes;
+        uint64_t upload_bytes, output_queue_bytes, run_bytes, copies;
+        /* The others. */
+        uint64_t pins, session_device_bytes;
+        uint64_t weights_bytes, weights_tensors, session_weights, session_uploads;
+        uint64_t upload_window_bytes;
+        uint64_t metadata_bytes, metadata_keys, manifest_bytes, placement_rules;
+        uint64_t session_states, state_tensors;
+        uint64_t connections, greetings, connection_requests, backlog;
+        uint64_t hello_timeout_ns, progress_timeout_ns, output_timeout_ns;
+};
+
+struct hr_config_device {
+        char *name;
+        const char *backend;  /* "cpu" or "blas": a name of hr_backend_names() */
+        uint64_t threads;     /* 0 = one per processor */
+        bool isolated;        /* memory = isolated */
+        uint64_t memory_cap;  /* bytes, 0 = none */
+        uint64_t spin_ns;
+        bool deterministic;
+        const char *isa;      /* "auto", "portable", "avx2", "avx512" */
+        char *deny_ops;       /* comma-separated op names, checked; NULL = none */
+        uint64_t delay_ns;    /* added before each split */
+        uint64_t batch_min;   /* blas: columns from which it takes a product; 0 = its default */
+        bool given[16];       /* keys given, by position in the table; private */
+};
+
+struct hr_config {
+        /* [daemon] */
+        hr_log_level log_level;
+        uint64_t drain_timeout_ns;
+        uint64_t session_grace_ns;
+        uint64_t spin_ns;            /* loop and engine */
+        uint64_t plan_cache_bytes;
+        /* [listen] */
+        char *unix_path;             /* NULL = no Unix socket */
+        uint64_t unix_mode;          /* permission bits, e.g. 0660 */
+        char *tcp;                   /* as written, NULL = none */
+        struct sockaddr_storage tcp_address; /* parsed; loopback only */
+        socklen_t tcp_address_bytes; /* 0 = none */
+        /* [models] */
+        char **directories;
+        uint32_t directory_count;
+        /* [limits] */
+        struct hr_limits limits;
+        /* [device NAME] */
+        struct hr_config_device *devices;
+        uint32_t device_count;
+        /* Private: what has been given, and by whom. */
+        struct hr_config_given *given;
+};
+
+/* All defaults. HR_E_EXHAUSTED without memory. Zeroed is valid to deinit. */
+HR_NODISCARD hr_status hr_config_init(struct hr_config *config, struct hr_diag *diag);
+void hr_config_deinit(struct hr_config *config);
+/* Reads a file over the defaults. HR_E_NOT_FOUND when it cannot be opened. At most one file. */
+HR_NODISCARD hr_status hr_config_read_file(struct hr_config *config, const char *path,
+                                           struct hr_diag *diag);
+/* The same from memory; `label` stands for the file name in messages. */
+HR_NODISCARD hr_status hr_config_read_text(struct hr_config *config, const char *label,
+                                           const char *text, size_t text_bytes,
+                                           struct hr_diag *diag);
+/* One override, "section.key=value" or "device.NAME.key=value"; replaces what the file said, the last
+ * one wins. A device that does not exist yet is added after the others. */
+HR_NODISCARD hr_status hr_config_set(struct hr_config *config, const char *assignment,
+                                     struct hr_diag *diag);
+/* Adds the default device when there is none and checks what concerns several keys. Must be called once,
+ * after file and overrides. */
+HR_NODISCARD hr_status hr_config_finish(struct hr_config *config, struct hr_diag *diag);
+/* Prints the effective values as an INI file that reads back to the same configuration. */
+void hr_config_dump(const struct hr_config *config, FILE *stream);
