@@ -46,6 +46,15 @@ bool hr_outcome_failed(struct hr_outcome *outcome) {
                atomic_load_explicit(&outcome->phase, memory_order_acquire) != PHASE_RUNNING;
 }
 
+const struct hr_diag *hr_outcome_diag(struct hr_outcome *outcome) {
+        int phase;
+
+        do
+                phase = atomic_load_explicit(&outcome->phase, memory_order_acquire);
+        while (phase == PHASE_WRITING);
+        return phase == PHASE_FAILED ? &outcome->diag : NULL;
+}
+
 /* ---- Device ---------------------------------------------------------------------------------- */
 
 struct hr_device *hr_device_ref(struct hr_device *device) {

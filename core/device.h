@@ -67,6 +67,8 @@ hr_status hr_outcome_fail(struct hr_outcome *outcome, hr_status status, const ch
                           uint32_t node, const char *format, ...);
 /* True once a failure or a cancellation is recorded. */
 bool hr_outcome_failed(struct hr_outcome *outcome);
+/* The failure, or NULL while there is none. Waits for a writer that is between its two steps. */
+const struct hr_diag *hr_outcome_diag(struct hr_outcome *outcome);
 
 /* ---- What a queue computes ------------------------------------------------------------------- */
 

@@ -33,7 +33,8 @@ struct hr_tensor {
         uint32_t type;         /* hr_type */
         uint32_t flags;
         uint32_t leaf_kind;    /* hr_leaf_kind */
-        uint32_t source_first; /* into hr_graph.sources */
+        uint32_t source_first; /* into hr_graph.sources: the sum of all earlier source_counts, also
+                                * for leaves and nodes without sources */
         uint32_t source_count;
         uint32_t view_base;    /* tensor whose memory this one is a window on: always the root of
                                 * the chain, never itself a view; HR_TENSOR_NONE = own memory */
