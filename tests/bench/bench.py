@@ -1,0 +1,60 @@
+"""./bench: runs measurements, prints a table for each and writes build/bench/NAME.json."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+from daemon import ROOT, DaemonError, build_folder  # noqa: E402
+from rows import machine, table  # noqa: E402
+
+RESULTS = ROOT / "build" / "bench"
+# Each is a module bench_NAME.py here whose run() gives rows.
+NAMES = tuple(
+    sorted(path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py"))
+)
+
+
+def measure(name: str) -> None:
+    module = importlib.import_module(f"bench_{name}")
+    about = machine(build_folder())
+    rows = module.run()
+    print(f"\n{name}\n{table(rows)}", flush=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"rows": [row.as_json() for row in rows], "machine": about}, indent=1)
+    (RESULTS / f"{name}.json").write_text(text + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./bench", description=__doc__)
+    parser.add_argument("names", metavar="NAME", nargs="*", help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--list", action="store_true", help="name the measurements and end")
+    args = parser.parse_args()
+    if args.list:
+        print("\n".join(NAMES))
+        return 0
+    unknown = sorted(set(args.names) - set(NAMES))
+    if unknown:
+        parser.error(f"no measurement {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    if os.getloadavg()[0] > 0.5:
+        print("this machine is busy: the figures will be worse than it can do", file=sys.stderr)
+    status = 0  # a goal that is missed is a row of the table, not a failure to measure
+    for name in args.names or NAMES:
+        try:
+            measure(name)
+        except (DaemonError, OSError, subprocess.CalledProcessError) as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""What a measurement hands back: rows, whether they meet their goal, and the machine they ran on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+GOAL = re.compile(r"^(>=|<=|>|<)\s*(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?$")
+
+
+@dataclass(frozen=True)
+class Row:
+    """`goal` speaks about the ratio to the peer where there is a peer, else about the value."""
+
+    what: str
+    value: float
+    unit: str
+    peer: str | None = None
+    peer_value: float | None = None
+    goal: str | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        if self.peer_value is None or self.peer_value == 0:
+            return None
+        return self.value / self.peer_value
+
+    @property
+    def met(self) -> bool | None:
+        """None where there is no goal, or where the goal's peer could not be measured."""
+        measured = self.ratio if self.peer else self.value
+        if self.goal is None or measured is None:
+            return None
+        match = GOAL.match(self.goal)
+        if match is None:
+            raise ValueError(f"goal {self.goal!r} is not understood")
+        bound = float(Fraction(match.group(2)) / Fraction(match.group(3) or 1))
+        return {
+            ">=": measured >= bound,
+            "<=": measured <= bound,
+            ">": measured > bound,
+            "<": measured < bound,
+        }[match.group(1)]
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "what": self.what,
+            "value": self.value,
+            "unit": self.unit,
+            "peer": self.peer,
+            "peer_value": self.peer_value,
+            "ratio": self.ratio,
+            "goal": self.goal,
+            "met": self.met,
+        }
+
+
+def table(rows: list[Row]) -> str:
+    """Aligned columns for a person."""
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+    cells = [("what", "value", "unit", "peer", "peer value", "ratio", "goal", "met")]
+    for row in rows:
+        met = {None: "-", True: "yes", False: "NO"}[row.met]
+        cells.append(
+            (
+                row.what, number(row.value), row.unit, row.peer or "-", number(row.peer_value),
+                number(row.ratio), row.goal or "-", met,
+            )
+        )  # fmt: skip
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    right = {1, 4, 5}
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths))
+        ).rstrip()
+        for line in cells
+    )
+
+
+def machine(build: Path) -> dict[str, object]:
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        match = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        cpu = match.group(1) if match else cpu
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "compiler": compiler_of(build),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def compiler_of(build: Path) -> str:
+    """What Meson configured the build folder with."""
+    command = ["meson", "introspect", "--compilers", str(build)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    match = re.search(r'"full_version":\s*"([^"]+)"', answer.stdout)
+    if match:
+        return match.group(1)
+    answer = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=False)
+    return answer.stdout.splitlines()[0] if answer.stdout else "unknown"

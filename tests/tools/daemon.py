@@ -1,0 +1,161 @@
+"""Starts headraced for a script or a test: a private folder, a Unix socket in it, and a clean stop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 20.0
+STOP_S = 30.0
+
+
+class DaemonError(Exception):
+    """headraced does not start, or does not end as it should; the words hold its last output."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One [device NAME] section; `keys` as in the configuration file."""
+
+    name: str
+    keys: dict[str, object]
+
+
+def build_folder() -> Path:
+    """HEADRACE_BUILD, else build/ of the checkout."""
+    return Path(os.environ.get("HEADRACE_BUILD") or ROOT / "build")
+
+
+def config_text(
+    socket_path: Path,
+    models: Sequence[Path],
+    devices: Sequence[Device],
+    tcp: str | None,
+    sections: dict[str, dict[str, object]],
+) -> str:
+    whole: dict[str, dict[str, object]] = {"listen": {"unix": socket_path}}
+    if tcp:
+        whole["listen"]["tcp"] = tcp
+    if models:
+        whole["models"] = {"directories": ":".join(str(folder) for folder in models)}
+    for name, keys in sections.items():
+        whole.setdefault(name, {}).update(keys)
+    for device in devices:
+        whole[f"device {device.name}"] = device.keys
+    lines: list[str] = []
+    for name, keys in whole.items():
+        lines += [f"[{name}]", *(f"{key} = {value}" for key, value in keys.items()), ""]
+    return "\n".join(lines)
+
+
+class Daemon:
+    """A running headraced. As a context manager it is stopped, and must end with exit status 0."""
+
+    def __init__(
+        self,
+        *,
+        build: Path | None = None,
+        models: Sequence[Path] = (),
+        devices: Sequence[Device] = (),
+        tcp: bool = False,
+        sections: dict[str, dict[str, object]] | None = None,
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="headrace-"))
+        self.socket_path = self.folder / "headraced.sock"
+        self.address = f"unix:{self.socket_path}"
+        self.log_path = self.folder / "headraced.log"
+        port = free_port() if tcp else None
+        self.tcp_address = f"tcp:127.0.0.1:{port}" if port else None
+        config = self.folder / "headraced.ini"
+        config.write_text(
+            config_text(
+                self.socket_path,
+                models,
+                devices,
+                f"127.0.0.1:{port}" if port else None,
+                sections or {},
+            )
+        )
+        program = (build or build_folder()) / "daemon" / "headraced"
+        try:
+            with self.log_path.open("wb") as log:
+                self.process = subprocess.Popen(
+                    [program, "--config", config],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C goes to the script, which stops the daemon
+                )
+        except OSError as error:
+            shutil.rmtree(self.folder)
+            raise DaemonError(f"{program}: {error.strerror}") from None
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                raise DaemonError(
+                    f"headraced ended with status {self.process.returncode}:\n{self.log()}"
+                )
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                try:
+                    probe.connect(str(self.socket_path))
+                    return
+                except OSError:
+                    time.sleep(0.01)
+        self.process.kill()
+        self.process.wait()
+        raise DaemonError(f"headraced does not listen after {START_S:.0f} s:\n{self.log()}")
+
+    def log(self) -> str:
+        return self.log_path.read_text("utf-8", "replace")[-4000:]
+
+    def stop(self) -> None:
+        """SIGTERM, and exit status 0 within the time, or DaemonError. Removes the folder."""
+        try:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGTERM)
+            try:
+                status = self.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise DaemonError(
+                    f"headraced does not stop within {STOP_S:.0f} s:\n{self.log()}"
+                ) from None
+            if status != 0:
+                raise DaemonError(f"headraced ended with status {status}:\n{self.log()}")
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.stop()
+        except DaemonError:
+            if error is None:
+                raise
+
+
+def free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
