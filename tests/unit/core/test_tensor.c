@@ -1,0 +1,103 @@
+#include "core/tensor.h"
+#include "tests/harness.h"
+
+HR_TEST(type_rows_are_whole_blocks) {
+        static const struct {
+                hr_type type;
+                int64_t elements;
+                uint64_t bytes;
+        } rows[] = {
+                { HR_TYPE_F32, 7, 28 },     { HR_TYPE_BF16, 3, 6 },    { HR_TYPE_Q4_0, 64, 36 },
+                { HR_TYPE_Q4_1, 576, 360 }, { HR_TYPE_Q8_0, 32, 34 },  { HR_TYPE_Q2_K, 256, 84 },
+                { HR_TYPE_Q3_K, 512, 220 }, { HR_TYPE_Q6_K, 256, 210 }, { HR_TYPE_IQ4_NL, 32, 18 },
+                { HR_TYPE_I64, 0, 0 },      { HR_TYPE_NVFP4, 64, 36 },
+        };
+        uint64_t bytes;
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(rows); i++) {
+                HR_EXPECT(hr_type_row_bytes(rows[i].type, rows[i].elements, &bytes));
+                HR_EXPECT_EQ(bytes, rows[i].bytes);
+        }
+        HR_EXPECT(!hr_type_row_bytes(HR_TYPE_Q4_0, 33, &bytes));
+        HR_EXPECT(!hr_type_row_bytes(HR_TYPE_F32, -1, &bytes));
+        HR_EXPECT(!hr_type_row_bytes(4, 32, &bytes));
+        HR_EXPECT(!hr_type_row_bytes(255, 32, &bytes));
+        HR_EXPECT(!hr_type_row_bytes(UINT32_MAX, 32, &bytes));
+        HR_EXPECT_EQ(hr_type_from_name("Q4_K"), HR_TYPE_Q4_K);
+        HR_EXPECT_EQ(hr_type_from_name("q9"), -1);
+}
+
+HR_TEST(tensor_sizes_that_wrap_are_refused) {
+        static const int64_t shapes[][HR_DIMS] = {
+                { INT64_MAX, 1, 1, 1 },
+                { (int64_t) 1 << 32, (int64_t) 1 << 32, 1, 1 },
+                { (int64_t) 1 << 20, (int64_t) 1 << 20, (int64_t) 1 << 20, (int64_t) 1 << 20 },
+                { -1, 1, 1, 1 },
+                { 1, 1, 1, INT64_MIN },
+                { (int64_t) 1 << 61, 1, 1, 1 },
+        };
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(shapes); i++) {
+                struct hr_tensor tensor = { .type = HR_TYPE_F32 };
+                struct hr_diag diag = { 0 };
+
+                memcpy(tensor.ne, shapes[i], sizeof tensor.ne);
+                HR_EXPECT_EQ(hr_tensor_set_contiguous(&tensor, &diag), HR_E_INVALID);
+                HR_EXPECT_STREQ(hr_diag_reason(&diag), "SIZE");
+        }
+}
+
+HR_TEST(tensor_strides_beyond_32_bits_are_exact) {
+        struct hr_tensor tensor = { .type = HR_TYPE_F32, .ne = { 1536, 2048, 288, 1 } };
+        struct hr_diag diag = { 0 };
+        uint64_t span;
+
+        HR_EXPECT_OK(hr_tensor_set_contiguous(&tensor, &diag), &diag);
+        HR_EXPECT_EQ(tensor.nb[3], UINT64_C(3623878656));
+        HR_EXPECT_EQ(hr_tensor_bytes(&tensor), UINT64_C(3623878656));
+        tensor.ne[3] = 3;
+        tensor.nb[3] = UINT64_C(5) << 30;
+        HR_EXPECT_OK(hr_tensor_span(&tensor, &diag, &span), &diag);
+        HR_EXPECT_EQ(span, (UINT64_C(10) << 30) + UINT64_C(3623878656));
+        tensor.nb[3] = UINT64_MAX / 2;
+        HR_EXPECT_EQ(hr_tensor_span(&tensor, &diag, &span), HR_E_INVALID);
+}
+
+HR_TEST(tensor_contiguity_looks_only_at_real_neighbours) {
+        struct hr_tensor tensor = { .type = HR_TYPE_F32, .ne = { 4, 3, 1, 1 } };
+
+        HR_EXPECT_OK(hr_tensor_set_contiguous(&tensor, NULL), &(struct hr_diag) { 0 });
+        HR_EXPECT(hr_tensor_is_contiguous(&tensor));
+        tensor.nb[2] = 1000;
+        HR_EXPECT(hr_tensor_is_contiguous(&tensor));
+        tensor.nb[1] = 20;
+        HR_EXPECT(!hr_tensor_is_contiguous(&tensor));
+        HR_EXPECT(hr_tensor_rows_are_contiguous(&tensor));
+        tensor.nb[0] = 8;
+        HR_EXPECT(!hr_tensor_rows_are_contiguous(&tensor));
+        tensor.ne[1] = 0;
+        HR_EXPECT(hr_tensor_is_contiguous(&tensor));
+        HR_EXPECT_EQ(hr_tensor_bytes(&tensor), 0);
+}
+
+HR_TEST(tensor_repeats_divides_every_extent) {
+        struct hr_tensor whole = { .ne = { 6, 4, 2, 1 } };
+
+        HR_EXPECT(hr_tensor_repeats(&(struct hr_tensor) { .ne = { 3, 4, 1, 1 } }, &whole));
+        HR_EXPECT(!hr_tensor_repeats(&(struct hr_tensor) { .ne = { 4, 4, 1, 1 } }, &whole));
+        HR_EXPECT(!hr_tensor_repeats(&(struct hr_tensor) { .ne = { 0, 4, 1, 1 } }, &whole));
+}
+
+HR_TEST(ops_have_stable_numbers) {
+        /* Recorded when the numbers were given out; a change breaks every client. */
+        HR_EXPECT_EQ(HR_OP_CPY, 12);
+        HR_EXPECT_EQ(HR_OP_ADD, 30);
+        HR_EXPECT_EQ(HR_OP_MUL_MAT, 100);
+        HR_EXPECT_EQ(HR_OP_FLASH_ATTN_EXT, 123);
+        HR_EXPECT_EQ(HR_OP_SSM_SCAN, 181);
+        HR_EXPECT_EQ(hr_op_from_name("MUL_MAT_ID"), HR_OP_MUL_MAT_ID);
+        HR_EXPECT(!hr_op_info(5));
+        HR_EXPECT(!hr_op_info(UINT32_MAX));
+        HR_EXPECT_STREQ(hr_op_name(99999), "?");
+        HR_EXPECT(hr_op_is_view(HR_OP_PERMUTE) && !hr_op_is_view(HR_OP_CONT));
+}
