@@ -1,13 +1,15 @@
 /*
  * Configuration: an INI file, then `section.key=value` overrides, validated as a whole.
  *
- * One table in config.c lists every key with its type, bounds and default; it drives parsing, checking
- * and dumping. An unknown section or key, a key given twice, a section opened twice, a value that is
- * no value of its type or out of bounds is HR_E_INVALID with file, line and key in the words.
+ * One table in config.c lists every key with its type, bounds and default; it drives parsing,
+ * checking and dumping. An unknown section or key, a key given twice, a section opened twice, a
+ * value that is no value of its type or out of bounds is HR_E_INVALID with file, line and key in
+ * the words.
  *
- * Sections: [daemon] [listen] [models] [limits] and one [device NAME] per device, in priority order.
- * Without any device there is one: `cpu0`, backend cpu, shared memory, all processors. The last device
- * must have backend cpu. Thread: main, before anything else starts; read-only from then on.
+ * Sections: [daemon] [listen] [models] [limits] and one [device NAME] per device, in priority
+ * order. Without any device there is one: `cpu0`, backend cpu, shared memory, all processors. The
+ * last device must have backend cpu. Thread: main, before anything else starts; read-only from then
+ * on.
  */
 #pragma once
 
@@ -86,12 +88,12 @@ HR_NODISCARD hr_status hr_config_read_file(struct hr_config *config, const char 
 HR_NODISCARD hr_status hr_config_read_text(struct hr_config *config, const char *label,
                                            const char *text, size_t text_bytes,
                                            struct hr_diag *diag);
-/* One override, "section.key=value" or "device.NAME.key=value"; replaces what the file said, the last
- * one wins. A device that does not exist yet is added after the others. */
+/* One override, "section.key=value" or "device.NAME.key=value"; replaces what the file said, the
+ * last one wins. A device that does not exist yet is added after the others. */
 HR_NODISCARD hr_status hr_config_set(struct hr_config *config, const char *assignment,
                                      struct hr_diag *diag);
-/* Adds the default device when there is none and checks what concerns several keys. Must be called once,
- * after file and overrides. */
+/* Adds the default device when there is none and checks what concerns several keys. Must be called
+ * once, after file and overrides. */
 HR_NODISCARD hr_status hr_config_finish(struct hr_config *config, struct hr_diag *diag);
 /* Prints the effective values as an INI file that reads back to the same configuration. */
 void hr_config_dump(const struct hr_config *config, FILE *stream);

@@ -1,10 +1,10 @@
 /*
  * GGUF files (versions 2 and 3, little-endian) read from a range of bytes.
  *
- * The reader trusts nothing: every count is compared with what the remaining bytes could hold before
- * anything is allocated, all arithmetic is checked, there is no recursion (arrays of arrays are
- * refused), keys and tensor names are unique, tensors lie in order, aligned, without overlap, inside
- * the range. It reads header, metadata and tensor table only, never the tensors' contents.
+ * The reader trusts nothing: every count is compared with what the remaining bytes could hold
+ * before anything is allocated, all arithmetic is checked, there is no recursion (arrays of arrays
+ * are refused), keys and tensor names are unique, tensors lie in order, aligned, without overlap,
+ * inside the range. It reads header, metadata and tensor table only, never the tensors' contents.
  */
 #pragma once
 
@@ -20,7 +20,7 @@ struct hr_gguf_limits {
 /* A table of contents. Zeroed is valid to deinit. Holds no pointer into the range. */
 struct hr_gguf {
         uint32_t version;
-        uint32_t alignment;       /* of tensors, from the file's start; 32 unless the file says more */
+        uint32_t alignment;       /* of tensors in the file; 32 unless it says otherwise */
         uint64_t metadata_count;
         uint64_t metadata_offset; /* of the first key-value, from the file's start */
         uint64_t metadata_bytes;  /* of all key-values as they stand in the file */

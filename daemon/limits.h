@@ -1,7 +1,7 @@
 /*
- * Every default limit, each with its reason. All of them are configuration ([limits] of the INI file);
- * the ones a client can meet are told in the hello. Memory limits are ceilings against accidents and
- * abuse, not reservations.
+ * Every default limit, each with its reason. All of them are configuration ([limits] of the INI
+ * file); the ones a client can meet are told in the hello. Memory limits are ceilings against
+ * accidents and abuse, not reservations.
  */
 #pragma once
 
@@ -12,49 +12,57 @@
 #define HR_GIB (UINT64_C(1024) * HR_MIB)
 #define HR_TIB (UINT64_C(1024) * HR_GIB)
 
-/* ---- One frame -------------------------------------------------------------------------------- */
+/* ---- One frame --------------------------------------------------------------------------------
+ * */
 
-/* One protobuf message: the wire's own ceiling; only contents, which travel as bodies, are large. */
+/* One protobuf message: the wire's own ceiling; only contents, which travel as bodies, are large.
+ * */
 #define HR_DEFAULT_MESSAGE_BYTES (64 * HR_KIB)
-/* One body: large enough that a frame's fixed cost vanishes, small enough that a reply waits at most
- * about a millisecond behind one on a fast link. 4 MiB is the wire's ceiling. */
+/* One body: large enough that a frame's fixed cost vanishes, small enough that a reply waits at
+ * most about a millisecond behind one on a fast link. 4 MiB is the wire's ceiling. */
 #define HR_DEFAULT_BODY_BYTES (1 * HR_MIB)
 /* Message before the hello: room for names and a token, nothing to gain by filling it. */
 #define HR_DEFAULT_HELLO_BYTES (1 * HR_KIB)
 
-/* ---- Graphs ----------------------------------------------------------------------------------- */
+/* ---- Graphs -----------------------------------------------------------------------------------
+ * */
 
-/* Nodes of a graph: fifty times the largest language-model graphs (about 10 000 nodes); validation and
- * planning stay under a second. */
+/* Nodes of a graph: fifty times the largest language-model graphs (about 10 000 nodes); validation
+ * and planning stay under a second. */
 #define HR_DEFAULT_GRAPH_NODES UINT64_C(500000)
-/* Encoded bytes of a graph, constants included: at about 120 bytes a node the nodes above take 60 MB;
- * the same again for constants. */
+/* Encoded bytes of a graph, constants included: at about 120 bytes a node the nodes above take 60
+ * MB; the same again for constants. */
 #define HR_DEFAULT_GRAPH_BYTES (128 * HR_MIB)
-/* One tensor: beyond any layer of today's models (an embedding of 256 K x 16 K in f32 has 16 GiB). */
+/* One tensor: beyond any layer of today's models (an embedding of 256 K x 16 K in f32 has 16 GiB).
+ * */
 #define HR_DEFAULT_TENSOR_BYTES (64 * HR_GIB)
-/* Graphs a session keeps: one per shape it uses (prompt buckets, decode), times models, with room. */
+/* Graphs a session keeps: one per shape it uses (prompt buckets, decode), times models, with room.
+ * */
 #define HR_DEFAULT_SESSION_GRAPHS UINT64_C(256)
 /* Pins of one submit: one pattern per layer and kind of tensor is already unusual. */
 #define HR_DEFAULT_PINS UINT64_C(4096)
 /* Slots of a plan: throughput is flat beyond the number of devices plus one. */
 #define HR_DEFAULT_COPIES UINT64_C(16)
-/* Compute memory that the pipelines of one session may hold on one device: a long-context prompt of a
- * large model takes a few GiB. */
+/* Compute memory that the pipelines of one session may hold on one device: a long-context prompt of
+ * a large model takes a few GiB. */
 #define HR_DEFAULT_SESSION_DEVICE_BYTES (16 * HR_GIB)
 
-/* ---- Runs ------------------------------------------------------------------------------------- */
+/* ---- Runs -------------------------------------------------------------------------------------
+ * */
 
-/* Runs of a session, queued and in flight: keeps any pipeline full (slots are at most 16) and bounds
- * what a vanished client leaves behind. */
+/* Runs of a session, queued and in flight: keeps any pipeline full (slots are at most 16) and
+ * bounds what a vanished client leaves behind. */
 #define HR_DEFAULT_SESSION_RUNS UINT64_C(64)
 /* Inputs of one run: token ids and masks are KiB, images and audio MiB. */
 #define HR_DEFAULT_RUN_BYTES (256 * HR_MIB)
 
-/* ---- Weights and states ----------------------------------------------------------------------- */
+/* ---- Weights and states -----------------------------------------------------------------------
+ * */
 
 /* One upload: the daemon holds it in memory, so that is the size of a large machine. */
 #define HR_DEFAULT_UPLOAD_BYTES (256 * HR_GIB)
-/* All sets together, mapped files included: address space, bounded for the accounting to stay exact. */
+/* All sets together, mapped files included: address space, bounded for the accounting to stay
+ * exact. */
 #define HR_DEFAULT_WEIGHTS_BYTES (2 * HR_TIB)
 /* Tensors of a set: the largest mixtures have about 100 000 when experts are not merged. */
 #define HR_DEFAULT_WEIGHTS_TENSORS UINT64_C(262144)
@@ -64,7 +72,8 @@
 #define HR_DEFAULT_SESSION_UPLOADS UINT64_C(8)
 /* Credit of one upload: what may be under way unasked; covers 10 Gbit/s at 3 ms. */
 #define HR_DEFAULT_UPLOAD_WINDOW_BYTES (4 * HR_MIB)
-/* Key-values of a GGUF file: vocabularies of 256 K tokens with scores and merges take about 12 MB. */
+/* Key-values of a GGUF file: vocabularies of 256 K tokens with scores and merges take about 12 MB.
+ * */
 #define HR_DEFAULT_METADATA_BYTES (64 * HR_MIB)
 /* Keys of a GGUF file: files have 20 to 60. */
 #define HR_DEFAULT_METADATA_KEYS UINT64_C(65536)
@@ -79,7 +88,8 @@
 /* Tensors of one state: two per layer, with room for recurrent models. */
 #define HR_DEFAULT_STATE_TENSORS UINT64_C(16384)
 
-/* ---- Connections ------------------------------------------------------------------------------ */
+/* ---- Connections ------------------------------------------------------------------------------
+ * */
 
 /* Connections at once: each costs about a KiB when idle, and one descriptor. */
 #define HR_DEFAULT_CONNECTIONS UINT64_C(4096)
@@ -87,12 +97,14 @@
 #define HR_DEFAULT_GREETINGS UINT64_C(64)
 /* Requests of one connection in flight: more than any pipeline can use. */
 #define HR_DEFAULT_CONNECTION_REQUESTS UINT64_C(1024)
-/* Unsent output of one connection; above it the socket is no longer read. Holds a few large replies. */
+/* Unsent output of one connection; above it the socket is no longer read. Holds a few large
+ * replies. */
 #define HR_DEFAULT_OUTPUT_QUEUE_BYTES (16 * HR_MIB)
 /* Connections waiting in the kernel's queue of a listener. */
 #define HR_DEFAULT_BACKLOG UINT64_C(512)
 
-/* ---- Times ------------------------------------------------------------------------------------ */
+/* ---- Times ------------------------------------------------------------------------------------
+ * */
 
 /* Until the hello is complete: a healthy client needs milliseconds. */
 #define HR_DEFAULT_HELLO_TIMEOUT_MS UINT64_C(5000)
@@ -108,7 +120,8 @@
  * requests of a busy client and costs an idle daemon nothing. */
 #define HR_DEFAULT_SPIN_US UINT64_C(50)
 
-/* ---- Daemon ----------------------------------------------------------------------------------- */
+/* ---- Daemon -----------------------------------------------------------------------------------
+ * */
 
 /* Plans kept: a plan of a language model takes about 1 MiB. */
 #define HR_DEFAULT_PLAN_CACHE_BYTES (256 * HR_MIB)

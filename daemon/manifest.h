@@ -1,10 +1,10 @@
 /*
- * A manifest: the tensors of a weight set, of a GGUF file or of a state: names, types, shapes and where
- * each lies in the contents. Names are unique, 1 to HR_TENSOR_NAME_BYTES_MAX bytes of UTF-8 without
- * control characters. Every byte count in it has been checked: offset + bytes never wraps.
+ * A manifest: the tensors of a weight set, of a GGUF file or of a state: names, types, shapes and
+ * where each lies in the contents. Names are unique, 1 to HR_TENSOR_NAME_BYTES_MAX bytes of UTF-8
+ * without control characters. Every byte count in it has been checked: offset + bytes never wraps.
  *
- * Immutable once made; one owner. Look-up is a binary search over an index sorted by name, so that no
- * choice of names makes it slow.
+ * Immutable once made; one owner. Look-up is a binary search over an index sorted by name, so that
+ * no choice of names makes it slow.
  */
 #pragma once
 
@@ -71,8 +71,8 @@ HR_NODISCARD hr_status hr_manifest_check_leaf(const struct hr_manifest *manifest
  * tensors and name bytes; then add each; then seal (sorts, refuses duplicate names). */
 HR_NODISCARD hr_status hr_manifest_reserve(uint32_t tensor_count, uint64_t name_bytes,
                                            struct hr_diag *diag, struct hr_manifest **ret_manifest);
-/* Checks name, type and extents, computes bytes. `offset` is taken as it is, but offset + bytes must
- * not wrap. */
+/* Checks name, type and extents, computes bytes. `offset` is taken as it is, but offset + bytes
+ * must not wrap. */
 HR_NODISCARD hr_status hr_manifest_add(struct hr_manifest *manifest, const char *name,
                                        uint64_t name_bytes, uint32_t type,
                                        const int64_t ne[HR_DIMS], uint64_t offset,

@@ -1,18 +1,19 @@
 /*
  * Placement: which device each tensor of a manifest goes to.
  *
- * Rules are tried in order; the first whose pattern matches the tensor's name decides; a tensor that
- * no rule matches goes to the last device. The device of a rule is
+ * Rules are tried in order; the first whose pattern matches the tensor's name decides; a tensor
+ * that no rule matches goes to the last device. The device of a rule is
  *   NAME                       that device
- *   fit                        the devices with distinct memory, in priority order, in proportion to
- *                              their free memory
- *   fit:NAME[=WEIGHT],...      the named devices in that order, in proportion to the weights (positive
- *                              decimal numbers), or to their free memory where none is given
+ *   fit                    the devices with distinct memory, in priority order, in proportion to
+ *                          their free memory
+ *   fit:NAME[=WEIGHT],...  the named devices in that order, in proportion to the weights (positive
+ *                          decimal numbers; all devices have one or none has), else to their free
+ *                          memory
  * `fit` cuts the matched tensors, in order, into consecutive runs. Tensors of one layer (the first
- * component of the name that is a number, as in blk.7.attn_q.weight) stay together, layers follow their
- * numbers, what has no layer goes before the first layer, or after the last one when its name begins
- * with "output". Each device's bytes differ from its share by at most one layer (or tensor, where there
- * are no layers).
+ * component of the name that is a number, as in blk.7.attn_q.weight) stay together, layers follow
+ * their numbers, what has no layer goes before the first layer, or after the last one when its name
+ * begins with "output". Each device's bytes differ from its share by at most one layer (or tensor,
+ * where there are no layers).
  *
  * Patterns are globs: * ? [a-z] [!a-z] and \ before a literal character. Matching takes at most
  * pattern x name steps for any input. Thread: any.
@@ -24,6 +25,8 @@
 
 #define HR_PATTERN_BYTES_MAX 256
 #define HR_PLACEMENT_DEVICE_BYTES_MAX 1024
+/* Bytes of all patterns times bytes of all names: what matching may cost at worst, about 0.1 s. */
+#define HR_PLACEMENT_STEPS_MAX (UINT64_C(1) << 27)
 
 bool hr_glob_match(const char *pattern, size_t pattern_bytes, const char *name, size_t name_bytes);
 
@@ -34,7 +37,7 @@ struct hr_placement_rule {
 
 struct hr_placement_share {
         uint64_t planned_bytes;   /* of tensors placed here */
-        uint64_t requested_bytes; /* asked of it by `fit`; equals planned where only names decided */
+        uint64_t requested_bytes; /* asked of it; equals planned where names decided */
 };
 
 struct hr_placement {
@@ -43,8 +46,9 @@ struct hr_placement {
         struct hr_placement_share *shares; /* per device */
 };
 
-/* HR_E_INVALID (reason PLACEMENT) for a malformed rule, HR_E_NOT_FOUND (reason DEVICE) for an unknown
- * device; HR_E_EXHAUSTED without memory. Whether the bytes fit is found out when they are allocated. */
+/* HR_E_INVALID (reason PLACEMENT) for a malformed rule, HR_E_NOT_FOUND (reason DEVICE) for an
+ * unknown device; HR_E_EXHAUSTED without memory or (reason PLACEMENT) when rules times tensors are
+ * too many to match. Whether the bytes fit is found out when they are allocated. */
 HR_NODISCARD hr_status hr_placement_init(struct hr_placement *placement,
                                          const struct hr_manifest *manifest,
                                          const struct hr_fleet *fleet,

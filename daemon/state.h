@@ -1,10 +1,11 @@
 /*
  * States: writable tensors that a session owns, such as a KV cache.
  *
- * A state holds one zero-filled buffer per device that its tensors are placed on. It is charged by its
- * caller before it is made. The executor orders runs that share a state among themselves through `use`;
- * a READ or WRITE from outside is ordered by the engine: it begins only when no run that uses the state
- * is in flight, and no such run begins before it is done. The two counters below are for that.
+ * A state holds one zero-filled buffer per device that its tensors are placed on. It is charged by
+ * its caller before it is made. The executor orders runs that share a state among themselves
+ * through `use`; a READ or WRITE from outside is ordered by the engine: it begins only when no run
+ * that uses the state is in flight, and no such run begins before it is done. The two counters
+ * below are for that.
  *
  * Thread: engine. One owner (the session); pipelines hold references to the buffers, and `use` must
  * outlive every pipeline that is bound to the state, hence the reference count.
@@ -15,7 +16,7 @@
 
 struct hr_state_home {
         uint32_t device;          /* index in the fleet */
-        struct hr_buffer *buffer; /* NULL for a tensor without elements on a device without buffer */
+        struct hr_buffer *buffer; /* NULL only for a tensor without elements */
         uint64_t offset;
 };
 
@@ -57,7 +58,7 @@ struct hr_state_transfer {
         uint32_t tensor;
         uint64_t offset, bytes; /* inside the tensor's contiguous bytes */
         void *host;             /* `bytes` bytes; valid until done */
-        void (*done)(struct hr_state_transfer *transfer, void *arg); /* thread: any; must not block */
+        void (*done)(struct hr_state_transfer *transfer, void *arg); /* thread: any, blocks not */
         void *arg;
         /* Valid from done on: outcome.diag.status is HR_OK or why not. */
         struct hr_outcome outcome;
@@ -66,8 +67,8 @@ struct hr_state_transfer {
 /* Checks a range. HR_E_RANGE with reason TENSOR, OFFSET or SIZE (limit and actual set). */
 HR_NODISCARD hr_status hr_state_check_range(const struct hr_state *state, uint32_t tensor,
                                             uint64_t offset, uint64_t bytes, struct hr_diag *diag);
-/* Queue the copy behind everything submitted so far on the tensor's device. After HR_OK done is called
- * exactly once (for 0 bytes too); after a failure it is not. A reference to the state is the caller's
- * until done. */
+/* Queue the copy behind everything submitted so far on the tensor's device. After HR_OK done is
+ * called exactly once (for 0 bytes too); after a failure it is not. A reference to the state is the
+ * caller's until done. */
 HR_NODISCARD hr_status hr_state_read(struct hr_state_transfer *transfer, struct hr_diag *diag);
 HR_NODISCARD hr_status hr_state_write(struct hr_state_transfer *transfer, struct hr_diag *diag);

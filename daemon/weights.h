@@ -1,22 +1,22 @@
 /*
  * Weight sets: named read-only tensors, shared by all sessions.
  *
- * Model. A set comes from a GGUF file (LOAD) or from a client (PUT). Its contents arrive in an image: the
- * mapped file, or memory that the upload fills. Tensors placed on devices that use host memory stay in
- * the image and are used in place; tensors placed on a device with memory of its own are copied there
- * through that device's queue, a few MiB at a time. A set is visible only when all of this is done
- * and, for an upload, when the digest has been verified.
+ * Model. A set comes from a GGUF file (LOAD) or from a client (PUT). Its contents arrive in an
+ * image: the mapped file, or memory that the upload fills. Tensors placed on devices that use host
+ * memory stay in the image and are used in place; tensors placed on a device with memory of its own
+ * are copied there through that device's queue, a few MiB at a time. A set is visible only when all
+ * of this is done and, for an upload, when the digest has been verified.
  *
  *   hr_weights_file_open --> hr_weights_load --+                        +--> job.done(set)
  *                                              +--> store_step ... -----+
  *   hr_weights_put --> upload_place/commit ----+                        +--> job.done(status)
  *
- * Work is done by hr_weights_store_step() in bounded portions; the store calls `wake` (any thread) when
- * a step would find something to do.
+ * Work is done by hr_weights_store_step() in bounded portions; the store calls `wake` (any thread)
+ * when a step would find something to do.
  *
- * Threads: engine, unless a function says otherwise. Reference counts are the engine's.
- * A file that is truncated while it is mapped makes reads of it fail with SIGBUS; struct hr_image is
- * the place that knows the mapped ranges.
+ * Threads: engine, unless a function says otherwise. Reference counts are the engine's. A file that
+ * is truncated while it is mapped makes reads of it fail with SIGBUS; struct hr_image is the place
+ * that knows the mapped ranges.
  */
 #pragma once
 
@@ -30,7 +30,7 @@
 /* Where a tensor of a set lives. */
 struct hr_weights_home {
         uint32_t device;          /* index in the fleet */
-        struct hr_buffer *buffer; /* NULL for a tensor without elements on a device without buffer */
+        struct hr_buffer *buffer; /* NULL only for a tensor without elements */
         uint64_t offset;
 };
 
@@ -46,7 +46,7 @@ struct hr_weights {
         struct hr_weights_home *homes; /* one per tensor */
         struct hr_placement placement; /* planned and requested bytes per device */
         uint64_t bytes;                /* of all tensors */
-        uint8_t *metadata;             /* key-values of the GGUF file as they stand in it, or NULL */
+        uint8_t *metadata;             /* key-values as they stand in the GGUF file, or NULL */
         uint64_t metadata_bytes, metadata_count;
         struct hr_weights_work *work;  /* while it is being made; NULL when it is ready */
         struct hr_weights_store *store;
@@ -57,9 +57,9 @@ struct hr_weights *hr_weights_ref(struct hr_weights *set);
 /* The last reference takes the set out of the store; buffers live on while pipelines hold them. */
 struct hr_weights *hr_weights_unref(struct hr_weights *set);
 
-/* Finds the home of weight leaf `leaf` (by its name). HR_E_NOT_FOUND (reason LEAF) when the set has no
- * such tensor: try the next set, with a cleared diag; HR_E_INVALID (reason LEAF) when type or shape
- * differ. The home's buffer is the set's: no reference is taken. */
+/* Finds the home of weight leaf `leaf` (by its name). HR_E_NOT_FOUND (reason LEAF) when the set has
+ * no such tensor: try the next set, with a cleared diag; HR_E_INVALID (reason LEAF) when type or
+ * shape differ. The home's buffer is the set's: no reference is taken. */
 HR_NODISCARD hr_status hr_weights_bind(const struct hr_weights *set, const struct hr_graph *graph,
                                        uint32_t leaf, struct hr_diag *diag,
                                        struct hr_leaf_home *ret_home);
@@ -78,7 +78,8 @@ struct hr_weights_store_config {
 struct hr_weights_store_stats {
         uint64_t sets, bytes;            /* ready */
         uint64_t working, working_bytes; /* being made */
-        uint64_t loads, uploads, failures, shared; /* since the start; shared = answered by an equal set */
+        uint64_t loads, uploads, failures; /* since the start */
+        uint64_t shared;                   /* jobs answered by an equal set */
         uint64_t bytes_hashed, bytes_copied;
 };
 
@@ -87,8 +88,9 @@ HR_NODISCARD hr_status hr_weights_store_new(const struct hr_weights_store_config
                                             struct hr_weights_store **ret_store);
 /* After the last reference to a set and the last job. Waits for copies still in flight. */
 struct hr_weights_store *hr_weights_store_free(struct hr_weights_store *store);
-/* One bounded portion of work for every set being made; calls done of the jobs that ended. True when
- * another call would find work at once (call again after serving others), false when `wake` will tell. */
+/* One bounded portion of work for every set being made; calls done of the jobs that ended. True
+ * when another call would find work at once (call again after serving others), false when `wake`
+ * will tell. */
 bool hr_weights_store_step(struct hr_weights_store *store);
 struct hr_weights_store_stats hr_weights_store_stats(const struct hr_weights_store *store);
 /* The ready set of that name that became ready last, or NULL; no reference is taken. */
@@ -100,11 +102,12 @@ struct hr_weights *hr_weights_store_next(struct hr_weights_store *store,
 /* ---- Jobs: LOAD and PUT ---------------------------------------------------------------------- */
 
 struct hr_weights_job;
-/* Called once from hr_weights_store_step(). HR_OK: `set` carries a reference for the callee; `already`
- * tells that an equal set existed or was being made by somebody else. Otherwise set is NULL. The callee
- * may free the job and call anything but hr_weights_store_step/free. */
+/* Called once from hr_weights_store_step(). HR_OK: `set` carries a reference for the callee;
+ * `already` tells that an equal set existed or was being made by somebody else. Otherwise set is
+ * NULL. The callee may free the job and call anything but hr_weights_store_step/free. */
 typedef void (*hr_weights_done_fn)(struct hr_weights_job *job, hr_status status,
-                                   const struct hr_diag *diag, struct hr_weights *set, bool already);
+                                   const struct hr_diag *diag, struct hr_weights *set,
+                                   bool already);
 
 /* Caller's storage, embedded in its request; done and arg are set by the caller. */
 struct hr_weights_job {
@@ -116,15 +119,16 @@ struct hr_weights_job {
         bool already;
 };
 
-/* Takes the job away from its set: done will not be called. The set's making is abandoned when no other
- * job waits for it. A no-op for a job that has ended or never began (zeroed). After it returns nobody
- * may write into an upload of that job. */
+/* Takes the job away from its set: done will not be called. The set's making is abandoned when no
+ * other job waits for it. A no-op for a job that has ended or never began (zeroed). After it
+ * returns nobody may write into an upload of that job. */
 void hr_weights_job_cancel(struct hr_weights_job *job);
 /* Bytes ready of all, for progress. */
 void hr_weights_job_progress(const struct hr_weights_job *job, uint64_t *ret_done,
                              uint64_t *ret_total);
 
-/* A file below one of the model directories: opened, mapped, its table of contents read and checked. */
+/* A file below one of the model directories: opened, mapped, its table of contents read and
+ * checked. */
 struct hr_weights_file;
 
 struct hr_weights_file_config {
@@ -133,8 +137,8 @@ struct hr_weights_file_config {
         struct hr_gguf_limits limits;
 };
 
-/* Thread: any, best a worker: it may wait for the disk. HR_E_INVALID (reason PATH) for a path that is
- * empty, absolute, too long, a URL, or has empty, "." or ".." components or control characters;
+/* Thread: any, best a worker: it may wait for the disk. HR_E_INVALID (reason PATH) for a path that
+ * is empty, absolute, too long, a URL, or has empty, "." or ".." components or control characters;
  * HR_E_NOT_FOUND (reason FILE), with the same words for missing, forbidden, not a regular file and
  * behind a symbolic link; HR_E_INVALID (reason GGUF ...) for the contents; HR_E_EXHAUSTED. */
 HR_NODISCARD hr_status hr_weights_file_open(const struct hr_weights_file_config *config,
@@ -142,9 +146,9 @@ HR_NODISCARD hr_status hr_weights_file_open(const struct hr_weights_file_config 
                                             struct hr_weights_file **ret_file);
 struct hr_weights_file *hr_weights_file_free(struct hr_weights_file *file);
 
-/* Begins a LOAD. Takes the file, also on failure. `name` NULL or "" means the path. job->done tells the
- * end, never from inside this call. The same file (path, identity, size and modification time) with the
- * same placement is the same set. */
+/* Begins a LOAD. Takes the file, also on failure. `name` NULL or "" means the path. job->done tells
+ * the end, never from inside this call. The same file (path, identity, size and modification time)
+ * with the same placement is the same set. */
 HR_NODISCARD hr_status hr_weights_load(struct hr_weights_store *store,
                                        struct hr_weights_file *file, const char *name,
                                        const struct hr_placement_rule *rules, uint32_t rule_count,
@@ -156,26 +160,27 @@ struct hr_upload;
 struct hr_upload_request {
         struct hr_manifest *manifest; /* taken, also on failure */
         const char *name;             /* 1 to 255 bytes */
-        uint64_t total_bytes;         /* must equal manifest->total_bytes, with or without the padding
-                                       * after the last tensor */
+        uint64_t total_bytes;         /* the manifest's, with or without the padding after the last
+                                       * tensor */
         const uint8_t *digest;        /* HR_DIGEST_BYTES, or NULL: computed, not compared */
         const struct hr_placement_rule *rules;
         uint32_t rule_count;
 };
 
 /* Begins a PUT: plans the placement and allocates zero-filled memory for everything. HR_E_EXHAUSTED
- * names bytes asked and free. An upload of 0 bytes is complete at once. The caller charges its principal
- * first. When the digest or the copies fail, job->done tells HR_E_DATA_LOSS (reason DIGEST). */
+ * names bytes asked and free. An upload of 0 bytes is complete at once. The caller charges its
+ * principal first. When the digest or the copies fail, job->done tells HR_E_DATA_LOSS (reason
+ * DIGEST). */
 HR_NODISCARD hr_status hr_weights_put(struct hr_weights_store *store,
                                       const struct hr_upload_request *request,
                                       struct hr_weights_job *job, struct hr_diag *diag,
                                       struct hr_upload **ret_upload);
 /* Where the `bytes` bytes at `offset` go. Offset must be the next expected byte: HR_E_RANGE (reason
- * OFFSET or SIZE) otherwise. The memory may be written until hr_upload_commit; calling it again before
- * a commit replaces the claim. Thread: the one that receives, one at a time. */
+ * OFFSET or SIZE) otherwise. The memory may be written until hr_upload_commit; calling it again
+ * before a commit replaces the claim. Thread: the one that receives, one at a time. */
 HR_NODISCARD hr_status hr_upload_place(struct hr_upload *upload, uint64_t offset, uint64_t bytes,
                                        struct hr_diag *diag, uint8_t **ret_memory);
-/* `bytes` bytes of the place are there (at most what was claimed). True when the upload is complete:
- * then the caller must not touch it again. Thread: as hr_upload_place. */
+/* `bytes` bytes of the place are there (at most what was claimed). True when the upload is
+ * complete: then the caller must not touch it again. Thread: as hr_upload_place. */
 bool hr_upload_commit(struct hr_upload *upload, uint64_t bytes);
 uint64_t hr_upload_received(const struct hr_upload *upload);
