@@ -1,0 +1,1 @@
+"""Models over the graph builder: reading GGUF, tokenising, Llama-family graphs, sampling."""

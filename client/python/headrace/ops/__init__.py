@@ -1,0 +1,1 @@
+"""The operators as methods, by family; headrace.graph.Graph unites them."""
