@@ -24,12 +24,24 @@
 #define GGUF_ALIGNMENT_MIN 8U
 #define GGUF_ALIGNMENT_MAX (1U << 20)
 #define GGUF_KEY_BYTES_MAX 65535
-#define GGUF_KEY_RECORD_MIN (8 + 1 + 4 + 1)          /* length, one byte of key, type, value */
-#define GGUF_TENSOR_RECORD_MIN (8 + 1 + 4 + 4 + 8)   /* length, name, dimensions, type, offset */
+#define GGUF_KEY_RECORD_MIN (8 + 1 + 4 + 1)        /* length, one byte of key, type, value */
+#define GGUF_TENSOR_RECORD_MIN (8 + 1 + 4 + 4 + 8) /* length, name, dimensions, type, offset */
 
 enum gguf_value {
-        GGUF_U8, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL, GGUF_STRING,
-        GGUF_ARRAY, GGUF_U64, GGUF_I64, GGUF_F64, GGUF_VALUE_COUNT
+        GGUF_U8,
+        GGUF_I8,
+        GGUF_U16,
+        GGUF_I16,
+        GGUF_U32,
+        GGUF_I32,
+        GGUF_F32,
+        GGUF_BOOL,
+        GGUF_STRING,
+        GGUF_ARRAY,
+        GGUF_U64,
+        GGUF_I64,
+        GGUF_F64,
+        GGUF_VALUE_COUNT
 };
 
 /* Bytes of a scalar; 0 for string and array. */

@@ -55,6 +55,9 @@
 #define HR_DEFAULT_SESSION_RUNS UINT64_C(64)
 /* Inputs of one run: token ids and masks are KiB, images and audio MiB. */
 #define HR_DEFAULT_RUN_BYTES (256 * HR_MIB)
+/* Bodies in flight and run buffers (inputs and outputs) of one session together: a few of the
+ * largest runs at once. */
+#define HR_DEFAULT_SESSION_BUFFER_BYTES (1 * HR_GIB)
 
 /* ---- Weights and states -----------------------------------------------------------------------
  * */

@@ -98,8 +98,8 @@ hr_status hr_manifest_add(struct hr_manifest *manifest, const char *name, uint64
         if (!name_is_valid(name, name_bytes))
                 return hr_fail_reason(diag, HR_E_INVALID, "NAME",
                                       "name of tensor %u (%" PRIu64 " bytes) is not 1 to %d bytes "
-                                      "of printable UTF-8", manifest->tensor_count, name_bytes,
-                                      HR_TENSOR_NAME_BYTES_MAX);
+                                      "of printable UTF-8",
+                                      manifest->tensor_count, name_bytes, HR_TENSOR_NAME_BYTES_MAX);
         memcpy(tensor.ne, ne, sizeof tensor.ne);
         status = hr_tensor_set_contiguous(&tensor, &inner);
         if (status == HR_OK)
@@ -147,9 +147,10 @@ hr_status hr_manifest_seal(struct hr_manifest *manifest, struct hr_diag *diag) {
                 const struct hr_manifest_tensor *entry = &manifest->tensors[manifest->by_name[i]];
 
                 if (entry_compare(&manifest->by_name[i - 1], &manifest->by_name[i], manifest) == 0)
-                        return hr_fail_reason(diag, HR_E_INVALID, "NAME", "two tensors are named "
-                                              "'%.*s'", shown_bytes(entry->name_bytes),
-                                              entry->name);
+                        return hr_fail_reason(diag, HR_E_INVALID, "NAME",
+                                              "two tensors are named "
+                                              "'%.*s'",
+                                              shown_bytes(entry->name_bytes), entry->name);
         }
         return HR_OK;
 }
@@ -165,15 +166,17 @@ static hr_status columns_check(const struct hr_manifest_columns *columns,
                         diag->limit = limits->tensors_max;
                         diag->actual = columns->tensor_count;
                 }
-                return hr_fail_reason(diag, HR_E_EXHAUSTED, "TENSORS", "%u tensors, at most %"
-                                      PRIu64, columns->tensor_count, limits->tensors_max);
+                return hr_fail_reason(diag, HR_E_EXHAUSTED, "TENSORS",
+                                      "%u tensors, at most %" PRIu64, columns->tensor_count,
+                                      limits->tensors_max);
         }
         for (uint32_t i = 0; i < columns->tensor_count; i++)
                 name_bytes += columns->name_lengths[i]; /* 2^32 terms below 2^32 */
         if (name_bytes != columns->names_bytes)
-                return hr_fail_reason(diag, HR_E_INVALID, "MANIFEST", "name lengths add up to %"
-                                      PRIu64 " bytes, names have %" PRIu64, name_bytes,
-                                      columns->names_bytes);
+                return hr_fail_reason(diag, HR_E_INVALID, "MANIFEST",
+                                      "name lengths add up to %" PRIu64
+                                      " bytes, names have %" PRIu64,
+                                      name_bytes, columns->names_bytes);
         return HR_OK;
 }
 
@@ -183,8 +186,8 @@ static hr_status fail_over_limit(struct hr_diag *diag, const char *reason, const
                 diag->limit = limit;
                 diag->actual = actual;
         }
-        return hr_fail_reason(diag, HR_E_EXHAUSTED, reason, "%s has %" PRIu64 " bytes, at most %"
-                              PRIu64, what, actual, limit);
+        return hr_fail_reason(diag, HR_E_EXHAUSTED, reason,
+                              "%s has %" PRIu64 " bytes, at most %" PRIu64, what, actual, limit);
 }
 
 hr_status hr_manifest_new(const struct hr_manifest_columns *columns,
@@ -258,17 +261,17 @@ hr_status hr_manifest_check_leaf(const struct hr_manifest *manifest, uint32_t te
         const struct hr_tensor *wanted = &graph->tensors[leaf];
 
         HR_ASSERT(tensor < manifest->tensor_count && leaf < graph->leaf_count);
-        if (wanted->type == entry->type &&
-            memcmp(wanted->ne, entry->ne, sizeof entry->ne) == 0)
+        if (wanted->type == entry->type && memcmp(wanted->ne, entry->ne, sizeof entry->ne) == 0)
                 return HR_OK;
         if (diag && diag->status == HR_OK) {
                 diag->has_tensor = true;
                 diag->tensor = leaf;
         }
-        return hr_fail_reason(diag, HR_E_INVALID, "LEAF", "leaf '%.*s' is %s [%" PRId64 ",%" PRId64
-                              ",%" PRId64 ",%" PRId64 "], the stored tensor is %s [%" PRId64 ",%"
-                              PRId64 ",%" PRId64 ",%" PRId64 "]", shown_bytes(entry->name_bytes),
-                              entry->name, hr_type_name(wanted->type), wanted->ne[0], wanted->ne[1],
-                              wanted->ne[2], wanted->ne[3], hr_type_name(entry->type),
-                              entry->ne[0], entry->ne[1], entry->ne[2], entry->ne[3]);
+        return hr_fail_reason(
+                diag, HR_E_INVALID, "LEAF",
+                "leaf '%.*s' is %s [%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
+                "], the stored tensor is %s [%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "]",
+                shown_bytes(entry->name_bytes), entry->name, hr_type_name(wanted->type),
+                wanted->ne[0], wanted->ne[1], wanted->ne[2], wanted->ne[3],
+                hr_type_name(entry->type), entry->ne[0], entry->ne[1], entry->ne[2], entry->ne[3]);
 }

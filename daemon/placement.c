@@ -67,10 +67,8 @@ static size_t glob_one(const char *pattern, size_t pattern_bytes, char c) {
         }
 }
 
-/* Only the last '*' ever needs to be tried again: what an earlier one could give, it can give too.
- * */
-bool hr_glob_match(const char *pattern, size_t pattern_bytes, const char *name,
-                   size_t name_bytes) {
+/* Only the last '*' ever needs to be tried again: so is an earlier one no more use than it. */
+bool hr_glob_match(const char *pattern, size_t pattern_bytes, const char *name, size_t name_bytes) {
         size_t p = 0, n = 0, star_p = SIZE_MAX, star_n = 0;
 
         while (n < name_bytes) {
@@ -419,8 +417,13 @@ hr_status hr_placement_plan(struct hr_placement *placement, const struct hr_mani
                 .shares = calloc((size_t) device_count + 1, sizeof *made.shares),
         };
         struct planner planner = {
-                .manifest = manifest, .devices = devices, .device_count = device_count,
-                .rules = rules, .rule_count = rule_count, .placement = &made, .diag = diag,
+                .manifest = manifest,
+                .devices = devices,
+                .device_count = device_count,
+                .rules = rules,
+                .rule_count = rule_count,
+                .placement = &made,
+                .diag = diag,
                 .rule_of = calloc(tensor_count + 1, sizeof *planner.rule_of),
                 .pieces = calloc(tensor_count + 1, sizeof *planner.pieces),
                 .targets = calloc((size_t) device_count + 1, sizeof *planner.targets),

@@ -1,0 +1,346 @@
+/*
+ * Configuration files and overrides.
+ *
+ * inih splits lines into keys and values. The reader that feeds it sees every line first: it counts
+ * them, refuses what inih would accept quietly (continuation lines, lines cut at its buffer's end),
+ * and notices section headers, which inih does not report. The first failure stops the reading.
+ */
+#include "daemon/config_priv.h"
+
+#include <ctype.h>
+#include <ini.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KEYS_MAX 128 /* rows of the table, at most */
+
+/* What a file has said so far; an override may say it again. */
+struct hr_config_given {
+        bool sections[SECTION_COUNT];
+        bool file_keys[KEYS_MAX]; /* of the one-of-a-kind sections */
+        bool override_directories;
+        bool is_finished;
+};
+
+/* ---- Sections ---------------------------------------------------------------------------------
+ * */
+
+static enum section find_section(const char *name) {
+        for (enum section i = SECTION_DAEMON; i < SECTION_DEVICE; i++)
+                if (strcmp(hr_config_sections[i], name) == 0)
+                        return i;
+        return SECTION_NONE;
+}
+
+static struct hr_config_device *find_device(struct hr_config *config, const char *name) {
+        for (uint32_t i = 0; i < config->device_count; i++)
+                if (strcmp(config->devices[i].name, name) == 0)
+                        return &config->devices[i];
+        return NULL;
+}
+
+static bool device_name_is_valid(const char *name) {
+        const size_t bytes = strlen(name);
+
+        return bytes >= 1 && bytes <= HR_DEVICE_NAME_BYTES_MAX && strcmp(name, "fit") != 0 &&
+               strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") ==
+                       bytes;
+}
+
+static hr_status add_device(const struct origin *origin, struct hr_config *config, const char *name,
+                            struct hr_config_device **ret_device) {
+        struct hr_config_device *grown;
+
+        if (!device_name_is_valid(name))
+                return hr_config_fail(origin, NULL,
+                                      "'%.40s' is no device name (1 to %d of letters, "
+                                      "digits, _ and -; not 'fit')",
+                                      name, HR_DEVICE_NAME_BYTES_MAX);
+        grown = reallocarray(config->devices, config->device_count + 1, sizeof *grown);
+        if (!grown)
+                return hr_fail(origin->diag, HR_E_EXHAUSTED, "device %s", name);
+        config->devices = grown;
+        grown += config->device_count;
+        *grown = (struct hr_config_device){.name = strdup(name)};
+        if (!grown->name)
+                return hr_fail(origin->diag, HR_E_EXHAUSTED, "device %s", name);
+        config->device_count++;
+        *ret_device = grown;
+        return hr_config_set_defaults(true, config, grown, origin->diag);
+}
+
+/* ---- The file -------------------------------------------------------------------------------- */
+
+struct reader {
+        struct hr_config *config;
+        struct origin origin;
+        const char *next, *end;
+        enum section section; /* open */
+        uint32_t device;      /* index of the open device */
+        hr_status status;
+};
+
+/* A header line: opens the section. `line` begins with '['. */
+static hr_status open_section(struct reader *reader, const char *line) {
+        struct hr_config_device *device = NULL;
+        char name[96];
+        const char *close = strchr(line, ']');
+        const char *after = close ? close + 1 + strspn(close + 1, " \t\r\n") : "";
+
+        if (!close || (*after != '\0' && *after != ';' && *after != '#') ||
+            (size_t) (close - line) > sizeof name)
+                return hr_config_fail(&reader->origin, NULL, "a section header is [NAME] alone");
+        snprintf(name, sizeof name, "%.*s", (int) (close - line - 1), line + 1);
+        if (strncmp(name, "device ", 7) == 0) {
+                const char *device_name = name + 7 + strspn(name + 7, " ");
+
+                if (find_device(reader->config, device_name))
+                        return hr_config_fail(&reader->origin, NULL, "second section [device %s]",
+                                              device_name);
+                HR_TRY(add_device(&reader->origin, reader->config, device_name, &device));
+                reader->device = reader->config->device_count - 1;
+                reader->section = SECTION_DEVICE;
+                return HR_OK;
+        }
+        reader->section = find_section(name);
+        if (reader->section == SECTION_NONE)
+                return hr_config_fail(&reader->origin, NULL, "unknown section [%s]", name);
+        if (reader->config->given->sections[reader->section])
+                return hr_config_fail(&reader->origin, NULL, "second section [%s]", name);
+        reader->config->given->sections[reader->section] = true;
+        return HR_OK;
+}
+
+/* Takes the next line into inih's buffer of `size` bytes. */
+static hr_status read_line(struct reader *reader, char *buffer, size_t size) {
+        const size_t left = (size_t) (reader->end - reader->next);
+        const char *newline = memchr(reader->next, '\n', left);
+        const size_t bytes = newline ? (size_t) (newline + 1 - reader->next) : left;
+
+        reader->origin.line++;
+        if (bytes + 1 > size)
+                return hr_config_fail(&reader->origin, NULL, "line of more than %zu bytes",
+                                      size - 1);
+        if (memchr(reader->next, '\0', bytes))
+                return hr_config_fail(&reader->origin, NULL, "zero byte in the line");
+        memcpy(buffer, reader->next, bytes);
+        buffer[bytes] = '\0';
+        reader->next += bytes;
+        if ((*buffer == ' ' || *buffer == '\t') && buffer[strspn(buffer, " \t\r\n")] != '\0')
+                return hr_config_fail(&reader->origin, NULL,
+                                      "line begins with a space (a value has "
+                                      "one line)");
+        return *buffer == '[' ? open_section(reader, buffer) : HR_OK;
+}
+
+static char *reader_line(char *buffer, int size, void *stream) {
+        struct reader *reader = stream;
+
+        if (reader->status != HR_OK || reader->next == reader->end || size <= 1)
+                return NULL;
+        reader->status = read_line(reader, buffer, (size_t) size);
+        return reader->status == HR_OK ? buffer : NULL;
+}
+
+static hr_status take_pair(struct reader *reader, const char *name, const char *value) {
+        struct hr_config *config = reader->config;
+        struct hr_config_device *device = NULL;
+        void *object = config;
+        bool *given;
+        int64_t index;
+
+        if (reader->section == SECTION_NONE)
+                return hr_config_fail(&reader->origin, NULL, "key '%.40s' before any section",
+                                      name);
+        index = hr_config_find_key(reader->section, name);
+        if (index < 0)
+                return hr_config_fail(&reader->origin, NULL, "unknown key '%.40s' in [%s]", name,
+                                      hr_config_sections[reader->section]);
+        given = &config->given->file_keys[index];
+        if (reader->section == SECTION_DEVICE) {
+                device = &config->devices[reader->device];
+                object = device;
+                given = &device->given[index - hr_config_find_key(SECTION_DEVICE, "backend")];
+        }
+        if (*given && hr_config_keys[index].kind != KIND_DIRECTORIES)
+                return hr_config_fail(&reader->origin, &hr_config_keys[index], "given twice");
+        *given = true;
+        return hr_config_set_value(&reader->origin, &hr_config_keys[index], value, config, object);
+}
+
+static int reader_pair(void *user, const char *section, const char *name, const char *value) {
+        struct reader *reader = user;
+
+        if (reader->status == HR_OK)
+                reader->status = take_pair(reader, name, value);
+        return reader->status == HR_OK;
+}
+
+hr_status hr_config_read_text(struct hr_config *config, const char *label, const char *text,
+                              size_t text_bytes, struct hr_diag *diag) {
+        struct reader reader = {.config = config,
+                                .origin = {.label = label, .diag = diag},
+                                .next = text,
+                                .end = text + text_bytes};
+        int bad_line;
+
+        HR_ASSERT(config->given && hr_config_key_count <= KEYS_MAX);
+        bad_line = ini_parse_stream(reader_line, &reader, reader_pair, &reader);
+        HR_TRY(reader.status);
+        if (bad_line != 0) {
+                reader.origin.line = bad_line > 0 ? (uint32_t) bad_line : 0;
+                return hr_config_fail(&reader.origin, NULL, "neither [SECTION] nor KEY = VALUE");
+        }
+        return HR_OK;
+}
+
+#define FILE_BYTES_MAX (1U << 20)
+
+hr_status hr_config_read_file(struct hr_config *config, const char *path, struct hr_diag *diag) {
+        FILE *file = fopen(path, "re");
+        char *text = malloc(FILE_BYTES_MAX + 1);
+        hr_status status;
+        size_t bytes = 0;
+        bool bad = !file;
+
+        if (file && text) {
+                bytes = fread(text, 1, FILE_BYTES_MAX + 1, file);
+                bad = ferror(file) != 0;
+        }
+        if (bad)
+                status = hr_fail(diag, HR_E_NOT_FOUND, "%.200s: %m", path);
+        else if (!text)
+                status = hr_fail(diag, HR_E_EXHAUSTED, "configuration text");
+        else if (bytes > FILE_BYTES_MAX)
+                status = hr_fail_reason(diag, HR_E_INVALID, "CONFIG",
+                                        "%.200s: larger than %u bytes", path, FILE_BYTES_MAX);
+        else
+                status = hr_config_read_text(config, path, text, bytes, diag);
+        free(text);
+        if (file)
+                (void) fclose(file);
+        return status;
+}
+
+/* ---- Overrides ------------------------------------------------------------------------------- */
+
+static hr_status set_override(struct hr_config *config, const struct origin *origin, char *section,
+                              const char *name, const char *value) {
+        enum section number = find_section(section);
+        void *object = config;
+        int64_t index;
+
+        if (strncmp(section, "device.", 7) == 0)
+                number = SECTION_DEVICE;
+        index = hr_config_find_key(number, name);
+        if (number == SECTION_NONE || index < 0)
+                return hr_config_fail(origin, NULL, "unknown key '%.40s.%.40s'", section, name);
+        if (number == SECTION_DEVICE) {
+                struct hr_config_device *device = find_device(config, section + 7);
+
+                if (!device)
+                        HR_TRY(add_device(origin, config, section + 7, &device));
+                object = device;
+        }
+        if (hr_config_keys[index].kind == KIND_DIRECTORIES &&
+            !config->given->override_directories) {
+                hr_config_clear_directories(config);
+                config->given->override_directories = true;
+        }
+        return hr_config_set_value(origin, &hr_config_keys[index], value, config, object);
+}
+
+static void trim_end(char *text) {
+        size_t bytes = strlen(text);
+
+        while (bytes > 0 && isspace((unsigned char) text[bytes - 1]))
+                text[--bytes] = '\0';
+}
+
+hr_status hr_config_set(struct hr_config *config, const char *assignment, struct hr_diag *diag) {
+        const struct origin origin = {.label = "--set", .diag = diag};
+        char *copy = strdup(assignment);
+        char *equals, *dot = NULL, *value;
+        hr_status status;
+
+        HR_ASSERT(config->given);
+        if (!copy)
+                return hr_fail(diag, HR_E_EXHAUSTED, "override");
+        equals = strchr(copy, '=');
+        if (equals) {
+                *equals = '\0';
+                trim_end(copy);
+                dot = strrchr(copy, '.');
+        }
+        if (dot) {
+                *dot = '\0';
+                value = equals + 1 + strspn(equals + 1, " \t");
+                trim_end(value);
+                status = set_override(config, &origin, copy, dot + 1, value);
+        } else {
+                status = hr_config_fail(&origin, NULL, "'%.80s' is not SECTION.KEY=VALUE",
+                                        assignment);
+        }
+        free(copy);
+        return status;
+}
+
+/* ---- The whole ------------------------------------------------------------------------------- */
+
+hr_status hr_config_init(struct hr_config *config, struct hr_diag *diag) {
+        hr_status status;
+
+        *config = (struct hr_config){.given = calloc(1, sizeof *config->given)};
+        if (!config->given)
+                return hr_fail(diag, HR_E_EXHAUSTED, "configuration");
+        status = hr_config_set_defaults(false, config, config, diag);
+        if (status != HR_OK)
+                hr_config_deinit(config);
+        return status;
+}
+
+void hr_config_deinit(struct hr_config *config) {
+        for (uint32_t i = 0; i < config->device_count; i++) {
+                free(config->devices[i].name);
+                free(config->devices[i].deny_ops);
+        }
+        free(config->devices);
+        hr_config_clear_directories(config);
+        free(config->unix_path);
+        free(config->tcp);
+        free(config->given);
+        *config = (struct hr_config){0};
+}
+
+hr_status hr_config_finish(struct hr_config *config, struct hr_diag *diag) {
+        const struct origin origin = {.label = "configuration", .diag = diag};
+        struct hr_config_device *device = NULL;
+
+        HR_ASSERT(config->given && !config->given->is_finished);
+        config->given->is_finished = true;
+        if (config->device_count == 0)
+                HR_TRY(add_device(&origin, config, "cpu0", &device));
+        device = &config->devices[config->device_count - 1];
+        if (strcmp(device->backend, "cpu") != 0)
+                return hr_config_fail(&origin, NULL,
+                                      "the last device, '%s', must have backend cpu, "
+                                      "which can run every op",
+                                      device->name);
+        for (uint32_t i = 0; i < config->device_count; i++)
+                if (config->devices[i].isolated && strcmp(config->devices[i].backend, "cpu") != 0)
+                        return hr_config_fail(&origin, NULL,
+                                              "device '%s': only backend cpu can "
+                                              "have memory = isolated",
+                                              config->devices[i].name);
+        if (!config->unix_path && !config->tcp)
+                return hr_config_fail(&origin, NULL, "neither listen.unix nor listen.tcp is given");
+        if (config->limits.output_queue_bytes < config->limits.body_bytes)
+                return hr_config_fail(&origin, NULL,
+                                      "limits.output_queue_bytes is less than "
+                                      "limits.body_bytes");
+        if (config->limits.upload_window_bytes < config->limits.body_bytes)
+                return hr_config_fail(&origin, NULL,
+                                      "limits.upload_window_bytes is less than "
+                                      "limits.body_bytes");
+        return HR_OK;
+}
