@@ -1,0 +1,34 @@
+/* The kernels of this folder, one getter per op; those of matrix/ are in kernel.h. */
+#pragma once
+
+#include "backends/cpu/kernel.h"
+
+/* ops_binary.c */
+extern const struct cpu_kernel cpu_kernel_binary, cpu_kernel_add_id;
+/* ops_unary.c */
+extern const struct cpu_kernel cpu_kernel_unary, cpu_kernel_math, cpu_kernel_scale,
+        cpu_kernel_clamp, cpu_kernel_leaky_relu, cpu_kernel_fill;
+/* ops_glu.c */
+extern const struct cpu_kernel cpu_kernel_glu;
+/* ops_norm.c */
+extern const struct cpu_kernel cpu_kernel_norm, cpu_kernel_group_norm;
+/* ops_softmax.c */
+extern const struct cpu_kernel cpu_kernel_soft_max, cpu_kernel_diag_mask;
+/* ops_rope.c */
+extern const struct cpu_kernel cpu_kernel_rope;
+/* ops_reduce.c */
+extern const struct cpu_kernel cpu_kernel_sum, cpu_kernel_row_sum, cpu_kernel_cumsum,
+        cpu_kernel_argmax, cpu_kernel_count_equal;
+/* ops_sort.c */
+extern const struct cpu_kernel cpu_kernel_argsort, cpu_kernel_top_k;
+/* ops_layout.c */
+extern const struct cpu_kernel cpu_kernel_concat, cpu_kernel_repeat, cpu_kernel_repeat_back,
+        cpu_kernel_set;
+/* ops_pad.c */
+extern const struct cpu_kernel cpu_kernel_pad, cpu_kernel_pad_reflect_1d, cpu_kernel_roll;
+/* ops_make.c */
+extern const struct cpu_kernel cpu_kernel_arange, cpu_kernel_diag, cpu_kernel_tri,
+        cpu_kernel_timestep_embedding;
+
+/* The kernel of an op, or NULL. table.c */
+const struct cpu_kernel *cpu_kernel_find(uint32_t op);
