@@ -9,7 +9,7 @@ One line per finding, `file:line: rule: words`; exit status 1 when there is any.
              neither of the language, the system, the compiler nor in that table are not known
   leak       a room does not reach another room's library through a header of ours (table LEAKS)
   root       our headers are named from the root, and exist
-  own-first  foo.c includes its own foo.h before anything else
+  own-first  foo.c includes its own foo.h, or foo_priv.h, before anything else
   alone      every header compiles by itself (needs a C compiler; generated ones need --build)
   place      no file names a path of one machine
   readme     every room has a README.md of at most 150 lines
@@ -261,7 +261,7 @@ def check_own_first(tree: Tree) -> Iterator[Finding]:
     for path, includes in tree.includes.items():
         own = path.removesuffix(".c") + ".h"
         if path.endswith(".c") and own in tree.includes and includes:
-            if includes[0].name != own:
+            if includes[0].name not in (own, path.removesuffix(".c") + "_priv.h"):
                 yield Finding(path, includes[0].line, "own-first", f'"{own}" comes first')
 
 
