@@ -129,7 +129,8 @@ def as_type(value: TypeLike) -> Type:
     elif isinstance(value, int) and not isinstance(value, bool):
         return Type(value)
     try:
-        return _BY_DTYPE[np.dtype(value).newbyteorder("<")]
+        dtype: np.dtype[Any] = np.dtype(value)  # type: ignore[arg-type]
+        return _BY_DTYPE[dtype.newbyteorder("<")]
     except (KeyError, TypeError):
         raise ValueError(f"no element type corresponds to {value!r}") from None
 
@@ -170,14 +171,14 @@ def as_bytes(value: npt.ArrayLike, number: Type, shape: tuple[int, ...], what: s
         if raw.dtype not in (np.uint8, np.uint16) or raw.nbytes != wanted:
             raise ValueError(f"{what}: {number.name} wants {wanted} bytes as uint8, not "
                              f"{raw.nbytes} of {raw.dtype}")
-        return memoryview(raw.reshape(-1).view(np.uint8))
+        return raw.reshape(-1).view(np.uint8).data
     if array.shape != shape:
         raise ValueError(f"{what}: shape {array.shape}, expected {shape}")
     if array.dtype != dtype:
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise ValueError(f"{what}: {array.dtype} cannot stand for {number.name}")
         array = array.astype(dtype)
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def from_bytes(raw: Array, number: Type, shape: tuple[int, ...]) -> Array:

@@ -97,7 +97,7 @@ class GgufFile(Mapping[str, TensorInfo]):
         with open(path, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         reader = _Reader(memoryview(self._map))
-        if reader.take(4) != b"GGUF":
+        if bytes(reader.take(4)) != b"GGUF":
             raise GgufError(f"{path} does not begin with GGUF")
         self.version = reader.u32()
         if self.version not in (2, 3):

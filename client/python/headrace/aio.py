@@ -1,0 +1,311 @@
+"""The asyncio client, over the same wire and the same operations.
+
+    async with await connect("unix:/run/headrace/headrace.sock") as client:
+        handle = await client.submit(graph)
+        results = await asyncio.gather(*(handle.run(x) for x in batches))
+
+Cancelling a task cancels its call in the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+import numpy.typing as npt
+
+from headrace import flows, handles
+from headrace.client import TIMEOUT_S, UPLOAD_TIMEOUT_S
+from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
+from headrace.flows import Content, Flow, Inputs, Placement, Request
+from headrace.graph import Graph
+from headrace.transport import GRACE_S, open_socket
+from headrace.types import Array, TensorInfo, TypeLike
+from headrace.wire import Buffer, Call, Credit, Failure, GoingAway, Reply, Wire
+
+T = TypeVar("T")
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """A Wire as asyncio protocol: receives straight into the wire's buffers."""
+
+    def __init__(self) -> None:
+        self.wire = Wire()
+        self.draining: GoingAway | None = None
+        self.failure: HeadraceError | None = None
+        self._transport: asyncio.Transport | None = None
+        self._replies: dict[int, asyncio.Future[Reply]] = {}
+        self._uploads: dict[int, Call] = {}
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    # ---- asyncio's side ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.fail(ConnectionLost(str(exc or "the daemon closed the connection"), reason="EOF"))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.wire.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            events = self.wire.received(nbytes)
+        except ProtocolError as error:
+            self.fail(error)
+            return
+        for event in events:
+            if isinstance(event, GoingAway):
+                self.draining = event
+            elif isinstance(event, Credit):
+                self._upload(event.call_id)
+            elif isinstance(event, Failure) and event.call_id == 0:
+                self.fail(event.error)
+            else:
+                self._end(event)
+
+    # ---- our side ------------------------------------------------------------------------------
+
+    def fail(self, failure: HeadraceError) -> None:
+        """Ends the connection for every call; the first failure counts."""
+        self.failure = self.failure or failure
+        self._writable.set()
+        if self._transport is not None:
+            self._transport.close()
+        for future in self._replies.values():
+            if not future.done():
+                future.set_exception(self.failure)
+        self._replies.clear()
+        self._uploads.clear()
+
+    def _end(self, event: Reply | Failure) -> None:
+        self._uploads.pop(event.call_id, None)
+        future = self._replies.pop(event.call_id, None)
+        if future is None or future.done():
+            return
+        if isinstance(event, Reply):
+            future.set_result(event)
+        else:
+            future.set_exception(event.error)
+
+    def _upload(self, call_id: int) -> None:
+        """Sends what credit allows; the daemon's credit bounds what asyncio buffers."""
+        call = self._uploads.get(call_id)
+        while call is not None and call.uploading:
+            frames = self.wire.upload(call)
+            if not frames:
+                return
+            self._write(frames)
+        self._uploads.pop(call_id, None)
+
+    def _write(self, frames: Sequence[Buffer]) -> None:
+        assert self._transport is not None
+        self._transport.writelines(frames)
+
+    async def call(self, request: Request, timeout: float | None) -> Reply:
+        """Sends a request and waits for its reply."""
+        await self._writable.wait()
+        if self.failure is not None:
+            raise self.failure
+        timeout_ms = 0 if timeout is None else min(max(1, int(timeout * 1000)), 0xFFFFFFFF)
+        call = self.wire.call(request.kind, request.message, request.body, stream=request.stream,
+                              timeout_ms=timeout_ms, into=request.into)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._replies[call.call_id] = future
+        if call.uploading:
+            self._uploads[call.call_id] = call
+        self._write(call.frames)
+        try:
+            return await asyncio.wait_for(future, None if timeout is None else timeout + GRACE_S)
+        except TimeoutError:
+            self._abandon(call)
+            raise DeadlineExceeded("no answer within the deadline", reason="DEADLINE") from None
+        except asyncio.CancelledError:
+            self._abandon(call)
+            raise
+
+    def _abandon(self, call: Call) -> None:
+        self._replies.pop(call.call_id, None)
+        self._uploads.pop(call.call_id, None)
+        if self.failure is None and call.call_id in self.wire.calls:
+            self.wire.abandon(call.call_id)
+            self._write(self.wire.cancel(call.call_id))
+
+
+class AsyncState(handles.StateInfo):
+    """Writable tensors in the daemon, owned by this session."""
+
+    def __init__(self, client: AsyncClient, handle: int, nbytes: int,
+                 tensors: Sequence[TensorInfo]) -> None:
+        super().__init__(handle, nbytes, tensors)
+        self._client = client
+
+    async def read(self, name: str, *, timeout: float | None = None) -> Array:
+        """A tensor as a new array."""
+        return await self._client.drive(flows.state_read(self, name), timeout)
+
+    async def write(self, name: str, value: npt.ArrayLike, *, timeout: float | None = None) -> None:
+        """Replaces a tensor's content."""
+        await self._client.drive(flows.state_write(self, name, value), timeout)
+
+    async def free(self) -> None:
+        """Gives the memory back."""
+        await self._client.drive(flows.state_free(self.handle), None)
+
+
+class AsyncGraphHandle(handles.SubmittedGraph):
+    """A submitted graph; see client.GraphHandle."""
+
+    def __init__(self, client: AsyncClient, graph: Graph, submit: bytes) -> None:
+        super().__init__(graph, submit)
+        self._client = client
+
+    async def run(self, inputs: Inputs = (), *, outputs: Sequence[int | str] | None = None,
+                  priority: int = 0, timeout: float | None = None) -> handles.RunResult:
+        """Evaluates the graph and returns its outputs."""
+        flow = flows.run(self, inputs, outputs, priority, self._client.body_max)
+        return await self._client.drive(flow, timeout)
+
+    async def explain(self) -> str:
+        """The plan as text."""
+        return await self._client.drive(flows.explain(self, self._client.body_max), None)
+
+    async def release(self) -> None:
+        """Gives the graph back."""
+        await self._client.drive(flows.release(self), None)
+
+
+class AsyncClient:
+    """A connection and its session; an asynchronous context manager. Methods as in client.Client."""
+
+    def __init__(self, connection: _Connection, timeout: float | None) -> None:
+        self._connection = connection
+        self.timeout = timeout
+        self.hello: handles.Hello
+
+    @property
+    def body_max(self) -> int:
+        """The longest body of one frame."""
+        return self._connection.wire.body_max
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                        trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection; the session and what it owns end with it."""
+        self._connection.fail(ConnectionLost("the connection was closed", reason="CLOSED"))
+
+    @property
+    def draining(self) -> bool:
+        """The daemon has said that it takes no new requests."""
+        return self._connection.draining is not None
+
+    async def drive(self, flow: Flow[T], timeout: float | None) -> T:
+        """Runs an operation."""
+        limit = self.timeout if timeout is None else timeout
+        try:
+            request = flow.send(None)  # type: ignore[arg-type]
+            while True:
+                try:
+                    reply = await self._connection.call(request, limit)
+                except HeadraceError as error:
+                    request = flow.throw(error)
+                else:
+                    request = flow.send(reply)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    async def ping(self, *, timeout: float | None = None) -> None:
+        """Returns when the daemon has answered."""
+        await self.drive(flows.ping(), timeout)
+
+    async def devices(self, *, timeout: float | None = None) -> list[handles.Device]:
+        """The devices in priority order."""
+        return await self.drive(flows.devices(), timeout)
+
+    async def ops(self, graph: Graph, *, timeout: float | None = None) -> Array:
+        """bool (nodes, devices): which device supports which node."""
+        return await self.drive(flows.ops(graph), timeout)
+
+    async def stats(self, *, timeout: float | None = None) -> handles.Stats:
+        """The daemon's counters."""
+        return await self.drive(flows.stats(), timeout)
+
+    async def sync(self, *, timeout: float | None = None) -> None:
+        """Returns when all earlier runs of this session have ended."""
+        await self.drive(flows.sync(), timeout)
+
+    async def load(self, path: str, name: str = "", placement: Placement | None = None, *,
+                   timeout: float | None = None) -> handles.WeightSet:
+        """A GGUF file on the daemon's side, as a weight set."""
+        flow = flows.load(path, name, placement)
+        return await self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
+
+    async def put(self, name: str, tensors: Mapping[str, Content],
+                  placement: Placement | None = None, *, digest: bool = True,
+                  timeout: float | None = None) -> handles.WeightSet:
+        """Uploads arrays as a weight set."""
+        flow = flows.put(name, tensors, placement, digest)
+        return await self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
+
+    async def weights(self, *, timeout: float | None = None) -> list[handles.SetInfo]:
+        """The weight sets of the daemon."""
+        return await self.drive(flows.weights(), timeout)
+
+    async def drop(self, weights: handles.WeightSet, *, timeout: float | None = None) -> None:
+        """Gives a weight set back."""
+        await self.drive(flows.drop(weights.handle), timeout)
+
+    async def state(self, spec: Mapping[str, tuple[TypeLike, Sequence[int]]],
+                    placement: Placement | None = None, *,
+                    timeout: float | None = None) -> AsyncState:
+        """Zero-filled tensors {name: (type, shape)}."""
+        tensors = flows.state_tensors(spec)
+        handle, size = await self.drive(flows.state_alloc(tensors, placement), timeout)
+        return AsyncState(self, handle, size, tensors)
+
+    async def submit(self, graph: Graph, *, weights: Sequence[handles.WeightSet] = (),
+                     states: Sequence[handles.StateInfo] = (), pins: Placement | None = None,
+                     rules: str = "headrace", n_copies: int = 0, op_offload: bool = False,
+                     strict: bool = False, dry_run: bool = False, fresh: bool = False,
+                     timeout: float | None = None) -> AsyncGraphHandle:
+        """Has a graph checked and planned; see client.Client.submit()."""
+        options = flows.SubmitOptions(pins, rules, n_copies, op_offload, strict, dry_run, fresh)
+        message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
+        handle = AsyncGraphHandle(self, graph, message.SerializeToString())
+        await self.drive(flows.submit(handle, self.body_max), timeout)
+        return handle
+
+
+async def connect(address: str, *, name: str = "headrace-python", session: str = "",
+                  credentials: bytes = b"", token: bytes = b"",
+                  timeout: float | None = TIMEOUT_S) -> AsyncClient:
+    """Connects to unix:/path or tcp:host:port and says hello."""
+    loop = asyncio.get_running_loop()
+    sock = await loop.run_in_executor(None, open_socket, address, timeout)
+    _, connection = await loop.create_connection(_Connection, sock=sock)
+    client = AsyncClient(connection, timeout)
+    try:
+        client.hello = await client.drive(flows.hello(name, session, credentials, token), timeout)
+    except BaseException:
+        client.close()
+        raise
+    wire, limits = connection.wire, client.hello.limits
+    wire.body_max = limits.body_bytes_max or wire.body_max
+    wire.message_max = limits.message_bytes_max or wire.message_max
+    return client

@@ -1,0 +1,271 @@
+"""The blocking client. Thread-safe: any number of threads may share one Client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import numpy.typing as npt
+
+from headrace import flows, handles
+from headrace.errors import DeadlineExceeded, HeadraceError
+from headrace.flows import Content, Flow, Inputs, Placement, Request
+from headrace.graph import Graph
+from headrace.transport import Pending, Transport, open_socket
+from headrace.types import Array, TensorInfo, TypeLike
+
+T = TypeVar("T")
+TIMEOUT_S = 60.0
+UPLOAD_TIMEOUT_S = 3600.0
+
+WeightSet = handles.WeightSet
+
+
+class Operation(Generic[T]):
+    """Something under way; result() waits for it. Many may be in flight at once."""
+
+    def __init__(self, transport: Transport, flow: Flow[T], timeout: float | None) -> None:
+        self._transport = transport
+        self._flow = flow
+        self._timeout = timeout
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._pending: Pending | None = None
+        self._advance(None, None)
+
+    def _advance(self, reply: Any, error: HeadraceError | None) -> None:
+        """Gives the flow its answer and sends the request that it yields next."""
+        try:
+            request: Request = self._flow.send(reply) if error is None else self._flow.throw(error)
+            self._pending = self._transport.start(
+                request.kind, request.message, request.body, stream=request.stream,
+                timeout=self._timeout, into=request.into)
+        except StopIteration as stop:
+            self._value, self._pending = stop.value, None
+        except Exception as failure:
+            self._error, self._pending = failure, None
+
+    def result(self, timeout: float | None = None) -> T:
+        """The result; raises what went wrong. TimeoutError when `timeout` seconds pass first."""
+        while self._pending is not None:
+            try:
+                reply = self._transport.wait(self._pending, timeout)
+            except HeadraceError as error:
+                self._advance(None, error)
+            else:
+                self._advance(reply, None)
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def done(self) -> bool:
+        """The last request has been answered, or has failed; result() will not wait long."""
+        if self._pending is not None and not self._pending.done:
+            self._transport.poll()
+        return self._pending is None or self._pending.done
+
+    def cancel(self) -> None:
+        """Asks the daemon to stop; result() then raises Cancelled, unless it was too late."""
+        if self._pending is not None:
+            self._transport.cancel(self._pending)
+
+
+class State(handles.StateInfo):
+    """Writable tensors in the daemon, owned by this session."""
+
+    def __init__(self, client: Client, handle: int, nbytes: int,
+                 tensors: Sequence[TensorInfo]) -> None:
+        super().__init__(handle, nbytes, tensors)
+        self._client = client
+
+    def read(self, name: str, *, timeout: float | None = None) -> Array:
+        """A tensor as a new array."""
+        return self._client.drive(flows.state_read(self, name), timeout)
+
+    def write(self, name: str, value: npt.ArrayLike, *, timeout: float | None = None) -> None:
+        """Replaces a tensor's content."""
+        self._client.drive(flows.state_write(self, name, value), timeout)
+
+    def free(self) -> None:
+        """Gives the memory back."""
+        self._client.drive(flows.state_free(self.handle), None)
+
+
+class GraphHandle(handles.SubmittedGraph):
+    """A submitted graph: run it as often as wanted, from any thread.
+
+    plan: the summary of the latest submit. A graph that the daemon has evicted is submitted again by
+    the next run, once per run.
+    """
+
+    def __init__(self, client: Client, graph: Graph, submit: bytes) -> None:
+        super().__init__(graph, submit)
+        self._client = client
+
+    def run(self, inputs: Inputs = (), *, outputs: Sequence[int | str] | None = None,
+            priority: int = 0, timeout: float | None = None) -> handles.RunResult:
+        """Evaluates the graph and returns its outputs.
+
+        inputs: {name: array}, or arrays in the graph's order. outputs: which, by name or position
+        (None all, empty none).
+        """
+        flow = flows.run(self, inputs, outputs, priority, self._client.body_max)
+        return self._client.drive(flow, timeout)
+
+    def run_async(self, inputs: Inputs = (), *, outputs: Sequence[int | str] | None = None,
+                  priority: int = 0, timeout: float | None = None) -> Operation[handles.RunResult]:
+        """Starts a run and returns at once; inputs may be overwritten when this returns, unless they
+        are longer than one frame (Client.body_max).
+        """
+        flow = flows.run(self, inputs, outputs, priority, self._client.body_max)
+        return self._client.begin(flow, timeout)
+
+    def explain(self) -> str:
+        """The plan as text."""
+        return self._client.drive(flows.explain(self, self._client.body_max), None)
+
+    def release(self) -> None:
+        """Gives the graph back."""
+        self._client.drive(flows.release(self), None)
+
+
+class Client:
+    """A connection to the daemon and its session; a context manager.
+
+    timeout: the default deadline of a call in seconds, None for none; it reaches the daemon. Every
+    method that waits takes its own.
+    """
+
+    def __init__(self, transport: Transport, hello: handles.Hello, timeout: float | None) -> None:
+        self._transport = transport
+        self.hello = hello
+        self.timeout = timeout
+        self.body_max = transport.wire.body_max
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection; the session and what it owns end with it."""
+        self._transport.close()
+
+    @property
+    def draining(self) -> bool:
+        """The daemon has said that it takes no new requests."""
+        self._transport.poll()
+        return self._transport.draining is not None
+
+    def begin(self, flow: Flow[T], timeout: float | None) -> Operation[T]:
+        """Starts an operation."""
+        return Operation(self._transport, flow, self.timeout if timeout is None else timeout)
+
+    def drive(self, flow: Flow[T], timeout: float | None) -> T:
+        """Starts an operation and waits for it."""
+        operation = self.begin(flow, timeout)
+        try:
+            return operation.result()
+        except KeyboardInterrupt:
+            operation.cancel()
+            raise
+
+    # ---- devices and counters ------------------------------------------------------------------
+
+    def ping(self, *, timeout: float | None = None) -> None:
+        """Returns when the daemon has answered."""
+        self.drive(flows.ping(), timeout)
+
+    def devices(self, *, timeout: float | None = None) -> list[handles.Device]:
+        """The devices in priority order, with their memory."""
+        return self.drive(flows.devices(), timeout)
+
+    def ops(self, graph: Graph, *, timeout: float | None = None) -> Array:
+        """bool (nodes, devices): which device supports which node of a graph."""
+        return self.drive(flows.ops(graph), timeout)
+
+    def stats(self, *, timeout: float | None = None) -> handles.Stats:
+        """The daemon's counters."""
+        return self.drive(flows.stats(), timeout)
+
+    def sync(self, *, timeout: float | None = None) -> None:
+        """Returns when all earlier runs of this session have ended."""
+        self.drive(flows.sync(), timeout)
+
+    # ---- weights and states --------------------------------------------------------------------
+
+    def load(self, path: str, name: str = "", placement: Placement | None = None, *,
+             timeout: float | None = None) -> handles.WeightSet:
+        """A GGUF file below one of the daemon's model directories, as a weight set.
+
+        placement: which tensors live where: {glob: device} or pairs, the first match counts; device
+        "fit" spreads by free memory; no match: the last device.
+        """
+        flow = flows.load(path, name, placement)
+        return self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
+
+    def put(self, name: str, tensors: Mapping[str, Content], placement: Placement | None = None, *,
+            digest: bool = True, timeout: float | None = None) -> handles.WeightSet:
+        """Uploads arrays, or (type, shape, bytes) for types numpy lacks, as a weight set."""
+        flow = flows.put(name, tensors, placement, digest)
+        return self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
+
+    def weights(self, *, timeout: float | None = None) -> list[handles.SetInfo]:
+        """The weight sets of the daemon."""
+        return self.drive(flows.weights(), timeout)
+
+    def drop(self, weights: handles.WeightSet, *, timeout: float | None = None) -> None:
+        """Gives a weight set back; it goes when nobody holds it any more."""
+        self.drive(flows.drop(weights.handle), timeout)
+
+    def state(self, spec: Mapping[str, tuple[TypeLike, Sequence[int]]],
+              placement: Placement | None = None, *, timeout: float | None = None) -> State:
+        """Zero-filled tensors {name: (type, shape)}; they live as long as the session."""
+        tensors = flows.state_tensors(spec)
+        handle, size = self.drive(flows.state_alloc(tensors, placement), timeout)
+        return State(self, handle, size, tensors)
+
+    # ---- graphs --------------------------------------------------------------------------------
+
+    def submit(self, graph: Graph, *, weights: Sequence[handles.WeightSet] = (),
+               states: Sequence[handles.StateInfo] = (), pins: Placement | None = None,
+               rules: str = "headrace", n_copies: int = 0, op_offload: bool = False,
+               strict: bool = False, dry_run: bool = False, fresh: bool = False,
+               timeout: float | None = None) -> GraphHandle:
+        """Has a graph checked and planned.
+
+        weights, states: where the leaves of those kinds are looked up by name, first set first. pins:
+        {glob over tensor names: device}. rules: "headrace" or "ggml". n_copies: runs in flight at once
+        (0: the plan decides). strict: no node may fall back to the last device. dry_run: plan only.
+        fresh: plan anew even if cached.
+        """
+        options = flows.SubmitOptions(pins, rules, n_copies, op_offload, strict, dry_run, fresh)
+        message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
+        handle = GraphHandle(self, graph, message.SerializeToString())
+        self.drive(flows.submit(handle, self.body_max), timeout)
+        return handle
+
+
+def connect(address: str, *, name: str = "headrace-python", session: str = "",
+            credentials: bytes = b"", token: bytes = b"",
+            timeout: float | None = TIMEOUT_S) -> Client:
+    """Connects to unix:/path or tcp:host:port and says hello.
+
+    name: shown to the operator. session, token: joins or resumes a named session.
+    """
+    transport = Transport(open_socket(address, timeout))
+    try:
+        flow = flows.hello(name, session, credentials, token)
+        hello = Operation(transport, flow, timeout).result(timeout)
+    except TimeoutError:
+        transport.close()
+        raise DeadlineExceeded(f"{address} did not answer", reason="DEADLINE") from None
+    except BaseException:
+        transport.close()
+        raise
+    transport.wire.body_max = hello.limits.body_bytes_max or transport.wire.body_max
+    transport.wire.message_max = hello.limits.message_bytes_max or transport.wire.message_max
+    return Client(transport, hello, timeout)

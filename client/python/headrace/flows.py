@@ -1,0 +1,350 @@
+"""The operations, without I/O: each is a generator that yields requests and is sent replies.
+
+The blocking and the asyncio client drive the same generators. A failed request is thrown in at the
+yield, so that an operation can answer it (a graph that was evicted is submitted again, once).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace import handles
+from headrace import headrace_pb2 as pb
+from headrace.errors import NotFound, ProtocolError
+from headrace.graph import Graph
+from headrace.handles import SubmittedGraph
+from headrace.types import Array, TensorInfo, TypeLike, as_bytes, as_type, from_bytes
+from headrace.wire import PROTOCOL, Buffer, Kind, Reply, parse
+
+PADDING = 64
+LEAF_BYTES = 4 << 20
+
+Placement = Mapping[str, str] | Sequence[tuple[str, str]]
+Inputs = Mapping[str, Any] | Sequence[Any]
+Content = npt.ArrayLike | tuple[TypeLike, Sequence[int], Buffer]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request to send."""
+
+    kind: int
+    message: bytes = b""
+    body: Sequence[Buffer] = ()
+    into: memoryview | None = None
+    stream: bool = False
+
+
+Flow = Generator[Request, Reply, T]
+
+
+def rules(placement: Placement | None) -> list[pb.PlacementRule]:
+    """Placement rules from pairs (glob, device), or {glob: device}."""
+    pairs = placement.items() if isinstance(placement, Mapping) else placement or ()
+    return [pb.PlacementRule(pattern=pattern, device=device) for pattern, device in pairs]
+
+
+# ---- session and devices -------------------------------------------------------------------------
+
+
+def hello(client_name: str, session: str, credentials: bytes, token: bytes) -> Flow[handles.Hello]:
+    """The first request on a connection."""
+    message = pb.Hello(protocol_min=PROTOCOL, protocol_max=PROTOCOL, client_name=client_name,
+                       session_name=session, credentials=credentials, resume_token=token)
+    reply = yield Request(Kind.HELLO, message.SerializeToString())
+    answer = handles.hello_of(parse(pb.HelloReply, reply.message))
+    if answer.protocol != PROTOCOL:
+        raise ProtocolError(f"the daemon speaks protocol {answer.protocol}, this client "
+                            f"{PROTOCOL}", reason="BAD_VERSION")
+    return answer
+
+
+def ping() -> Flow[None]:
+    """Proves that the daemon's loop answers."""
+    cookie = 0x6865616472616365
+    reply = yield Request(Kind.PING, pb.Ping(cookie=cookie).SerializeToString())
+    if parse(pb.PingReply, reply.message).cookie != cookie:
+        raise ProtocolError("a ping came back changed", reason="PROTOCOL")
+
+
+def devices() -> Flow[list[handles.Device]]:
+    """The device table."""
+    reply = yield Request(Kind.DEVICES)
+    return [handles.device_of(d) for d in parse(pb.DevicesReply, reply.message).devices]
+
+
+def ops(graph: Graph) -> Flow[Array]:
+    """Which device supports which node: bool (nodes, devices)."""
+    reply = yield Request(Kind.OPS, body=[graph.encode()])
+    size = parse(pb.OpsReply, reply.message)
+    table = np.frombuffer(reply.body, np.uint8)
+    if len(table) != size.device_count * size.node_count:
+        raise ProtocolError(f"a table of {len(table)} entries", reason="PROTOCOL")
+    return table.reshape(size.node_count, size.device_count).astype(bool)
+
+
+def stats() -> Flow[handles.Stats]:
+    """All counters."""
+    reply = yield Request(Kind.STATS)
+    found = parse(pb.Stats, reply.body).stats
+    return handles.Stats(handles.Stat(s.name, s.labels, s.value) for s in found)
+
+
+# ---- weights -------------------------------------------------------------------------------------
+
+
+def load(path: str, name: str, placement: Placement | None) -> Flow[handles.WeightSet]:
+    """A file on the daemon's side."""
+    message = pb.WeightsLoad(path=path, name=name, placement=rules(placement))
+    reply = yield Request(Kind.WEIGHTS_LOAD, message.SerializeToString())
+    loaded = parse(pb.WeightsLoadReply, reply.message)
+    tensors = yield from set_tensors(loaded.set.handle)
+    return handles.WeightSet(handles.set_of(loaded.set), tensors, bytes(reply.body),
+                             loaded.metadata_count, loaded.already)
+
+
+def set_tensors(handle: int) -> Flow[list[TensorInfo]]:
+    """The tensors of a set."""
+    message = pb.WeightsTensors(handle=handle)
+    reply = yield Request(Kind.WEIGHTS_TENSORS, message.SerializeToString())
+    return handles.manifest_of(parse(pb.Manifest, reply.body))
+
+
+def content(name: str, value: Content) -> tuple[TensorInfo, memoryview]:
+    """Type, shape and bytes of something to upload."""
+    if isinstance(value, tuple) and len(value) == 3:
+        number, shape = as_type(value[0]), tuple(value[1])
+        raw = np.frombuffer(value[2], np.uint8)
+        info = TensorInfo(name, number, shape)
+        if raw.nbytes != info.nbytes:
+            raise ValueError(f"{name}: {raw.nbytes} bytes, {info.nbytes} expected")
+        return info, raw.data
+    array = np.asarray(value)
+    info = TensorInfo(name, as_type(array.dtype), array.shape)
+    return info, as_bytes(array, info.type, info.shape, name)
+
+
+def put(name: str, tensors: Mapping[str, Content], placement: Placement | None,
+        digest: bool) -> Flow[handles.WeightSet]:
+    """Uploads tensors as a set."""
+    pairs = [content(key, value) for key, value in tensors.items()]
+    infos = [info for info, _ in pairs]
+    parts: list[Buffer] = []
+    for _, data in pairs:
+        parts.append(data)
+        if len(data) % PADDING:
+            parts.append(bytes(PADDING - len(data) % PADDING))
+    total = sum(map(len, parts))
+    manifest = handles.manifest_bytes(infos)
+    message = pb.WeightsPut(name=name, total_bytes=total, placement=rules(placement),
+                            digest=leaf_digest(parts) if digest else b"")
+    reply = yield Request(Kind.WEIGHTS_PUT, message.SerializeToString(), [manifest, *parts],
+                          stream=True)
+    info = handles.set_of(parse(pb.WeightsPutReply, reply.message).set)
+    return handles.WeightSet(info, infos)
+
+
+def leaf_digest(parts: Sequence[Buffer]) -> bytes:
+    """SHA-256 over the concatenated SHA-256 of leaves of 4 MiB."""
+    leaves = hashlib.sha256()
+    leaf, room = hashlib.sha256(), LEAF_BYTES
+    for part in parts:
+        view = memoryview(part)
+        while len(view):
+            piece = view[:room]
+            leaf.update(piece)
+            room -= len(piece)
+            view = view[len(piece):]
+            if room == 0:
+                leaves.update(leaf.digest())
+                leaf, room = hashlib.sha256(), LEAF_BYTES
+    if room < LEAF_BYTES:
+        leaves.update(leaf.digest())
+    return leaves.digest()
+
+
+def weights() -> Flow[list[handles.SetInfo]]:
+    """The sets that the caller may see."""
+    reply = yield Request(Kind.WEIGHTS_LIST)
+    return [handles.set_of(s) for s in parse(pb.WeightSets, reply.body).sets]
+
+
+def drop(handle: int) -> Flow[None]:
+    """Gives a set back."""
+    yield Request(Kind.WEIGHTS_DROP, pb.WeightsDrop(handle=handle).SerializeToString())
+
+
+# ---- state ---------------------------------------------------------------------------------------
+
+
+def state_alloc(tensors: Sequence[TensorInfo], placement: Placement | None) -> Flow[tuple[int, int]]:
+    """Handle and bytes of a new, zero-filled state."""
+    message = pb.StateAlloc(placement=rules(placement))
+    reply = yield Request(Kind.STATE_ALLOC, message.SerializeToString(),
+                          [handles.manifest_bytes(tensors)])
+    made = parse(pb.StateAllocReply, reply.message)
+    return made.handle, made.bytes
+
+
+def state_tensors(spec: Mapping[str, tuple[TypeLike, Sequence[int]]]) -> list[TensorInfo]:
+    """A state's tensors from {name: (type, shape)}."""
+    return [TensorInfo(name, as_type(number), tuple(shape))
+            for name, (number, shape) in spec.items()]
+
+
+def state_read(state: handles.StateInfo, name: str) -> Flow[Array]:
+    """A tensor of a state as an array."""
+    info = state[name]
+    memory = np.empty(info.nbytes, np.uint8)
+    message = pb.StateRead(handle=state.handle, tensor=state.index(name), offset=0,
+                           bytes=info.nbytes)
+    reply = yield Request(Kind.STATE_READ, message.SerializeToString(), into=memory.data)
+    if len(reply.body) != info.nbytes:
+        raise ProtocolError(f"{len(reply.body)} bytes of {info.nbytes}", reason="PROTOCOL")
+    return from_bytes(memory, info.type, info.shape)
+
+
+def state_write(state: handles.StateInfo, name: str, value: npt.ArrayLike) -> Flow[None]:
+    """Replaces a tensor of a state."""
+    info = state[name]
+    data = as_bytes(value, info.type, info.shape, name)
+    message = pb.StateWrite(handle=state.handle, tensor=state.index(name), offset=0,
+                            bytes=len(data))
+    yield Request(Kind.STATE_WRITE, message.SerializeToString(), [data])
+
+
+def state_free(handle: int) -> Flow[None]:
+    """Gives a state back."""
+    yield Request(Kind.STATE_FREE, pb.StateFree(handle=handle).SerializeToString())
+
+
+# ---- graphs --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SubmitOptions:
+    """How a graph is to be planned; see Client.submit()."""
+
+    pins: Placement | None = None
+    rules: str = "headrace"
+    n_copies: int = 0
+    op_offload: bool = False
+    strict: bool = False
+    dry_run: bool = False
+    fresh: bool = False
+
+    def message(self, graph: Graph, weights: Sequence[int], states: Sequence[int]) -> pb.Submit:
+        """The message without the graph's length."""
+        names = {"headrace": pb.RULES_HEADRACE, "ggml": pb.RULES_GGML}
+        if self.rules not in names:
+            raise ValueError(f"rules {self.rules!r}: headrace or ggml")
+        pins = self.pins.items() if isinstance(self.pins, Mapping) else self.pins or ()
+        return pb.Submit(
+            digest=graph.digest, weights=weights, states=states, rules=names[self.rules],
+            pins=[pb.Pin(pattern=pattern, device=device) for pattern, device in pins],
+            n_copies=self.n_copies, op_offload=self.op_offload, strict=self.strict,
+            dry_run=self.dry_run, fresh=self.fresh)
+
+
+def submit(handle: SubmittedGraph, body_max: int) -> Flow[None]:
+    """Submits, for the first time or again. A graph longer than one body is asked for first."""
+    encoded = handle.graph.encode()
+    message = pb.Submit.FromString(handle.submit_message)
+    if len(encoded) > body_max:
+        try:
+            reply = yield Request(Kind.SUBMIT, handle.submit_message)
+        except NotFound:
+            message.graph_bytes = len(encoded)
+        else:
+            _submitted(handle, reply)
+            return
+    reply = yield Request(Kind.SUBMIT, message.SerializeToString(), [encoded])
+    _submitted(handle, reply)
+
+
+def _submitted(handle: SubmittedGraph, reply: Reply) -> None:
+    answer = parse(pb.SubmitReply, reply.message)
+    if answer.input_count != len(handle.inputs) or answer.output_count != len(handle.outputs):
+        raise ProtocolError(f"{answer.input_count} inputs and {answer.output_count} outputs",
+                            reason="PROTOCOL")
+    handle.planned(answer.handle, handles.plan_of(answer))
+
+
+def renewed(handle: SubmittedGraph, seen: int, body_max: int) -> Flow[None]:
+    """Submits again unless somebody has done so since generation `seen`."""
+    if handle.generation == seen:
+        yield from submit(handle, body_max)
+
+
+def input_body(handle: SubmittedGraph, inputs: Inputs) -> list[memoryview]:
+    """The inputs' bytes in the graph's order; not copied where they are right already."""
+    if isinstance(inputs, Mapping):
+        if len(inputs) != len(handle.inputs) or any(t.name not in inputs for t in handle.inputs):
+            wanted = ", ".join(t.name for t in handle.inputs)
+            raise ValueError(f"inputs {', '.join(inputs)}; the graph wants {wanted}")
+        values: list[Any] = [inputs[t.name] for t in handle.inputs]
+    else:
+        values = list(inputs)
+    if len(values) != len(handle.inputs):
+        raise ValueError(f"{len(values)} inputs, the graph has {len(handle.inputs)}")
+    return [as_bytes(value, tensor.type, shape, tensor.name) for value, tensor, shape
+            in zip(values, handle.inputs, handle.input_shapes, strict=True)]
+
+
+def run(handle: SubmittedGraph, inputs: Inputs, outputs: Sequence[int | str] | None, priority: int,
+        body_max: int) -> Flow[handles.RunResult]:
+    """One evaluation."""
+    body = input_body(handle, inputs)
+    positions = handle.positions(outputs)
+    wanted = handle.outputs if positions is None else [handle.outputs[p] for p in positions]
+    memory = np.empty(sum(t.nbytes for t in wanted), np.uint8)
+    seen = handle.generation
+    long = handle.input_bytes > body_max
+    request = Request(Kind.RUN, handle.run_message(positions, priority, long), body,
+                      memory.data)
+    try:
+        reply = yield request
+    except NotFound:
+        if handle.released:
+            raise
+        yield from renewed(handle, seen, body_max)
+        reply = yield Request(Kind.RUN, handle.run_message(positions, priority, long), body,
+                              memory.data)
+    return handles.outputs_of(handle, wanted, parse(pb.RunReply, reply.message), memory)
+
+
+def explain(handle: SubmittedGraph, body_max: int) -> Flow[str]:
+    """A plan as text."""
+    seen = handle.generation
+    try:
+        reply = yield Request(Kind.EXPLAIN, pb.Explain(handle=handle.handle).SerializeToString())
+    except NotFound:
+        if handle.released:
+            raise
+        yield from renewed(handle, seen, body_max)
+        reply = yield Request(Kind.EXPLAIN, pb.Explain(handle=handle.handle).SerializeToString())
+    return str(reply.body, "utf-8", "replace")
+
+
+def release(handle: SubmittedGraph) -> Flow[None]:
+    """Gives a graph back; one that has gone already is no error."""
+    handle.released = True
+    try:
+        yield Request(Kind.RELEASE, pb.Release(handle=handle.handle).SerializeToString())
+    except NotFound:
+        return
+
+
+def sync() -> Flow[None]:
+    """Ends when all earlier runs of the session have ended."""
+    yield Request(Kind.SYNC)
+
+

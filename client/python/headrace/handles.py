@@ -1,0 +1,318 @@
+"""What the daemon has told: devices, limits, weight sets, states, graphs. Plain data, no I/O."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+
+from headrace import headrace_pb2 as pb
+from headrace.errors import ProtocolError
+from headrace.ops.base import GraphBase, Tensor
+from headrace.types import Array, TensorInfo, Type, as_ne, as_shape, from_bytes
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device; memory in bytes. Devices of equal memory_kind share memory."""
+
+    name: str
+    description: str
+    type: str
+    memory_kind: str
+    memory_free: int
+    memory_total: int
+    memory_used: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the daemon accepts of this client."""
+
+    message_bytes_max: int
+    body_bytes_max: int
+    graph_nodes_max: int
+    graph_bytes_max: int
+    tensor_bytes_max: int
+    session_graphs_max: int
+    session_runs_max: int
+    session_state_bytes_max: int
+    upload_bytes_max: int
+    output_queue_bytes_max: int
+    run_bytes_max: int
+    copies_max: int
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The daemon's answer to the hello."""
+
+    protocol: int
+    features: tuple[str, ...]
+    daemon_version: str
+    boot_id: bytes
+    session_token: bytes
+    epoch: int
+    limits: Limits
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True)
+class SetInfo:
+    """A weight set as the list shows it."""
+
+    handle: int
+    name: str
+    tensors: int
+    nbytes: int
+    digest: bytes
+    source: str
+    users: int
+
+
+class WeightSet(Mapping[str, TensorInfo]):
+    """A set of read-only tensors that this session holds: name -> TensorInfo.
+
+    metadata: for a GGUF file, its key-value bytes, metadata_count of them.
+    """
+
+    def __init__(self, info: SetInfo, tensors: Sequence[TensorInfo], metadata: bytes = b"",
+                 metadata_count: int = 0, already: bool = False) -> None:
+        self.info = info
+        self.metadata = metadata
+        self.metadata_count = metadata_count
+        self.already = already
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+
+    @property
+    def handle(self) -> int:
+        """The daemon's handle."""
+        return self.info.handle
+
+    @property
+    def name(self) -> str:
+        """The set's name."""
+        return self.info.name
+
+    def __getitem__(self, name: str) -> TensorInfo:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"<WeightSet {self.name!r} {len(self)} tensors, {self.info.nbytes} bytes>"
+
+
+class StateInfo(Mapping[str, TensorInfo]):
+    """Writable tensors of this session: name -> TensorInfo."""
+
+    def __init__(self, handle: int, nbytes: int, tensors: Sequence[TensorInfo]) -> None:
+        self.handle = handle
+        self.nbytes = nbytes
+        self.tensors = tuple(tensors)
+        self._index = {tensor.name: i for i, tensor in enumerate(tensors)}
+
+    def __getitem__(self, name: str) -> TensorInfo:
+        return self.tensors[self._index[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def index(self, name: str) -> int:
+        """A tensor's number in the state."""
+        return self._index[name]
+
+
+@dataclass(frozen=True)
+class DeviceShare:
+    """A device's part in a plan."""
+
+    device: str
+    compute_bytes: int
+    splits: int
+
+
+@dataclass(frozen=True)
+class PlanSummary:
+    """How the daemon plans to run a graph.
+
+    origin: "hit", or why the plan is new (new, shapes, placement, epoch, evicted).
+    """
+
+    origin: str
+    first_different: int
+    split_count: int
+    n_copies: int
+    copies_reason: str
+    copied_bytes: int
+    devices: tuple[DeviceShare, ...]
+    fallback_nodes: int
+
+
+class SubmittedGraph:
+    """A graph that the daemon has planned. Runs name it by its handle."""
+
+    def __init__(self, graph: GraphBase, submit: bytes) -> None:
+        self.graph = graph
+        self.submit_message = submit
+        self.inputs: list[Tensor] = graph.inputs
+        self.outputs: list[Tensor] = graph.outputs
+        self.input_shapes = [t.shape for t in self.inputs]
+        self.output_names = {t.name: i for i, t in enumerate(self.outputs) if t.name}
+        self.input_bytes = sum(t.nbytes for t in self.inputs)
+        self.handle = 0
+        self.generation = 0
+        self.released = False
+        self.plan: PlanSummary
+        self.lock = threading.Lock()
+        self._messages: dict[tuple[tuple[int, ...] | None, int], bytes] = {}
+
+    def planned(self, handle: int, plan: PlanSummary) -> None:
+        """Takes the handle of a (renewed) submit."""
+        with self.lock:
+            self.handle, self.plan = handle, plan
+            self.generation += 1
+            self._messages = {}
+
+    def positions(self, wanted: Sequence[int | str] | None) -> tuple[int, ...] | None:
+        """Positions of the outputs asked for; None: all."""
+        if wanted is None:
+            return None
+        return tuple(self.output_names[w] if isinstance(w, str) else w for w in wanted)
+
+    def run_message(self, positions: tuple[int, ...] | None, priority: int, long: bool) -> bytes:
+        """The RUN message; made once per choice of outputs."""
+        key = (positions, priority)
+        message = self._messages.get(key)
+        if message is None:
+            message = pb.Run(handle=self.handle, outputs=positions or (),
+                             no_outputs=positions == (), priority=priority,
+                             input_bytes=self.input_bytes if long else 0).SerializeToString()
+            self._messages[key] = message
+        return message
+
+
+class RunResult(Sequence[Array]):
+    """The outputs of a run, by position or by name; times in seconds."""
+
+    __slots__ = ("arrays", "names", "queue_s", "run_s", "slot")
+
+    def __init__(self, arrays: list[Array], names: Mapping[str, int], reply: pb.RunReply) -> None:
+        self.arrays = arrays
+        self.names = names
+        self.queue_s = reply.queue_ns / 1e9
+        self.run_s = reply.run_ns / 1e9
+        self.slot = reply.slot
+
+    @overload
+    def __getitem__(self, key: int | str) -> Array: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Array]: ...
+    def __getitem__(self, key: int | str | slice) -> Array | list[Array]:
+        if isinstance(key, str):
+            return self.arrays[self.names[key]]
+        return self.arrays[key]
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+
+@dataclass(frozen=True)
+class Stat:
+    """One counter or gauge."""
+
+    name: str
+    labels: str
+    value: float
+
+
+class Stats(tuple[Stat, ...]):
+    """All counters of the daemon."""
+
+    __slots__ = ()
+
+    def value(self, name: str, labels: str = "") -> float:
+        """The sum over the entries of that name whose labels contain `labels`; 0 without any."""
+        return sum(stat.value for stat in self if stat.name == name and labels in stat.labels)
+
+    def labelled(self, name: str) -> dict[str, float]:
+        """labels -> value of the entries of that name."""
+        return {stat.labels: stat.value for stat in self if stat.name == name}
+
+
+# ---- messages to data ----------------------------------------------------------------------------
+
+
+def device_of(d: pb.DeviceInfo) -> Device:
+    """A device of the table."""
+    return Device(d.name, d.description, d.type, d.memory_kind, d.memory_free, d.memory_total,
+                  d.memory_used, d.threads)
+
+
+def hello_of(reply: pb.HelloReply) -> Hello:
+    """The hello's answer."""
+    limits = Limits(**{name: getattr(reply.limits, name) for name in Limits.__dataclass_fields__})
+    return Hello(reply.protocol, tuple(reply.features), reply.daemon_version, reply.boot_id,
+                 reply.session_token, reply.epoch, limits, tuple(map(device_of, reply.devices)))
+
+
+def set_of(s: pb.SetInfo) -> SetInfo:
+    """A weight set of the list."""
+    return SetInfo(s.handle, s.name, s.tensors, s.bytes, s.digest, s.source, s.users)
+
+
+def plan_of(r: pb.SubmitReply) -> PlanSummary:
+    """A plan's summary."""
+    shares = tuple(DeviceShare(d.device, d.compute_bytes, d.splits) for d in r.devices)
+    return PlanSummary(r.origin, r.first_different, r.split_count, r.n_copies, r.copies_reason,
+                       r.copied_bytes, shares, r.fallback_nodes)
+
+
+def manifest_bytes(tensors: Sequence[TensorInfo]) -> bytes:
+    """Message Manifest."""
+    names = [tensor.name.encode() for tensor in tensors]
+    ne = np.array([as_ne(tensor.shape) for tensor in tensors], np.int64).reshape(-1)
+    return pb.Manifest(name_lengths=list(map(len, names)), names=b"".join(names),
+                       type=[int(tensor.type) for tensor in tensors],
+                       ne=ne.tolist()).SerializeToString()
+
+
+def manifest_of(m: pb.Manifest) -> list[TensorInfo]:
+    """The tensors of a manifest; leading dimensions of 1 are not told apart from absent ones."""
+    if len(m.ne) != 4 * len(m.type) or len(m.name_lengths) != len(m.type):
+        raise ProtocolError("a manifest whose columns differ in length", reason="PROTOCOL")
+    tensors, at = [], 0
+    for i, length in enumerate(m.name_lengths):
+        name = m.names[at : at + length].decode("utf-8", "replace")
+        at += length
+        tensors.append(TensorInfo(name, Type(m.type[i]), as_shape(m.ne[4 * i : 4 * i + 4])))
+    return tensors
+
+
+def outputs_of(graph: SubmittedGraph, wanted: Sequence[Tensor], reply: pb.RunReply,
+               memory: Array) -> RunResult:
+    """Arrays over a run's reply, without a copy."""
+    sizes = [tensor.nbytes for tensor in wanted]
+    if list(reply.output_bytes) != sizes or sum(sizes) != len(memory):
+        raise ProtocolError(f"outputs of {list(reply.output_bytes)} bytes, expected {sizes}",
+                            reason="PROTOCOL")
+    arrays: list[Array] = []
+    at = 0
+    for tensor, size in zip(wanted, sizes, strict=True):
+        arrays.append(from_bytes(memory[at : at + size], tensor.type, tensor.shape))
+        at += size
+    if wanted is graph.outputs:
+        return RunResult(arrays, graph.output_names, reply)
+    return RunResult(arrays, {t.name: i for i, t in enumerate(wanted) if t.name}, reply)
+

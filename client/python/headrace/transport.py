@@ -1,0 +1,315 @@
+"""A blocking connection that many threads share.
+
+There is no thread of its own: whoever waits, reads. One waiting thread at a time has the reading role;
+it hands events to the calls they belong to and passes the role on when its own call has ended. No lock
+is held while a thread waits for the socket, so replies come back in the order in which they arrive.
+
+Locks: _state (wire, pending calls, reading role; held for moments) and _sending (one frame after the
+other; may wait for the socket, and then reads, so that two full socket buffers cannot block each
+other). _sending is taken before _state, never after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
+from headrace.wire import Buffer, Call, Credit, Event, Failure, GoingAway, Reply, Wire
+
+GRACE_S = 2.0
+IOV_MAX = 512
+
+
+def open_socket(address: str, timeout: float | None) -> socket.socket:
+    """Connects to unix:/path or tcp:host:port. ConnectionLost when that fails, ValueError for
+    another kind of address.
+    """
+    scheme, _, rest = address.partition(":")
+    try:
+        if scheme == "unix" and rest:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.settimeout(timeout)
+            sock.connect(rest)
+        elif scheme == "tcp" and ":" in rest:
+            host, _, port = rest.rpartition(":")
+            sock = socket.create_connection((host.strip("[]"), int(port)), timeout)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:
+            raise ValueError(f"address {address!r}: unix:/path or tcp:host:port")
+    except OSError as error:
+        raise ConnectionLost(f"{address}: {error.strerror or error}", reason="CONNECT") from error
+    sock.setblocking(False)
+    return sock
+
+
+class Pending:
+    """One call that has been sent: its reply or error once there is one."""
+
+    __slots__ = ("call", "deadline", "reply", "error", "granted", "waiter")
+
+    def __init__(self, call: Call, deadline: float | None) -> None:
+        self.call = call
+        self.deadline = deadline
+        self.reply: Reply | None = None
+        self.error: HeadraceError | None = None
+        self.granted = False
+        self.waiter: threading.Event | None = None
+
+    @property
+    def done(self) -> bool:
+        """Ended, well or badly."""
+        return self.reply is not None or self.error is not None
+
+
+class Transport:
+    """A Wire on a socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.wire = Wire()
+        self.draining: GoingAway | None = None
+        self._sock = sock
+        self._state = threading.Lock()
+        self._sending = threading.Lock()
+        self._pending: dict[int, Pending] = {}
+        self._waiting: list[Pending] = []
+        self._reading = False
+        self._failure: HeadraceError | None = None
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self._either = select.poll()
+        self._either.register(sock, select.POLLIN | select.POLLOUT)
+        self._writable = select.poll()
+        self._writable.register(sock, select.POLLOUT)
+
+    # ---- calls ---------------------------------------------------------------------------------
+
+    def start(self, kind: int, message: bytes, body: Sequence[Buffer] = (), *, stream: bool = False,
+              timeout: float | None = None, into: memoryview | None = None) -> Pending:
+        """Sends a request. A body that needs credit is sent on by whoever waits for the reply."""
+        timeout_ms = 0 if timeout is None else min(max(1, int(timeout * 1000)), 0xFFFFFFFF)
+        deadline = None if timeout is None else time.monotonic() + timeout + GRACE_S
+        with self._sending:
+            with self._state:
+                self._check()
+                call = self.wire.call(kind, message, body, stream=stream, timeout_ms=timeout_ms,
+                                      into=into)
+                pending = Pending(call, deadline)
+                self._pending[call.call_id] = pending
+            self._send(call.frames)
+        return pending
+
+    def wait(self, pending: Pending, timeout: float | None = None) -> Reply:
+        """The reply; raises its error. TimeoutError when `timeout` seconds pass first (the call goes
+        on), DeadlineExceeded when the daemon is silent past the call's deadline.
+        """
+        try:
+            self._wait(pending, None if timeout is None else time.monotonic() + timeout)
+        finally:
+            # This thread may have been chosen to read and not have needed to.
+            if self._waiting:
+                with self._state:
+                    self._hand_over()
+        if pending.error is not None:
+            raise pending.error
+        assert pending.reply is not None
+        return pending.reply
+
+    def _wait(self, pending: Pending, limit: float | None) -> None:
+        while not pending.done:
+            while pending.call.uploading and self._upload(pending):
+                pass
+            now = time.monotonic()
+            if pending.deadline is not None and now >= pending.deadline:
+                self.cancel(pending, DeadlineExceeded("no answer within the deadline",
+                                                      reason="DEADLINE"))
+                break
+            if limit is not None and now >= limit:
+                raise TimeoutError("the call is still running")
+            ends = [end for end in (limit, pending.deadline) if end is not None]
+            self._progress(pending, min(ends) - now if ends else None)
+
+    def poll(self) -> None:
+        """Takes in whatever has arrived, without waiting."""
+        with self._state:
+            if self._reading or self._failure is not None:
+                return
+            self._reading = True
+        self._read(0.0)
+
+    def cancel(self, pending: Pending, error: HeadraceError | None = None) -> None:
+        """Asks the daemon to stop a call. With `error` the call ends here and now with it."""
+        with self._sending:
+            with self._state:
+                if pending.done or self._failure is not None:
+                    return
+                frames = self.wire.cancel(pending.call.call_id)
+                if error is not None:
+                    self.wire.abandon(pending.call.call_id)
+                    self._pending.pop(pending.call.call_id, None)
+                    pending.error = error
+            self._send(frames)
+
+    def close(self) -> None:
+        """Ends the connection; calls under way fail with ConnectionLost."""
+        self._fail(ConnectionLost("the connection was closed", reason="CLOSED"))
+
+    # ---- sending -------------------------------------------------------------------------------
+
+    def _upload(self, pending: Pending) -> bool:
+        """Sends one DATA frame if there is credit for it."""
+        with self._sending:
+            with self._state:
+                if pending.done:
+                    return False
+                frame = self.wire.upload(pending.call)
+                pending.granted = False
+            if not frame:
+                return False
+            self._send(frame)
+        return True
+
+    def _send(self, frames: Sequence[Buffer]) -> None:
+        """Writes buffers out. The caller holds _sending."""
+        left = [memoryview(part) for part in frames]
+        while left:
+            try:
+                sent = self._sock.sendmsg(left[:IOV_MAX])
+            except BlockingIOError:
+                self._wait_writable()
+                continue
+            except OSError as error:
+                # What the daemon said before it hung up may explain it.
+                self.poll()
+                self._fail(ConnectionLost(str(error.strerror or error), reason="EOF"))
+                self._check()
+            while left and sent >= len(left[0]):
+                sent -= len(left[0])
+                left.pop(0)
+            if sent:
+                left[0] = left[0][sent:]
+
+    def _wait_writable(self) -> None:
+        with self._state:
+            self._check()
+            mine = not self._reading
+        if not mine:
+            self._writable.poll(100)
+        elif any(event & select.POLLIN for _, event in self._either.poll(100)):
+            self.poll()
+
+    # ---- receiving -----------------------------------------------------------------------------
+
+    def _progress(self, pending: Pending, timeout: float | None) -> None:
+        """Reads, or waits for the thread that reads, until something may have changed."""
+        with self._state:
+            if pending.done or pending.granted:
+                pending.granted = False
+                return
+            if self._failure is not None:
+                pending.error = self._failure
+                return
+            mine = not self._reading
+            if mine:
+                self._reading = True
+            else:
+                pending.waiter = waiter = threading.Event()
+                self._waiting.append(pending)
+        if mine:
+            self._read(timeout)
+            return
+        woken = waiter.wait(timeout)
+        with self._state:
+            pending.waiter = None
+            if pending in self._waiting:
+                self._waiting.remove(pending)
+            elif not woken:
+                self._hand_over()
+
+    def _read(self, timeout: float | None) -> None:
+        """Reads once; the caller has the reading role, which ends here."""
+        failure: HeadraceError | None = None
+        events: list[Event] = []
+        try:
+            wait_ms = None if timeout is None else max(0, int(timeout * 1000) + 1)
+            if timeout == 0.0 or self._readable.poll(wait_ms):
+                count = self._sock.recv_into(self.wire.buffer())
+                if count == 0:
+                    failure = ConnectionLost("the daemon closed the connection", reason="EOF")
+                else:
+                    with self._state:
+                        events = self.wire.received(count)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except ProtocolError as error:
+            failure = error
+        except (OSError, ValueError) as error:
+            failure = ConnectionLost(str(error), reason="EOF")
+        finally:
+            with self._state:
+                self._reading = False
+                for event in events:
+                    failure = self._deliver(event) or failure
+                self._hand_over()
+                if self._failure is not None:
+                    self._sock.close()
+        if failure is not None:
+            self._fail(failure)
+
+    def _deliver(self, event: Event) -> HeadraceError | None:
+        """Gives an event to its call; a failure of the whole connection is returned."""
+        if isinstance(event, GoingAway):
+            self.draining = event
+            return None
+        if isinstance(event, Credit):
+            pending = self._pending.get(event.call_id)
+            if pending is not None:
+                pending.granted = True
+        else:
+            if isinstance(event, Failure) and event.call_id == 0:
+                return event.error
+            pending = self._pending.pop(event.call_id, None)
+            if pending is not None and isinstance(event, Reply):
+                pending.reply = event
+            elif pending is not None and isinstance(event, Failure):
+                pending.error = event.error
+        if pending is not None and pending.waiter is not None:
+            pending.waiter.set()
+            if pending in self._waiting:
+                self._waiting.remove(pending)
+        return None
+
+    def _hand_over(self) -> None:
+        """Wakes a waiting thread so that somebody reads. The caller holds _state."""
+        if not self._reading and self._waiting:
+            chosen = self._waiting.pop()
+            if chosen.waiter is not None:
+                chosen.waiter.set()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, failure: HeadraceError) -> None:
+        """Ends the connection for everybody; the first failure counts.
+
+        The descriptor is closed only when nobody reads: a number that is polled must not come to mean
+        another file.
+        """
+        with self._state:
+            if self._failure is None:
+                self._failure = failure
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+            if not self._reading:
+                self._sock.close()
+            for pending in self._pending.values():
+                pending.error = self._failure
+                if pending.waiter is not None:
+                    pending.waiter.set()
+            self._pending.clear()
+            self._waiting.clear()
