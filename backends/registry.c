@@ -1,0 +1,64 @@
+/* From a configuration to a device of one of the backends in this build. */
+#include "backends/registry.h"
+
+#include <string.h>
+
+#include "backends/cpu/backend.h"
+#ifdef HR_HAVE_BLAS
+#include "backends/blas/backend.h"
+#endif
+
+static hr_status cpu_device_new(const struct hr_backend_config *config, struct hr_diag *diag,
+                                struct hr_device **ret_device) {
+        struct hr_cpu_config cpu = {
+                .name = config->name,
+                .threads = config->threads,
+                .isolated = config->isolated,
+                .memory_cap = config->memory_cap,
+                .spin_us = config->spin_us,
+                .deterministic = config->deterministic,
+                .isa = config->isa,
+                .deny_ops = config->deny_ops,
+                .delay_us = config->delay_us,
+        };
+
+        return hr_cpu_device_new(&cpu, diag, ret_device);
+}
+
+#ifdef HR_HAVE_BLAS
+static hr_status blas_device_new(const struct hr_backend_config *config, struct hr_diag *diag,
+                                 struct hr_device **ret_device) {
+        struct hr_blas_config blas = {
+                .name = config->name,
+                .threads = config->threads,
+                .batch_min = config->batch_min,
+                .spin_us = config->spin_us,
+        };
+
+        return hr_blas_device_new(&blas, diag, ret_device);
+}
+#endif
+
+hr_status hr_backend_device_new(const struct hr_backend_config *config, struct hr_diag *diag,
+                                struct hr_device **ret_device) {
+        if (strcmp(config->backend, "cpu") == 0)
+                return cpu_device_new(config, diag, ret_device);
+#ifdef HR_HAVE_BLAS
+        if (strcmp(config->backend, "blas") == 0)
+                return blas_device_new(config, diag, ret_device);
+#endif
+        return hr_fail_reason(diag, HR_E_UNSUPPORTED, "BACKEND",
+                              "this build has no backend \"%s\"", config->backend);
+}
+
+const char *const *hr_backend_names(void) {
+        static const char *const names[] = {
+                "cpu",
+#ifdef HR_HAVE_BLAS
+                "blas",
+#endif
+                NULL,
+        };
+
+        return names;
+}
