@@ -13,8 +13,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from daemon import ROOT, DaemonError, build_folder  # noqa: E402
 from rows import machine, table  # noqa: E402
+from run_daemon import ROOT, DaemonError, build_folder  # noqa: E402
 
 RESULTS = ROOT / "build" / "bench"
 # Each is a module bench_NAME.py here whose run() gives rows.

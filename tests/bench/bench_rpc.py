@@ -10,8 +10,8 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from daemon import Daemon, build_folder  # noqa: E402
 from rows import Row  # noqa: E402
+from run_daemon import Daemon, build_folder  # noqa: E402
 
 RUNS = 3000
 REPETITIONS = 7

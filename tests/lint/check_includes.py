@@ -103,11 +103,15 @@ COMPILER = frozenset(
 )
 
 # Split, so that this file does not match itself.
-PLACES = tuple("/" + first + second for first, second in (("wo", "rk/"), ("tmp/", "w/"), ("ro", "ot/")))
+PLACES = tuple(
+    "/" + first + second for first, second in (("wo", "rk/"), ("tmp/", "w/"), ("ro", "ot/"))
+)
 SOURCE_SUFFIXES = (".c", ".h", ".cu", ".cuh", ".def", ".inc")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 README_LINES_MAX = 150
-SKIPPED_FOLDERS = re.compile(r"(^|/)(\.git|\.venv|\.cache|__pycache__|build[^/]*|\.[a-z]+_cache)(/|$)")
+SKIPPED_FOLDERS = re.compile(
+    r"(^|/)(\.git|\.venv|\.cache|__pycache__|build[^/]*|\.[a-z]+_cache)(/|$)"
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -184,9 +188,7 @@ def room_of(path: str) -> Room | None:
 
 def is_known_external(name: str) -> bool:
     stem = name.removesuffix(".h")
-    return stem in LANGUAGE or any(
-        fnmatch(stem, pattern) for pattern in (*SYSTEM, *COMPILER)
-    )
+    return stem in LANGUAGE or any(fnmatch(stem, pattern) for pattern in (*SYSTEM, *COMPILER))
 
 
 def external_owner(name: str) -> tuple[str, ...] | None:
@@ -267,7 +269,7 @@ def check_own_first(tree: Tree) -> Iterator[Finding]:
 
 def check_alone(tree: Tree, compiler: str, build: Path | None) -> Iterator[Finding]:
     headers = [path for path in tree.includes if path.endswith(".h")]
-    command = [compiler, "-std=c17", "-D_GNU_SOURCE", "-DHR_VERSION=\"0\"", "-fsyntax-only"]
+    command = [compiler, "-std=c17", "-D_GNU_SOURCE", '-DHR_VERSION="0"', "-fsyntax-only"]
     command += ["-Wall", "-Werror", "-I", str(tree.root)]
     for folder in (build, build and build / "proto"):
         if folder:

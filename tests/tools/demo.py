@@ -1,6 +1,6 @@
 """The last step of ./demo: a daemon for this one run, and `headrace generate` as its client.
 
-    demo.py MODEL.gguf OPTION...        the options are those of `headrace generate`
+demo.py MODEL.gguf OPTION...        the options are those of `headrace generate`
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from daemon import Daemon, DaemonError
+from run_daemon import Daemon, DaemonError
 
 
 def main() -> int:

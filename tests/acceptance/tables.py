@@ -1,0 +1,22 @@
+"""The device tables of the acceptance tests, and where their reference data lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from run_daemon import Daemon, Device
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "tests" / "golden" / "data" / "llama" / "smollm2-135m-q4_1.json"
+
+# The fixture `start`: a daemon for a device table.
+Start = Callable[[tuple[Device, ...]], Daemon]
+
+ONE = (Device("cpu0", {"backend": "cpu", "memory": "isolated", "threads": 1}),)
+TWO = (
+    Device("cpu0", {"backend": "cpu", "memory": "isolated", "threads": 1}),
+    Device("cpu1", {"backend": "cpu", "memory": "isolated", "threads": 1}),
+)
+SHARED = (Device("cpu0", {"backend": "cpu"}),)
+BLAS = (Device("blas0", {"backend": "blas"}), Device("cpu0", {"backend": "cpu"}))

@@ -1,0 +1,66 @@
+"""Fed llama.cpp's own greedy tokens, position by position, the daemon makes llama.cpp's choices."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import headrace
+import numpy as np
+import pytest
+from llama_runner import Runner
+from tables import BLAS, REFERENCE, SHARED, Start
+
+# Two logits nearer than this share of their magnitude are a tie.
+TIE = 1e-3
+PROMPTS = ("one", "twelve", "long")
+
+
+def disagreements(logits: list[np.ndarray[Any, Any]], expected: dict[str, Any]) -> list[str]:
+    """Positions with another choice although llama.cpp's two best are no tie."""
+    found = []
+    for position, ours in enumerate(logits):
+        best, second = expected["logits"][position]
+        choice = expected["continuation"][position]
+        tie = best - second < TIE * max(abs(best), abs(second))
+        if int(ours.argmax()) != choice and not tie:
+            found.append(
+                f"position {position}: {int(ours.argmax())} ({ours.max():.4f}) instead of {choice} "
+                f"({ours[choice]:.4f}); llama.cpp has {best:.4f} and {second:.4f}"
+            )
+    return found
+
+
+def test_the_file_is_the_one_of_the_reference(model: Path) -> None:
+    wanted = json.loads(REFERENCE.read_text())["sha256"]
+    assert hashlib.sha256(model.read_bytes()).hexdigest() == wanted
+
+
+@pytest.mark.parametrize("devices", [SHARED, BLAS], ids=["cpu", "cpu+blas"])
+@pytest.mark.parametrize("name", PROMPTS)
+def test_choices(
+    start: Start, model: Path, reference: dict[str, Any], name: str, devices: Any
+) -> None:
+    expected = reference[name]
+    assert len(expected["continuation"]) == 48
+    with headrace.connect(start(devices).address) as client:
+        runner = Runner(client, model.name)
+        logits = runner.forced(expected["prompt_tokens"], expected["continuation"])
+        assert len(logits) == 48
+        assert not disagreements(logits, expected)
+        if devices is BLAS and name == "long":
+            prompt = runner.graph(len(expected["prompt_tokens"]), runner.n_ctx)
+            assert {d.device: d.splits > 0 for d in prompt.plan.devices}["blas0"]
+
+
+def test_the_criterion_can_fail(reference: dict[str, Any]) -> None:
+    """Logits that prefer another token at a position that is no tie are noticed."""
+    expected = reference["twelve"]
+    logits = [np.zeros(49152, np.float32) for _ in expected["continuation"]]
+    for ours, choice in zip(logits, expected["continuation"]):
+        ours[choice] = 1.0
+    assert not disagreements(logits, expected)
+    logits[7][0] = 2.0
+    assert len(disagreements(logits, expected)) == 1
