@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from run_daemon import Daemon, Device
+from run_daemon import Daemon, Device, device
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "tests" / "golden" / "data" / "llama" / "smollm2-135m-q4_1.json"
@@ -13,10 +13,10 @@ REFERENCE = ROOT / "tests" / "golden" / "data" / "llama" / "smollm2-135m-q4_1.js
 # The fixture `start`: a daemon for a device table.
 Start = Callable[[tuple[Device, ...]], Daemon]
 
-ONE = (Device("cpu0", {"backend": "cpu", "memory": "isolated", "threads": 1}),)
+ONE = (device("cpu0", backend="cpu", memory="isolated", threads=1),)
 TWO = (
-    Device("cpu0", {"backend": "cpu", "memory": "isolated", "threads": 1}),
-    Device("cpu1", {"backend": "cpu", "memory": "isolated", "threads": 1}),
+    device("cpu0", backend="cpu", memory="isolated", threads=1),
+    device("cpu1", backend="cpu", memory="isolated", threads=1),
 )
-SHARED = (Device("cpu0", {"backend": "cpu"}),)
-BLAS = (Device("blas0", {"backend": "blas"}), Device("cpu0", {"backend": "cpu"}))
+SHARED = (device("cpu0", backend="cpu"),)
+BLAS = (device("blas0", backend="blas"), device("cpu0", backend="cpu"))

@@ -28,7 +28,12 @@ class Device:
     """One [device NAME] section; `keys` as in the configuration file."""
 
     name: str
-    keys: dict[str, object]
+    keys: tuple[tuple[str, object], ...]
+
+
+def device(name: str, **keys: object) -> Device:
+    """device("cpu0", backend="cpu", threads=1)"""
+    return Device(name, tuple(keys.items()))
 
 
 def build_folder() -> Path:
@@ -50,8 +55,8 @@ def config_text(
         whole["models"] = {"directories": ":".join(str(folder) for folder in models)}
     for name, keys in sections.items():
         whole.setdefault(name, {}).update(keys)
-    for device in devices:
-        whole[f"device {device.name}"] = device.keys
+    for one in devices:
+        whole[f"device {one.name}"] = dict(one.keys)
     lines: list[str] = []
     for name, keys in whole.items():
         lines += [f"[{name}]", *(f"{key} = {value}" for key, value in keys.items()), ""]
