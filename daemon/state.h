@@ -16,7 +16,7 @@
 
 struct hr_state_home {
         uint32_t device;          /* index in the fleet */
-        struct hr_buffer *buffer; /* NULL only for a tensor without elements */
+        struct hr_buffer *buffer;
         uint64_t offset;
 };
 

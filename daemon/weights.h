@@ -27,10 +27,16 @@
 
 /* ---- A set ----------------------------------------------------------------------------------- */
 
+/* Makes "the same file" precise. */
+struct hr_file_identity {
+        uint64_t device, inode, bytes;
+        int64_t modified_s, modified_ns;
+};
+
 /* Where a tensor of a set lives. */
 struct hr_weights_home {
         uint32_t device;          /* index in the fleet */
-        struct hr_buffer *buffer; /* NULL only for a tensor without elements */
+        struct hr_buffer *buffer;
         uint64_t offset;
 };
 
@@ -48,7 +54,10 @@ struct hr_weights {
         uint64_t bytes;                /* of all tensors */
         uint8_t *metadata;             /* key-values as they stand in the GGUF file, or NULL */
         uint64_t metadata_bytes, metadata_count;
-        struct hr_weights_work *work;  /* while it is being made; NULL when it is ready */
+        struct hr_buffer **buffers;    /* one per device, NULL where none */
+        struct hr_file_identity identity; /* of a file */
+        char *path;                       /* of a file, relative to its directory */
+        struct hr_weights_work *work;     /* while it is being made; NULL when it is ready */
         struct hr_weights_store *store;
         struct hr_list link;
 };
@@ -88,9 +97,8 @@ HR_NODISCARD hr_status hr_weights_store_new(const struct hr_weights_store_config
                                             struct hr_weights_store **ret_store);
 /* After the last reference to a set and the last job. Waits for copies still in flight. */
 struct hr_weights_store *hr_weights_store_free(struct hr_weights_store *store);
-/* One bounded portion of work for every set being made; calls done of the jobs that ended. True
- * when another call would find work at once (call again after serving others), false when `wake`
- * will tell. */
+/* One bounded portion of work (at most 256 KiB hashed, or one copy queued, or one job told). True
+ * when something was done: call again after serving others. False: nothing to do until `wake`. */
 bool hr_weights_store_step(struct hr_weights_store *store);
 struct hr_weights_store_stats hr_weights_store_stats(const struct hr_weights_store *store);
 /* The ready set of that name that became ready last, or NULL; no reference is taken. */

@@ -1,0 +1,563 @@
+/*
+ * The store of weight sets, and the making of a set in bounded portions.
+ *
+ * A set being made has a struct hr_weights_work; a ready one has none. Portions of work:
+ *
+ *   upload:  HASH (follows the bytes that have come) -> [verify] -> COPY -> ready
+ *   file:                                                           COPY -> ready
+ *
+ * COPY moves the tensors of devices with memory of their own from the contents (the mapped file, or
+ * staging memory) through the device's queue, a few chunks in flight at a time. A set all of whose
+ * tensors are used in place has nothing to copy.
+ *
+ * Invariants: a set is in exactly one of the store's lists `working` and `ready`. While chunks are
+ * in flight it is not freed, whatever becomes of its jobs. A job is linked in the work of its set,
+ * or, when the set is ready already, in the store's list `answered`, and then holds a reference.
+ */
+#include "daemon/weights_priv.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/transfer.h"
+
+#define UPLOAD_NAME_BYTES_MAX 255U
+#define HASH_PORTION_BYTES (UINT64_C(256) << 10) /* under a millisecond */
+#define COPY_CHUNK_BYTES (UINT64_C(2) << 20)
+#define COPY_CHUNKS_IN_FLIGHT 4U
+
+static void store_wake(const struct hr_weights_store *store) {
+        store->config.wake(store->config.arg);
+}
+
+/* ---- Sets ------------------------------------------------------------------------------------ */
+
+HR_DEFINE_CLEANUP(struct hr_weights *, set_freep, hr_weights_set_free)
+HR_DEFINE_CLEANUP(struct hr_weights_file *, file_freep, hr_weights_file_free)
+HR_DEFINE_CLEANUP(struct hr_image *, image_unrefp, hr_image_unref)
+
+struct hr_weights *hr_weights_ref(struct hr_weights *set) {
+        HR_ASSERT(!set->work);
+        set->refs++;
+        return set;
+}
+
+struct hr_weights *hr_weights_unref(struct hr_weights *set) {
+        if (!set)
+                return NULL;
+        HR_ASSERT(set->refs > 0 && !set->work);
+        if (--set->refs == 0) {
+                set->store->stats.sets--;
+                set->store->stats.bytes -= set->bytes;
+                hr_weights_set_free(set);
+        }
+        return NULL;
+}
+
+hr_status hr_weights_bind(const struct hr_weights *set, const struct hr_graph *graph, uint32_t leaf,
+                          struct hr_diag *diag, struct hr_leaf_home *ret_home) {
+        size_t name_bytes;
+        const char *name = hr_graph_name(graph, leaf, &name_bytes);
+        const int64_t tensor = hr_manifest_find(set->manifest, name, name_bytes);
+
+        if (tensor < 0)
+                return hr_fail_reason(diag, HR_E_NOT_FOUND, "LEAF", "no weight set holds '%.*s'",
+                                      (int) HR_MIN(name_bytes, 80U), name);
+        HR_TRY(hr_manifest_check_leaf(set->manifest, (uint32_t) tensor, graph, leaf, diag));
+        ret_home->buffer = set->homes[tensor].buffer;
+        ret_home->offset = set->homes[tensor].offset;
+        return HR_OK;
+}
+
+/* ---- Jobs ------------------------------------------------------------------------------------ */
+
+/* The job waits for a set that is being made. */
+static void job_join(struct hr_weights_job *job, struct hr_weights *set, bool already) {
+        job->set = set;
+        job->already = already;
+        hr_list_append(&set->work->jobs, &job->link);
+        store_wake(set->store);
+}
+
+/* The job will be told of a ready set. */
+static void job_answer(struct hr_weights_job *job, struct hr_weights *set, bool already) {
+        job->set = hr_weights_ref(set);
+        job->already = already;
+        hr_list_append(&set->store->answered, &job->link);
+        store_wake(set->store);
+}
+
+static void store_take(struct hr_weights_store *store, struct hr_weights *set) {
+        hr_list_append(&store->working, &set->link);
+        store->stats.working++;
+        store->stats.working_bytes += set->bytes;
+}
+
+/* Takes a set that will not become ready out of the store, unless chunks are in flight. */
+static void set_abandon(struct hr_weights *set) {
+        if (atomic_load_explicit(&set->work->in_flight, memory_order_acquire) > 0)
+                return;
+        set->store->stats.working--;
+        set->store->stats.working_bytes -= set->bytes;
+        hr_weights_set_free(set);
+}
+
+void hr_weights_job_cancel(struct hr_weights_job *job) {
+        struct hr_weights *set = job->set;
+
+        if (!hr_list_is_linked(&job->link))
+                return;
+        hr_list_remove(&job->link);
+        job->set = NULL;
+        if (!set->work)
+                hr_weights_unref(set);
+        else if (hr_list_is_empty(&set->work->jobs) && !set->work->is_ending)
+                set_abandon(set); /* else a later step does */
+}
+
+void hr_weights_job_progress(const struct hr_weights_job *job, uint64_t *ret_done,
+                             uint64_t *ret_total) {
+        const struct hr_weights *set = job->set;
+
+        *ret_total = set ? set->bytes : 0;
+        *ret_done = *ret_total;
+        if (set && set->work)
+                *ret_done = set->work->is_upload && !set->work->is_verified
+                                    ? hr_upload_received(&set->work->upload)
+                                    : set->work->bytes_done;
+        *ret_done = HR_MIN(*ret_done, *ret_total);
+}
+
+/* ---- LOAD ------------------------------------------------------------------------------------ */
+
+static bool same_file(const struct hr_weights *a, const struct hr_weights *b) {
+        return a->from_file && b->from_file &&
+               memcmp(&a->identity, &b->identity, sizeof a->identity) == 0 &&
+               strcmp(a->path, b->path) == 0 && strcmp(a->name, b->name) == 0 &&
+               a->placement.tensor_count == b->placement.tensor_count &&
+               memcmp(a->placement.devices, b->placement.devices,
+                      a->placement.tensor_count * sizeof *a->placement.devices) == 0;
+}
+
+/* A set equal to a file's, ready or being made, or NULL. */
+static struct hr_weights *find_same_file(struct hr_weights_store *store,
+                                         const struct hr_weights *wanted) {
+        struct hr_list *const lists[] = {&store->ready, &store->working};
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(lists); i++)
+                HR_LIST_FOR_EACH(link, lists[i]) {
+                        struct hr_weights *set = HR_CONTAINER_OF(link, struct hr_weights, link);
+
+                        if (same_file(set, wanted) &&
+                            (!set->work || set->work->failure.status == HR_OK))
+                                return set;
+                }
+        return NULL;
+}
+
+hr_status hr_weights_load(struct hr_weights_store *store, struct hr_weights_file *taken,
+                          const char *name, const struct hr_placement_rule *rules,
+                          uint32_t rule_count, struct hr_weights_job *job, struct hr_diag *diag) {
+        HR_CLEANUP(file_freep) struct hr_weights_file *file = taken;
+        HR_CLEANUP(set_freep) struct hr_weights *set = NULL;
+        struct hr_weights *same;
+        const struct set_plan plan = {
+                .store = store,
+                .name = name && *name != '\0' ? name : file->path,
+                .manifest = HR_STEAL(file->gguf.tensors),
+                .rules = rules,
+                .rule_count = rule_count,
+                .contents_bytes = file->image->bytes,
+        };
+
+        HR_TRY(hr_weights_set_begin(&plan, diag, &set));
+        set->identity = file->identity;
+        set->path = HR_STEAL(file->path);
+        same = find_same_file(store, set);
+        if (same) {
+                store->stats.shared++;
+                if (same->work)
+                        job_join(job, same, true);
+                else
+                        job_answer(job, same, true);
+                return HR_OK;
+        }
+        set->metadata = HR_STEAL(file->metadata);
+        set->metadata_bytes = file->gguf.metadata_bytes;
+        set->metadata_count = file->gguf.metadata_count;
+        HR_TRY(hr_weights_set_map(set, file->image, diag));
+        HR_TRY(hr_weights_set_place(set, diag));
+        store->stats.loads++;
+        store_take(store, set);
+        job_join(job, set, false);
+        set = NULL; /* the store's now */
+        return HR_OK;
+}
+
+/* ---- PUT ------------------------------------------------------------------------------------- */
+
+static hr_status check_upload(const struct hr_upload_request *request, struct hr_diag *diag) {
+        const struct hr_manifest *manifest = request->manifest;
+        const size_t name_bytes = strnlen(request->name, UPLOAD_NAME_BYTES_MAX + 1);
+        const struct hr_manifest_tensor *last = &manifest->tensors[manifest->tensor_count - 1];
+
+        if (name_bytes == 0 || name_bytes > UPLOAD_NAME_BYTES_MAX)
+                return hr_fail_reason(diag, HR_E_INVALID, "NAME", "a set's name has 1 to %u bytes",
+                                      UPLOAD_NAME_BYTES_MAX);
+        if (request->total_bytes == manifest->total_bytes ||
+            request->total_bytes == last->offset + last->bytes)
+                return HR_OK;
+        if (diag && diag->status == HR_OK) {
+                diag->limit = manifest->total_bytes;
+                diag->actual = request->total_bytes;
+        }
+        return hr_fail_reason(diag, HR_E_INVALID, "SIZE",
+                              "%" PRIu64 " bytes announced, the manifest has %" PRIu64,
+                              request->total_bytes, manifest->total_bytes);
+}
+
+hr_status hr_weights_put(struct hr_weights_store *store, const struct hr_upload_request *request,
+                         struct hr_weights_job *job, struct hr_diag *diag,
+                         struct hr_upload **ret_upload) {
+        HR_CLEANUP(hr_manifest_freep) struct hr_manifest *manifest = request->manifest;
+        HR_CLEANUP(set_freep) struct hr_weights *set = NULL;
+        struct set_plan plan = {
+                .store = store,
+                .name = request->name,
+                .rules = request->rules,
+                .rule_count = request->rule_count,
+                .contents_bytes = manifest->total_bytes,
+                .is_upload = true,
+        };
+        struct hr_weights_work *work;
+
+        HR_TRY(check_upload(request, diag));
+        plan.manifest = HR_STEAL(manifest);
+        HR_TRY(hr_weights_set_begin(&plan, diag, &set));
+        work = set->work;
+        HR_TRY(hr_tree_digest_init(&work->digest, diag));
+        if (request->digest) {
+                work->has_expected = true;
+                memcpy(work->expected, request->digest, HR_DIGEST_BYTES);
+        }
+        work->upload.store = store;
+        work->upload.total_bytes = request->total_bytes;
+        HR_TRY(hr_weights_set_allocate(set, plan.contents_bytes, diag));
+        HR_TRY(hr_weights_set_place(set, diag));
+        store->stats.uploads++;
+        store_take(store, set);
+        job_join(job, set, false);
+        *ret_upload = &work->upload;
+        set = NULL; /* the store's now */
+        return HR_OK;
+}
+
+uint64_t hr_upload_received(const struct hr_upload *upload) {
+        return atomic_load_explicit(&upload->received, memory_order_acquire);
+}
+
+hr_status hr_upload_place(struct hr_upload *upload, uint64_t offset, uint64_t bytes,
+                          struct hr_diag *diag, uint8_t **ret_memory) {
+        const uint64_t received = hr_upload_received(upload);
+        const uint64_t remaining = upload->total_bytes - received;
+        const bool gap = offset != received;
+
+        if (!gap && bytes <= remaining) {
+                upload->claimed = bytes;
+                *ret_memory = upload->memory + received;
+                return HR_OK;
+        }
+        if (diag && diag->status == HR_OK) {
+                diag->limit = gap ? received : remaining;
+                diag->actual = gap ? offset : bytes;
+        }
+        if (gap)
+                return hr_fail_reason(diag, HR_E_RANGE, "OFFSET",
+                                      "data at %" PRIu64 ", byte %" PRIu64 " is next", offset,
+                                      received);
+        return hr_fail_reason(diag, HR_E_RANGE, "SIZE",
+                              "%" PRIu64 " bytes of data, %" PRIu64 " are to come", bytes,
+                              remaining);
+}
+
+bool hr_upload_commit(struct hr_upload *upload, uint64_t bytes) {
+        struct hr_weights_store *store = upload->store;
+        const uint64_t received = hr_upload_received(upload) + bytes;
+        const bool complete = received == upload->total_bytes;
+
+        HR_ASSERT(bytes <= upload->claimed);
+        upload->claimed -= bytes;
+        /* From here on, when complete, the engine may end and free the upload. */
+        atomic_store_explicit(&upload->received, received, memory_order_release);
+        store_wake(store);
+        return complete;
+}
+
+/* ---- Portions of work ------------------------------------------------------------------------ */
+
+/* Hashes a portion of what has come. True when something was done. */
+static bool hash_portion(struct hr_weights_work *work) {
+        const uint64_t received = hr_upload_received(&work->upload);
+        const uint64_t hashed = work->digest.bytes;
+        const uint64_t bytes = HR_MIN(received - hashed, HASH_PORTION_BYTES);
+
+        if (work->failure.status != HR_OK || bytes == 0)
+                return false;
+        if (hr_tree_digest_update(&work->digest, work->contents + hashed, (size_t) bytes,
+                                  &work->failure) == HR_OK)
+                work->store->stats.bytes_hashed += bytes;
+        return true;
+}
+
+/* Everything has come and is hashed, or can no longer be: compares. */
+static void verify(struct hr_weights *set) {
+        struct hr_weights_work *work = set->work;
+
+        work->is_verified = true;
+        if (work->failure.status != HR_OK ||
+            hr_tree_digest_finish(&work->digest, &work->failure, set->digest) != HR_OK)
+                return;
+        set->has_digest = true;
+        if (work->has_expected && !hr_digest_equal(set->digest, work->expected))
+                hr_fail_reason(&work->failure, HR_E_DATA_LOSS, "DIGEST",
+                               "the contents of set '%.80s' do not have the announced digest",
+                               set->name);
+}
+
+static void chunk_copied(void *arg) {
+        struct hr_weights_work *work = arg;
+        struct hr_weights_store *store = work->store;
+
+        /* From here on the engine may free the work. */
+        atomic_fetch_sub_explicit(&work->in_flight, 1, memory_order_release);
+        store_wake(store);
+}
+
+/* Moves the cursor over tensors that need no copy. False at the end. */
+static bool next_to_copy(struct hr_weights *set) {
+        struct hr_weights_work *work = set->work;
+
+        while (work->tensor < set->manifest->tensor_count) {
+                const struct hr_manifest_tensor *tensor = &set->manifest->tensors[work->tensor];
+
+                if (work->tensor_done < tensor->bytes &&
+                    !work->in_place[set->homes[work->tensor].device])
+                        return true;
+                work->bytes_done += tensor->bytes - work->tensor_done;
+                work->tensor++;
+                work->tensor_done = 0;
+        }
+        return false;
+}
+
+/* Queues one chunk. True when something was done. */
+static bool copy_portion(struct hr_weights *set) {
+        struct hr_weights_work *work = set->work;
+        const struct hr_weights_home *home;
+        const struct hr_manifest_tensor *tensor;
+        uint64_t bytes;
+
+        if (work->failure.status != HR_OK || hr_outcome_failed(&work->outcome) ||
+            atomic_load(&work->in_flight) >= COPY_CHUNKS_IN_FLIGHT || !next_to_copy(set))
+                return false;
+        home = &set->homes[work->tensor];
+        tensor = &set->manifest->tensors[work->tensor];
+        bytes = HR_MIN(tensor->bytes - work->tensor_done, COPY_CHUNK_BYTES);
+        atomic_fetch_add(&work->in_flight, 1);
+        if (hr_transfer_write(hr_fleet_queue(set->store->config.fleet, home->device),
+                              (uint8_t *) home->buffer->base + home->offset + work->tensor_done,
+                              work->contents + tensor->offset + work->tensor_done, bytes,
+                              &work->outcome, chunk_copied, work, &work->failure) != HR_OK) {
+                atomic_fetch_sub(&work->in_flight, 1);
+                return true;
+        }
+        work->tensor_done += bytes;
+        work->bytes_done += bytes;
+        set->store->stats.bytes_copied += bytes;
+        return true;
+}
+
+/* A ready upload with equal name, tensors, places and digest, or NULL. */
+static struct hr_weights *find_same_upload(const struct hr_weights *set) {
+        HR_LIST_FOR_EACH(link, &set->store->ready) {
+                struct hr_weights *other = HR_CONTAINER_OF(link, struct hr_weights, link);
+
+                if (other->has_digest && set->has_digest &&
+                    hr_digest_equal(other->digest, set->digest) &&
+                    strcmp(other->name, set->name) == 0 &&
+                    hr_manifest_equal(other->manifest, set->manifest) &&
+                    memcmp(other->placement.devices, set->placement.devices,
+                           set->placement.tensor_count * sizeof *set->placement.devices) == 0)
+                        return other;
+        }
+        return NULL;
+}
+
+/* Tells every job that it failed. A callee may free its job and cancel others of the set. */
+static void set_fail(struct hr_weights *set) {
+        struct hr_weights_work *work = set->work;
+
+        work->is_ending = true;
+        set->store->stats.failures++;
+        for (struct hr_list *link = hr_list_pop(&work->jobs); link;
+             link = hr_list_pop(&work->jobs)) {
+                struct hr_weights_job *job = HR_CONTAINER_OF(link, struct hr_weights_job, link);
+
+                job->set = NULL;
+                job->done(job, work->failure.status, &work->failure, NULL, false);
+        }
+        set_abandon(set);
+}
+
+/* All jobs that wait for work will be told of a ready set. */
+static void answer_all(struct hr_weights_work *work, struct hr_weights *set, bool already) {
+        for (struct hr_list *link = hr_list_pop(&work->jobs); link;
+             link = hr_list_pop(&work->jobs)) {
+                struct hr_weights_job *job = HR_CONTAINER_OF(link, struct hr_weights_job, link);
+
+                job_answer(job, set, already || job->already);
+        }
+}
+
+static void set_finish(struct hr_weights *set) {
+        struct hr_weights_store *store = set->store;
+        struct hr_weights_work *work = set->work;
+        struct hr_weights *same = set->from_file ? NULL : find_same_upload(set);
+
+        if (same) {
+                store->stats.shared++;
+                answer_all(work, same, true);
+                set_abandon(set);
+                return;
+        }
+        hr_list_remove(&set->link);
+        hr_list_append(&store->ready, &set->link);
+        store->stats.working--;
+        store->stats.working_bytes -= set->bytes;
+        store->stats.sets++;
+        store->stats.bytes += set->bytes;
+        set->work = NULL;
+        answer_all(work, set, false);
+        hr_weights_work_free(work);
+}
+
+/* One portion for one set; true when something was done. The set may be gone afterwards. */
+static bool set_step(struct hr_weights *set) {
+        struct hr_weights_work *work = set->work;
+        const bool is_idle = atomic_load_explicit(&work->in_flight, memory_order_acquire) == 0;
+        const struct hr_diag *failure = hr_outcome_diag(&work->outcome);
+
+        if (hr_list_is_empty(&work->jobs)) {
+                if (is_idle)
+                        set_abandon(set);
+                return is_idle;
+        }
+        if (work->is_upload && !work->is_verified) {
+                if (hash_portion(work))
+                        return true;
+                if (hr_upload_received(&work->upload) < work->upload.total_bytes)
+                        return false;
+                verify(set);
+                return true;
+        }
+        if (copy_portion(set))
+                return true;
+        if (!is_idle)
+                return false;
+        if (failure && work->failure.status == HR_OK)
+                work->failure = *failure;
+        if (work->failure.status != HR_OK)
+                set_fail(set);
+        else if (next_to_copy(set))
+                return false;
+        else
+                set_finish(set);
+        return true;
+}
+
+/* ---- The store ------------------------------------------------------------------------------- */
+
+hr_status hr_weights_store_new(const struct hr_weights_store_config *config, struct hr_diag *diag,
+                               struct hr_weights_store **ret_store) {
+        struct hr_weights_store *store = calloc(1, sizeof *store);
+
+        if (!store)
+                return hr_fail(diag, HR_E_EXHAUSTED, "weight store");
+        store->config = *config;
+        hr_list_init(&store->working);
+        hr_list_init(&store->ready);
+        hr_list_init(&store->answered);
+        *ret_store = store;
+        return HR_OK;
+}
+
+struct hr_weights_store *hr_weights_store_free(struct hr_weights_store *store) {
+        if (!store)
+                return NULL;
+        HR_ASSERT(hr_list_is_empty(&store->answered));
+        HR_LIST_FOR_EACH(link, &store->working) {
+                struct hr_weights *set = HR_CONTAINER_OF(link, struct hr_weights, link);
+
+                HR_ASSERT(hr_list_is_empty(&set->work->jobs));
+                while (atomic_load_explicit(&set->work->in_flight, memory_order_acquire) > 0)
+                        (void) usleep(200);
+                set_abandon(set);
+        }
+        HR_ASSERT(hr_list_is_empty(&store->ready));
+        free(store);
+        return NULL;
+}
+
+static bool answer_portion(struct hr_weights_store *store) {
+        static const struct hr_diag success = {0};
+        struct hr_list *link = hr_list_pop(&store->answered);
+        struct hr_weights_job *job;
+        struct hr_weights *set;
+
+        if (!link)
+                return false;
+        job = HR_CONTAINER_OF(link, struct hr_weights_job, link);
+        set = HR_STEAL(job->set);
+        job->done(job, HR_OK, &success, set, job->already);
+        return true;
+}
+
+bool hr_weights_store_step(struct hr_weights_store *store) {
+        if (answer_portion(store))
+                return true;
+        for (uint64_t i = store->stats.working; i > 0; i--) {
+                struct hr_list *link = store->working.next;
+
+                /* To the end first, so that every set gets its turn. */
+                hr_list_remove(link);
+                hr_list_append(&store->working, link);
+                if (set_step(HR_CONTAINER_OF(link, struct hr_weights, link)))
+                        return true;
+        }
+        return false;
+}
+
+struct hr_weights_store_stats hr_weights_store_stats(const struct hr_weights_store *store) {
+        return store->stats;
+}
+
+struct hr_weights *hr_weights_store_find(struct hr_weights_store *store, const char *name) {
+        struct hr_weights *found = NULL;
+
+        HR_LIST_FOR_EACH(link, &store->ready) {
+                struct hr_weights *set = HR_CONTAINER_OF(link, struct hr_weights, link);
+
+                if (strcmp(set->name, name) == 0)
+                        found = set;
+        }
+        return found;
+}
+
+struct hr_weights *hr_weights_store_next(struct hr_weights_store *store,
+                                         struct hr_weights *previous) {
+        struct hr_list *link = previous ? previous->link.next : store->ready.next;
+
+        return link == &store->ready ? NULL : HR_CONTAINER_OF(link, struct hr_weights, link);
+}

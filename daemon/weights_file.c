@@ -1,0 +1,147 @@
+/*
+ * Model files: opened below the operator's directories, mapped privately and read-only, and read as
+ * far as their table of contents. The metadata are copied out, so that nothing but tensors'
+ * contents is ever read from the mapping afterwards.
+ */
+#include "daemon/weights_priv.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/beneath.h"
+
+HR_DEFINE_CLEANUP(struct hr_weights_file *, file_freep, hr_weights_file_free)
+
+hr_status hr_image_new(void *base, uint64_t bytes, struct hr_diag *diag,
+                       struct hr_image **ret_image) {
+        struct hr_image *image = calloc(1, sizeof *image);
+
+        if (!image) {
+                (void) munmap(base, bytes);
+                return hr_fail(diag, HR_E_EXHAUSTED, "mapping of %" PRIu64 " bytes", bytes);
+        }
+        atomic_init(&image->refs, 1);
+        image->base = base;
+        image->bytes = bytes;
+        *ret_image = image;
+        return HR_OK;
+}
+
+hr_status hr_image_new_memory(uint64_t bytes, struct hr_diag *diag, struct hr_image **ret_image) {
+        const uint64_t room = HR_MAX(bytes, UINT64_C(1));
+        void *base = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        if (base == MAP_FAILED) {
+                if (diag && diag->status == HR_OK)
+                        diag->actual = bytes;
+                return hr_fail_reason(diag, HR_E_EXHAUSTED, "HOST_MEMORY",
+                                      "no memory for %" PRIu64 " bytes of an upload", bytes);
+        }
+        return hr_image_new(base, room, diag, ret_image);
+}
+
+struct hr_image *hr_image_ref(struct hr_image *image) {
+        atomic_fetch_add(&image->refs, 1);
+        return image;
+}
+
+struct hr_image *hr_image_unref(struct hr_image *image) {
+        if (image && atomic_fetch_sub(&image->refs, 1) == 1) {
+                (void) munmap(image->base, image->bytes);
+                free(image);
+        }
+        return NULL;
+}
+
+struct hr_weights_file *hr_weights_file_free(struct hr_weights_file *file) {
+        if (file) {
+                hr_gguf_deinit(&file->gguf);
+                hr_image_unref(file->image);
+                free(file->metadata);
+                free(file->path);
+                free(file);
+        }
+        return NULL;
+}
+
+static hr_status file_map(struct hr_weights_file *file, int fd, struct hr_diag *diag) {
+        struct stat facts;
+        void *base;
+
+        if (fstat(fd, &facts) < 0 || facts.st_size <= 0)
+                return hr_fail_reason(diag, HR_E_INVALID, "GGUF", "the file is empty");
+        file->identity = (struct hr_file_identity){
+                .device = facts.st_dev,
+                .inode = facts.st_ino,
+                .bytes = (uint64_t) facts.st_size,
+                .modified_s = facts.st_mtim.tv_sec,
+                .modified_ns = facts.st_mtim.tv_nsec,
+        };
+        base = mmap(NULL, file->identity.bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (base == MAP_FAILED)
+                return hr_fail_reason(diag, HR_E_EXHAUSTED, "HOST_MEMORY",
+                                      "no address space for a file of %" PRIu64 " bytes",
+                                      file->identity.bytes);
+        return hr_image_new(base, file->identity.bytes, diag, &file->image);
+}
+
+static hr_status file_read_contents(struct hr_weights_file *file,
+                                    const struct hr_gguf_limits *limits, struct hr_diag *diag) {
+        struct hr_gguf *gguf = &file->gguf;
+
+        HR_TRY(hr_gguf_parse(file->image->base, file->image->bytes, limits, diag, gguf));
+        file->metadata = malloc(gguf->metadata_bytes + 1);
+        if (!file->metadata)
+                return hr_fail(diag, HR_E_EXHAUSTED, "metadata of %" PRIu64 " bytes",
+                               gguf->metadata_bytes);
+        memcpy(file->metadata, file->image->base + gguf->metadata_offset, gguf->metadata_bytes);
+        /* The kernel begins to read while the set is being prepared; a refusal costs only time. */
+        (void) madvise(file->image->base, file->image->bytes, MADV_WILLNEED);
+        return HR_OK;
+}
+
+/* Missing in one directory: the next one is tried. Any other failure ends the search. */
+static hr_status find_file(const struct hr_weights_file_config *config, const char *path,
+                           struct hr_diag *diag, int *ret_fd) {
+        hr_status status = HR_E_NOT_FOUND;
+
+        HR_TRY(hr_path_check(path, diag));
+        for (uint32_t i = 0; status == HR_E_NOT_FOUND && i < config->directory_count; i++) {
+                struct hr_diag inner = {0};
+
+                status = hr_open_beneath(config->directories[i], path, false, &inner, ret_fd);
+                if (status != HR_OK && status != HR_E_NOT_FOUND)
+                        return hr_fail_reason(diag, status, hr_diag_reason(&inner), "%s",
+                                              inner.words);
+        }
+        if (status != HR_OK)
+                return hr_fail_reason(diag, status, "FILE",
+                                      "no such file below the model directories");
+        return HR_OK;
+}
+
+hr_status hr_weights_file_open(const struct hr_weights_file_config *config, const char *path,
+                               struct hr_diag *diag, struct hr_weights_file **ret_file) {
+        HR_CLEANUP(file_freep) struct hr_weights_file *file = NULL;
+        hr_status status;
+        int fd = -1;
+
+        HR_TRY(find_file(config, path, diag, &fd));
+        file = calloc(1, sizeof *file);
+        if (file)
+                file->path = strdup(path);
+        if (!file || !file->path)
+                status = hr_fail(diag, HR_E_EXHAUSTED, "table of a file");
+        else
+                status = file_map(file, fd, diag);
+        (void) close(fd);
+        HR_TRY(status);
+        HR_TRY(file_read_contents(file, &config->limits, diag));
+        *ret_file = HR_STEAL(file);
+        return HR_OK;
+}

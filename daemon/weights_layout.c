@@ -1,0 +1,252 @@
+/*
+ * Sets before they are ready: their tables, their placement, their memory.
+ *
+ * A device's buffer is either a window on the contents (tensors keep the manifest's offsets) or
+ * memory of the device's own, laid out anew, to which the tensors are copied later.
+ *
+ * Memory of an upload: where all tensors live in host memory, the client fills the buffer itself,
+ * and other host devices have windows on it. Otherwise it fills staging memory, every device gets a
+ * buffer of its own, and the staging memory goes when all has been copied. A file is its own
+ * staging memory, and all host devices have windows on it.
+ */
+#include "daemon/weights_priv.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+HR_DEFINE_CLEANUP(struct hr_weights *, set_freep, hr_weights_set_free)
+
+void hr_weights_work_free(struct hr_weights_work *work) {
+        if (!work)
+                return;
+        HR_ASSERT(atomic_load(&work->in_flight) == 0);
+        hr_image_unref(work->image);
+        hr_tree_digest_deinit(&work->digest);
+        free(work->in_place);
+        free(work);
+}
+
+struct hr_weights *hr_weights_set_free(struct hr_weights *set) {
+        if (!set)
+                return NULL;
+        hr_list_remove(&set->link);
+        for (uint32_t i = 0; set->buffers && i < set->placement.device_count; i++)
+                hr_buffer_unref(set->buffers[i]);
+        hr_weights_work_free(set->work);
+        hr_placement_deinit(&set->placement);
+        hr_manifest_free(set->manifest);
+        free(set->buffers);
+        free(set->homes);
+        free(set->metadata);
+        free(set->path);
+        free(set->name);
+        free(set);
+        return NULL;
+}
+
+static bool device_uses_host_memory(const struct hr_fleet *fleet, uint32_t index) {
+        return hr_fleet_device(fleet, index)->props.kind == &hr_host_kind;
+}
+
+static hr_status check_room(const struct hr_weights_store *store, uint64_t bytes,
+                            struct hr_diag *diag) {
+        uint64_t sum = store->stats.bytes + store->stats.working_bytes;
+
+        if (hr_add_u64(sum, bytes, &sum) && sum <= store->config.bytes_max)
+                return HR_OK;
+        if (diag && diag->status == HR_OK) {
+                diag->limit = store->config.bytes_max;
+                diag->actual = bytes;
+        }
+        return hr_fail_reason(diag, HR_E_EXHAUSTED, "WEIGHTS_BYTES",
+                              "a set of %" PRIu64 " bytes beside those there are exceeds %" PRIu64,
+                              bytes, store->config.bytes_max);
+}
+
+static hr_status set_allocate_tables(struct hr_weights *set, const struct set_plan *plan,
+                                     struct hr_diag *diag) {
+        const uint32_t device_count = hr_fleet_device_count(plan->store->config.fleet);
+        struct hr_weights_work *work = calloc(1, sizeof *work);
+
+        set->work = work;
+        set->name = strdup(plan->name);
+        set->homes = calloc((size_t) set->manifest->tensor_count + 1, sizeof *set->homes);
+        set->buffers = calloc(device_count, sizeof(struct hr_buffer *));
+        if (work)
+                work->in_place = calloc(device_count, sizeof *work->in_place);
+        if (!work || !set->name || !set->homes || !set->buffers || !work->in_place)
+                return hr_fail(diag, HR_E_EXHAUSTED, "weight set of %u tensors",
+                               set->manifest->tensor_count);
+        work->store = plan->store;
+        hr_list_init(&work->jobs);
+        work->is_upload = plan->is_upload;
+        return HR_OK;
+}
+
+hr_status hr_weights_set_begin(const struct set_plan *plan, struct hr_diag *diag,
+                               struct hr_weights **ret_set) {
+        HR_CLEANUP(set_freep) struct hr_weights *set = calloc(1, sizeof *set);
+
+        if (!set) {
+                hr_manifest_free(plan->manifest);
+                return hr_fail(diag, HR_E_EXHAUSTED, "weight set");
+        }
+        set->store = plan->store;
+        set->manifest = plan->manifest;
+        set->from_file = !plan->is_upload;
+        HR_TRY(check_room(plan->store, plan->contents_bytes, diag));
+        HR_TRY(set_allocate_tables(set, plan, diag));
+        HR_TRY(hr_placement_init(&set->placement, set->manifest, plan->store->config.fleet,
+                                 plan->rules, plan->rule_count, diag));
+        for (uint32_t i = 0; i < set->manifest->tensor_count; i++)
+                set->bytes += set->manifest->tensors[i].bytes;
+        *ret_set = HR_STEAL(set);
+        return HR_OK;
+}
+
+static void release_image(void *arg) {
+        hr_image_unref(arg);
+}
+
+static void release_buffer(void *arg) {
+        hr_buffer_unref(arg);
+}
+
+/* Gives device `index` a window on the mapped contents. */
+static hr_status open_window(struct hr_weights *set, uint32_t index, struct hr_diag *diag) {
+        struct hr_weights_work *work = set->work;
+        struct hr_image *image = hr_image_ref(work->image);
+        const hr_status status = hr_buffer_wrap(hr_fleet_device(set->store->config.fleet, index),
+                                                image->base, image->bytes, HR_USAGE_WEIGHTS,
+                                                release_image, image, diag, &set->buffers[index]);
+
+        if (status != HR_OK)
+                hr_image_unref(image);
+        work->in_place[index] = status == HR_OK;
+        return status;
+}
+
+/* The same on another device's buffer. */
+static hr_status open_buffer_window(struct hr_weights *set, uint32_t index,
+                                    struct hr_buffer *buffer, struct hr_diag *diag) {
+        const hr_status status =
+                hr_buffer_wrap(hr_fleet_device(set->store->config.fleet, index), buffer->host_base,
+                               buffer->bytes, HR_USAGE_WEIGHTS, release_buffer,
+                               hr_buffer_ref(buffer), diag, &set->buffers[index]);
+
+        if (status != HR_OK)
+                hr_buffer_unref(buffer);
+        return status;
+}
+
+/* Offsets inside the buffers of the devices that are copied to; bytes per device. */
+static hr_status lay_out_copies(struct hr_weights *set, uint64_t *device_bytes,
+                                struct hr_diag *diag) {
+        for (uint32_t i = 0; i < set->manifest->tensor_count; i++) {
+                const uint32_t index = set->placement.devices[i];
+                const struct hr_device *device = hr_fleet_device(set->store->config.fleet, index);
+                const uint32_t align =
+                        HR_MAX(device->props.kind->alignment, (uint32_t) HR_MANIFEST_PADDING);
+
+                set->homes[i].device = index;
+                if (set->work->in_place[index]) {
+                        set->homes[i].offset = set->manifest->tensors[i].offset;
+                        continue;
+                }
+                set->homes[i].offset = device_bytes[index];
+                if (!hr_add_u64(device_bytes[index], set->manifest->tensors[i].bytes,
+                                &device_bytes[index]) ||
+                    !hr_align_up_u64(device_bytes[index], align, &device_bytes[index]))
+                        return hr_fail_reason(diag, HR_E_INVALID, "SIZE", "sizes do not add up");
+                device_bytes[index] = HR_MAX(device_bytes[index], align);
+        }
+        return HR_OK;
+}
+
+hr_status hr_weights_set_place(struct hr_weights *set, struct hr_diag *diag) {
+        const uint32_t device_count = set->placement.device_count;
+        uint64_t *device_bytes = calloc(device_count, sizeof *device_bytes);
+        hr_status status;
+
+        if (!device_bytes)
+                return hr_fail(diag, HR_E_EXHAUSTED, "layout of a weight set");
+        status = lay_out_copies(set, device_bytes, diag);
+        for (uint32_t i = 0; status == HR_OK && i < device_count; i++)
+                if (device_bytes[i] > 0)
+                        status = hr_buffer_new(hr_fleet_device(set->store->config.fleet, i),
+                                               device_bytes[i], HR_USAGE_WEIGHTS, diag,
+                                               &set->buffers[i]);
+        free(device_bytes);
+        HR_TRY(status);
+        for (uint32_t i = 0; i < set->manifest->tensor_count; i++)
+                set->homes[i].buffer = set->buffers[set->homes[i].device];
+        return HR_OK;
+}
+
+static void mark_devices_used(const struct hr_weights *set, bool *used) {
+        for (uint32_t i = 0; i < set->manifest->tensor_count; i++)
+                used[set->placement.devices[i]] = true;
+}
+
+/* Memory of an upload that stays where the client writes it. */
+static hr_status allocate_in_place(struct hr_weights *set, const bool *used, uint64_t bytes,
+                                   struct hr_diag *diag) {
+        struct hr_weights_work *work = set->work;
+        struct hr_buffer *first = NULL;
+
+        for (uint32_t i = set->placement.device_count; i-- > 0;) {
+                if (!used[i])
+                        continue;
+                if (first) {
+                        HR_TRY(open_buffer_window(set, i, first, diag));
+                } else {
+                        HR_TRY(hr_buffer_new(hr_fleet_device(set->store->config.fleet, i),
+                                             HR_MAX(bytes, (uint64_t) HR_MANIFEST_PADDING),
+                                             HR_USAGE_WEIGHTS, diag, &set->buffers[i]));
+                        first = set->buffers[i];
+                        HR_ASSERT(first->host_base);
+                }
+                work->in_place[i] = true;
+        }
+        work->upload.memory = first->host_base;
+        return HR_OK;
+}
+
+hr_status hr_weights_set_allocate(struct hr_weights *set, uint64_t bytes, struct hr_diag *diag) {
+        struct hr_weights_work *work = set->work;
+        bool *used = calloc(set->placement.device_count, sizeof *used);
+        bool all_host = true;
+        hr_status status;
+
+        if (!used)
+                return hr_fail(diag, HR_E_EXHAUSTED, "layout of a weight set");
+        mark_devices_used(set, used);
+        for (uint32_t i = 0; i < set->placement.device_count; i++)
+                all_host &= !used[i] || device_uses_host_memory(set->store->config.fleet, i);
+        if (all_host) {
+                status = allocate_in_place(set, used, bytes, diag);
+        } else {
+                status = hr_image_new_memory(bytes, diag, &work->image);
+                if (status == HR_OK)
+                        work->upload.memory = work->image->base;
+        }
+        free(used);
+        work->contents = work->upload.memory;
+        return status;
+}
+
+hr_status hr_weights_set_map(struct hr_weights *set, struct hr_image *image, struct hr_diag *diag) {
+        struct hr_weights_work *work = set->work;
+
+        work->image = hr_image_ref(image);
+        work->contents = image->base;
+        for (uint32_t i = 0; i < set->manifest->tensor_count; i++) {
+                const uint32_t index = set->placement.devices[i];
+
+                if (!set->buffers[index] &&
+                    device_uses_host_memory(set->store->config.fleet, index))
+                        HR_TRY(open_window(set, index, diag));
+        }
+        return HR_OK;
+}
