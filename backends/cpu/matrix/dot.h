@@ -1,0 +1,109 @@
+/*
+ * Conversions and dot products of one instruction set, as a table of functions.
+ *
+ * Block types go through *tiles*. A tile is `lanes` weight rows unpacked side by side: dword j of a
+ * tile holds, for each row, four consecutive elements as bytes, and each group of elements has one
+ * float scale (and one minimum) per row. A *column group* is 1 .. `width` columns of activations,
+ * quantised to the partner type of the weights and interleaved the same way. Each result of
+ * tile x columns is a chain of operations over the groups in order, whatever the width, so that a
+ * result's bits depend neither on the number of columns nor on who computes it.
+ *
+ *   weights   w[k/4][lanes] u8x4   scale[k/group][lanes] f32   minimum[k/group][lanes] f32
+ *   columns   q[k/4][width] s8x4   bias[k/group][width] i32    sum[k/group][width] f32
+ *             scale[k/span][width] f32
+ *   result    sum over groups of  scale_w * scale_a * (bias + w.q) + minimum_w * sum_a
+ *
+ * The bias takes back the offset that makes weights unsigned. `minimum` and `sum` exist for types
+ * with a minimum. `span` elements share one activation scale (32: q8_0 and q8_1, 256: q8_K).
+ *
+ * Float rows (f32, f16, bf16) are multiplied in place by float_dot, whose results have the same
+ * property: one accumulator vector per result, filled in order of k.
+ *
+ * All functions are pure and thread-safe; pointers need no alignment unless said.
+ */
+#pragma once
+
+#include "core/type.h"
+
+typedef void (*cpu_dequantize_fn)(const void *row, float *ret_values, int64_t count);
+typedef void (*cpu_quantize_fn)(const float *values, void *ret_row, int64_t count);
+
+struct cpu_tile {
+        uint16_t group, span;
+        bool has_minimum;
+        bool is_float; /* w[k][lanes] f32 and q[k][width] f32, nothing else */
+        /* Unpacks `rows` (1 .. lanes) rows of k elements at base, base + stride, ...; the lanes past
+         * them repeat the last row. ret_tile: cpu_tile_bytes(), 64-byte aligned. */
+        void (*pack)(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,
+                     uint8_t *ret_tile);
+        /* Quantises `width` columns of k contiguous floats. ret_columns: width *
+         * cpu_column_bytes(), 4-byte aligned. */
+        void (*columns)(const float *const *values, uint32_t width, int64_t k,
+                        uint8_t *ret_columns);
+        /* ret_out[width][lanes]. */
+        void (*dot)(const uint8_t *tile, const uint8_t *columns, uint32_t width, int64_t k,
+                    float *ret_out);
+        /* The same as pack and dot for one column, without a tile in memory. ret_out[lanes]. */
+        void (*dot_rows)(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,
+                         const uint8_t *column, float *ret_out);
+};
+
+struct cpu_dot {
+        const char *name;
+        uint32_t lanes, width;
+        cpu_dequantize_fn dequantize[HR_TYPE_LIMIT]; /* type -> f32; NULL = none */
+        cpu_quantize_fn quantize[HR_TYPE_LIMIT];     /* f32 -> type; NULL = none */
+        const struct cpu_tile *tile[HR_TYPE_LIMIT];  /* NULL = not a weight or key type */
+        /* Dot products of `rows` rows of f32, f16 or bf16 with `width` (any) columns of k floats,
+         * column_stride bytes apart: out[width][out_stride], `rows` of each written.
+         * spare: 4 * k floats, for f16 and bf16 rows. */
+        void (*float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
+                          const uint8_t *columns, uint64_t column_stride, uint32_t width,
+                          int64_t k, float *spare, float *ret_out, uint64_t out_stride);
+        /* Attention. scores[count] := scale * scores, squeezed to cap * tanh(./cap) when cap is not 0,
+         * plus slope * mask (NULL = none); -inf in the mask gives -inf. Returns the largest. */
+        float (*score_row)(float *scores, const float *mask, uint32_t count, float scale, float cap,
+                           float slope);
+        /* scores[count] := exp(scores - maximum); returns their sum. */
+        float (*exp_row)(float *scores, uint32_t count, float maximum);
+        /* values[count] *= factor. */
+        void (*scale_row)(float *values, uint32_t count, float factor);
+        /* out[columns][stride] += sum over keys of weight[column][key] * value[key][size];
+         * weights are `weight_stride` floats apart. */
+        void (*weigh_rows)(const float *weights, uint64_t weight_stride, uint32_t columns,
+                           const float *values, uint32_t keys, uint32_t size, float *out,
+                           uint64_t out_stride);
+};
+
+/* The table of "portable", "avx2" or "avx512"; NULL or "auto": the best one. NULL when the processor
+ * lacks what it needs or there is no such name. */
+const struct cpu_dot *cpu_dot_select(const char *isa);
+
+/* The partner type that activations are rounded to: F32, F16, BF16, Q8_0, Q8_1, Q8_K; -1 for a type
+ * that is no weight. */
+int cpu_partner_type(uint32_t type);
+
+static inline uint64_t cpu_tile_bytes(const struct cpu_tile *tile, uint32_t lanes, int64_t k) {
+        uint64_t n = (uint64_t) k;
+
+        if (tile->is_float)
+                return n * lanes * 4;
+        return lanes * (n + n / tile->group * (tile->has_minimum ? 8 : 4));
+}
+
+/* Bytes of one column of a column group. */
+static inline uint64_t cpu_column_bytes(const struct cpu_tile *tile, int64_t k) {
+        uint64_t n = (uint64_t) k;
+
+        if (tile->is_float)
+                return n * 4;
+        return n + n / tile->group * (tile->has_minimum ? 8 : 4) + n / tile->span * 4;
+}
+
+/* Width of the column group that starts at column `first` of `count`: full ones, then powers of
+ * two. */
+static inline uint32_t cpu_group_width(uint32_t width, int64_t first, int64_t count) {
+        while ((int64_t) width > count - first)
+                width /= 2;
+        return width;
+}

@@ -1,0 +1,178 @@
+/* The lanes of 512-bit registers: AVX-512 F, BW, VL, DQ and VNNI. Contract: lanes.h. */
+#pragma once
+
+#include <immintrin.h>
+
+#define CPU_ISA_NAME "avx512"
+#define CPU_ISA(name) name##_avx512
+#define CPU_LANES 16
+#define CPU_WIDTH 8
+#define CPU_FLOAT_WIDTH 6
+#define CPU_SIGNED_BYTES 0
+
+typedef uint32_t lanes_u __attribute__((vector_size(64), may_alias));
+typedef float lanes_f __attribute__((vector_size(64), may_alias));
+
+#define U(x) ((__m512i) (x))
+#define F(x) ((__m512) (x))
+
+LANES_INLINE void lanes_load4(const uint8_t *const *row, uint64_t at, lanes_u ret[4]) {
+        __m512i v[4], lo01, lo23, hi01, hi23;
+
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+                v[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *) (row[i] + at)));
+                v[i] = _mm512_inserti32x4(v[i], _mm_loadu_si128((const __m128i *) (row[4 + i] + at)), 1);
+                v[i] = _mm512_inserti32x4(v[i], _mm_loadu_si128((const __m128i *) (row[8 + i] + at)), 2);
+                v[i] = _mm512_inserti32x4(v[i], _mm_loadu_si128((const __m128i *) (row[12 + i] + at)), 3);
+        }
+        lo01 = _mm512_unpacklo_epi32(v[0], v[1]);
+        hi01 = _mm512_unpackhi_epi32(v[0], v[1]);
+        lo23 = _mm512_unpacklo_epi32(v[2], v[3]);
+        hi23 = _mm512_unpackhi_epi32(v[2], v[3]);
+        ret[0] = (lanes_u) _mm512_unpacklo_epi64(lo01, lo23);
+        ret[1] = (lanes_u) _mm512_unpackhi_epi64(lo01, lo23);
+        ret[2] = (lanes_u) _mm512_unpacklo_epi64(hi01, hi23);
+        ret[3] = (lanes_u) _mm512_unpackhi_epi64(hi01, hi23);
+}
+
+/* Transposes a 16 x 16 matrix of dwords. */
+LANES_INLINE void lanes_transpose16(__m512i r[16], lanes_u ret[16]) {
+        __m512i u[4][4];
+
+#pragma GCC unroll 4
+        for (int g = 0; g < 4; g++) {
+                __m512i lo01 = _mm512_unpacklo_epi32(r[4 * g], r[4 * g + 1]);
+                __m512i hi01 = _mm512_unpackhi_epi32(r[4 * g], r[4 * g + 1]);
+                __m512i lo23 = _mm512_unpacklo_epi32(r[4 * g + 2], r[4 * g + 3]);
+                __m512i hi23 = _mm512_unpackhi_epi32(r[4 * g + 2], r[4 * g + 3]);
+
+                u[g][0] = _mm512_unpacklo_epi64(lo01, lo23);
+                u[g][1] = _mm512_unpackhi_epi64(lo01, lo23);
+                u[g][2] = _mm512_unpacklo_epi64(hi01, hi23);
+                u[g][3] = _mm512_unpackhi_epi64(hi01, hi23);
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+                __m512i a = _mm512_shuffle_i32x4(u[0][j], u[1][j], 0x88);
+                __m512i b = _mm512_shuffle_i32x4(u[0][j], u[1][j], 0xdd);
+                __m512i c = _mm512_shuffle_i32x4(u[2][j], u[3][j], 0x88);
+                __m512i d = _mm512_shuffle_i32x4(u[2][j], u[3][j], 0xdd);
+
+                ret[j] = (lanes_u) _mm512_shuffle_i32x4(a, c, 0x88);
+                ret[4 + j] = (lanes_u) _mm512_shuffle_i32x4(b, d, 0x88);
+                ret[8 + j] = (lanes_u) _mm512_shuffle_i32x4(a, c, 0xdd);
+                ret[12 + j] = (lanes_u) _mm512_shuffle_i32x4(b, d, 0xdd);
+        }
+}
+
+#define LANES_HAVE_LOAD16 1
+/* `dwords` (1 .. 16) dwords of each row; the rest is zero and not read. */
+LANES_INLINE void lanes_load16(const uint8_t *const *row, uint64_t at, unsigned dwords,
+                               lanes_u ret[16]) {
+        __mmask16 mask = (__mmask16) ((1U << dwords) - 1);
+        __m512i r[16];
+
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+                r[i] = _mm512_maskz_loadu_epi32(mask, row[i] + at);
+        lanes_transpose16(r, ret);
+}
+
+LANES_INLINE lanes_u lanes_load1(const uint8_t *const *row, uint64_t at) {
+        lanes_u v;
+
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+                v[i] = cpu_read_u32(row[i] + at);
+        return v;
+}
+
+LANES_INLINE lanes_f lanes_half(lanes_u low16) {
+        return (lanes_f) _mm512_cvtph_ps(_mm512_cvtepi32_epi16(U(low16)));
+}
+
+/* One f16 of each row. */
+LANES_INLINE lanes_f lanes_load_half(const uint8_t *const *row, uint64_t at) {
+        uint16_t v[16];
+
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+                v[i] = cpu_read_u16(row[i] + at);
+        return (lanes_f) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) v));
+}
+
+LANES_INLINE lanes_u lanes_dot4(lanes_u sum, lanes_u w, uint32_t a) {
+        return (lanes_u) _mm512_dpbusd_epi32(U(sum), U(w), _mm512_set1_epi32((int) a));
+}
+
+LANES_INLINE lanes_f lanes_from_int(lanes_u v) {
+        return (lanes_f) _mm512_cvtepi32_ps(U(v));
+}
+
+LANES_INLINE lanes_f lanes_fma(lanes_f a, lanes_f b, lanes_f c) {
+        return (lanes_f) _mm512_fmadd_ps(F(a), F(b), F(c));
+}
+
+LANES_INLINE lanes_f lanes_max(lanes_f a, lanes_f b) {
+        return (lanes_f) _mm512_max_ps(F(a), F(b));
+}
+
+LANES_INLINE lanes_f lanes_load_f(const float *p) {
+        return (lanes_f) _mm512_loadu_ps(p);
+}
+
+/* The first `count` (1 .. CPU_LANES) lanes; the rest is zero and not read. */
+LANES_INLINE lanes_f lanes_load_part_f(const float *p, unsigned count) {
+        return (lanes_f) _mm512_maskz_loadu_ps((__mmask16) ((1U << count) - 1), p);
+}
+
+LANES_INLINE void lanes_store_f(float *p, lanes_f v) {
+        _mm512_storeu_ps(p, F(v));
+}
+
+LANES_INLINE void lanes_store_part_f(float *p, lanes_f v, unsigned count) {
+        _mm512_mask_storeu_ps(p, (__mmask16) ((1U << count) - 1), F(v));
+}
+
+LANES_INLINE lanes_f lanes_load_f16(const uint8_t *p) {
+        return (lanes_f) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p));
+}
+
+LANES_INLINE lanes_f lanes_load_bf16(const uint8_t *p) {
+        __m256i v = _mm256_loadu_si256((const __m256i *) p);
+
+        return (lanes_f) _mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16);
+}
+
+/* table[nibble] for every byte. */
+LANES_INLINE lanes_u lanes_table16(lanes_u nibbles, const uint8_t *table) {
+        __m512i t = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *) table));
+
+        return (lanes_u) _mm512_shuffle_epi8(t, U(nibbles));
+}
+
+/* Sums over the lanes of four vectors, each in the same order. */
+LANES_INLINE void lanes_sum4(const lanes_f v[4], float ret[4]) {
+        __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(F(v[0]), F(v[1]), 0x44),
+                                  _mm512_shuffle_f32x4(F(v[0]), F(v[1]), 0xee));
+        __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(F(v[2]), F(v[3]), 0x44),
+                                  _mm512_shuffle_f32x4(F(v[2]), F(v[3]), 0xee));
+        __m512 s = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88),
+                                 _mm512_shuffle_f32x4(ab, cd, 0xdd));
+
+        s = _mm512_add_ps(s, _mm512_permute_ps(s, 0x4e));
+        s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xb1));
+        s = _mm512_maskz_compress_ps(0x1111, s);
+        _mm_storeu_ps(ret, _mm512_castps512_ps128(s));
+}
+
+/* 2^n for integral n in [-126, 127], given as float. */
+LANES_INLINE lanes_f lanes_exp2i(lanes_f n) {
+        __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(F(n)), _mm512_set1_epi32(127));
+
+        return (lanes_f) _mm512_slli_epi32(e, 23);
+}
+
+#undef U
+#undef F

@@ -1,0 +1,209 @@
+/*
+ * MUL_MAT: weights [k, m] times activations [k, n], over broadcast batches, to f32 [m, n].
+ *
+ * Block types: the activations are quantised to the weights' partner type once, into shared scratch, as
+ * column groups (dot.h). Then the team takes row tiles: a tile is unpacked once and multiplied with a
+ * block of columns that stays in the second-level cache. A single column needs no tile: its rows are
+ * unpacked in registers, at memory bandwidth. Float types: rows are multiplied in place; activations
+ * are rounded to the weights' type as the partner rule says.
+ *
+ * Invariant: how work is cut (threads, column blocks, group widths) never shows in a result's bits.
+ *
+ * Scratch: columns of all batches (shared), then for each thread a tile, an output block and rows.
+ * With one column in all, each thread prepares a copy of its own and nobody waits.
+ */
+#include "backends/cpu/matrix/share.h"
+
+/* Bytes of prepared columns that a row tile is multiplied with before the next one. */
+#define COLUMN_BLOCK_BYTES (INT64_C(384) << 10)
+#define FLOAT_TILE_ROWS 16
+
+struct product {
+        const struct hr_operand *a, *b, *out;
+        const struct cpu_tile *tile;
+        uint32_t lanes, width;
+        int64_t k, m, n, batches;
+        bool in_place;         /* float: the activations are read where they are */
+        uint64_t column_bytes; /* of a prepared column */
+        uint64_t shared_bytes, tile_bytes, row_bytes, thread_bytes;
+};
+
+static bool is_float(uint32_t type) {
+        return type == HR_TYPE_F32 || type == HR_TYPE_F16 || type == HR_TYPE_BF16;
+}
+
+static bool mul_mat_supports(const struct hr_step *step) {
+        const struct hr_operand *a = &step->sources[0], *b = &step->sources[1];
+        const struct hr_type_info *info = hr_type_info(a->type);
+
+        if (!info || !cpu_any_dot()->tile[a->type] || a->nb[0] != info->block_bytes)
+                return false;
+        if (step->result.type != HR_TYPE_F32 || step->result.nb[0] != sizeof(float))
+                return false;
+        return b->type == HR_TYPE_F32 || (is_float(a->type) && is_float(b->type));
+}
+
+static struct product product_of(const struct hr_step *step, const struct cpu_dot *dot) {
+        struct product p = {.a = &step->sources[0], .b = &step->sources[1], .out = &step->result};
+        uint64_t k = (uint64_t) p.a->ne[0], columns;
+        uint32_t lanes = CPU_LANES_MAX;
+
+        p.tile = dot->tile[p.a->type];
+        p.lanes = dot->lanes;
+        p.width = dot->width;
+        p.k = p.a->ne[0];
+        p.m = p.a->ne[1];
+        p.n = p.b->ne[1];
+        p.batches = p.b->ne[2] * p.b->ne[3];
+        p.in_place = p.a->type == HR_TYPE_F32 && p.b->type == HR_TYPE_F32 &&
+                     p.b->nb[0] == sizeof(float);
+        p.column_bytes = cpu_column_bytes(p.tile, p.k);
+        columns = cpu_times(p.n > 0 ? (uint64_t) p.n : 0, (uint64_t) p.batches);
+        p.shared_bytes = p.in_place ? 0 : cpu_round_up(cpu_times(columns, p.column_bytes));
+        /* float: room for the rows that float_dot widens */
+        p.tile_bytes = cpu_round_up(p.tile->is_float ? cpu_times(k, 4 * sizeof(float))
+                                                     : cpu_tile_bytes(p.tile, lanes, p.k));
+        p.row_bytes = cpu_round_up(cpu_times(k, CPU_WIDTH_MAX * sizeof(float)));
+        p.thread_bytes = cpu_plus(cpu_plus(p.tile_bytes, p.row_bytes),
+                                  CPU_WIDTH_MAX * CPU_LANES_MAX * sizeof(float));
+        if (p.n * p.batches == 1 && !p.in_place) { /* each thread has its own column */
+                p.thread_bytes = cpu_plus(p.thread_bytes, p.shared_bytes);
+                p.shared_bytes = 0;
+        }
+        return p;
+}
+
+static uint64_t mul_mat_scratch(const struct hr_step *step, uint32_t threads) {
+        struct product p = product_of(step, cpu_any_dot());
+
+        return cpu_plus(p.shared_bytes, cpu_times(p.thread_bytes, threads));
+}
+
+static uint32_t mul_mat_threads_max(const struct hr_step *step) {
+        struct product p = product_of(step, cpu_any_dot());
+        uint64_t work = cpu_times(cpu_times((uint64_t) p.k, (uint64_t) p.m),
+                                  cpu_times((uint64_t) p.n, (uint64_t) p.batches));
+        uint64_t threads = 1 + work / (UINT64_C(96) << 10);
+
+        return threads > UINT32_MAX ? UINT32_MAX : (uint32_t) threads;
+}
+
+/* Column `column` (0 .. n * batches) of the activations as contiguous f32. */
+static const float *activation_column(const struct cpu_dot *dot, const struct product *p,
+                                      int64_t column, float *spare) {
+        int64_t batch = column / p->n;
+        const uint8_t *at = cpu_at(p->b, column % p->n, batch % p->b->ne[2], batch / p->b->ne[2]);
+
+        return cpu_float_row(dot, p->b->type, at, p->b->nb[0], p->k, spare);
+}
+
+/* Prepares the column group that starts at `first` (of all batches' columns). Returns its width. */
+static uint32_t prepare_group(const struct cpu_dot *dot, const struct product *p, int64_t first,
+                              uint8_t *columns, float *rows) {
+        int64_t in_batch = first % p->n;
+        uint32_t width = cpu_group_width(p->width, in_batch, p->n);
+        const float *values[CPU_WIDTH_MAX];
+
+        for (uint32_t c = 0; c < width; c++)
+                values[c] = activation_column(dot, p, first + c, rows + p->k * c);
+        if (!p->tile->is_float) {
+                p->tile->columns(values, width, p->k, columns + p->column_bytes * (uint64_t) first);
+                return width;
+        }
+        for (uint32_t c = 0; c < width; c++) /* one by one: rounded, not interleaved */
+                p->tile->columns(&values[c], 1, p->k,
+                                 columns + p->column_bytes * (uint64_t) (first + c));
+        return width;
+}
+
+/* Rows [row, row + rows) times columns [first, end) of one batch, block types. */
+static void multiply_tile(const struct cpu_call *call, const struct product *p,
+                          const uint8_t *base, uint32_t rows, const uint8_t *columns, int64_t first,
+                          int64_t end, uint8_t *tile, float *block, uint8_t *out) {
+        if (p->n == 1) {
+                p->tile->dot_rows(base, p->a->nb[1], rows, p->k, columns, block);
+                memcpy(out, block, rows * sizeof(float));
+                return;
+        }
+        p->tile->pack(base, p->a->nb[1], rows, p->k, tile);
+        while (first < end) {
+                uint32_t width = cpu_group_width(p->width, first, p->n);
+
+                p->tile->dot(tile, columns + p->column_bytes * (uint64_t) first, width, p->k, block);
+                for (uint32_t c = 0; c < width; c++)
+                        memcpy(out + p->out->nb[1] * (uint64_t) (first + c), block + p->lanes * c,
+                               rows * sizeof(float));
+                first += width;
+        }
+}
+
+static void multiply_float(const struct cpu_call *call, const struct product *p,
+                           const uint8_t *base, uint32_t rows, const uint8_t *columns, int64_t first,
+                           int64_t end, uint8_t *spare, uint8_t *out) {
+        uint64_t stride = p->in_place ? p->b->nb[1] : p->column_bytes;
+
+        call->dot->float_dot(p->a->type, base, p->a->nb[1], rows,
+                             columns + stride * (uint64_t) first, stride, (uint32_t) (end - first),
+                             p->k, (float *) (void *) spare,
+                             (float *) (void *) (out + p->out->nb[1] * (uint64_t) first),
+                             p->out->nb[1] / sizeof(float));
+}
+
+static void mul_mat_run(const struct cpu_call *call) {
+        const struct cpu_dot *dot = call->dot;
+        const struct product p = product_of(call->step, dot);
+        uint8_t *own = call->scratch + p.shared_bytes + p.thread_bytes * call->thread;
+        float *rows = (float *) (void *) (own + p.tile_bytes);
+        float *block = (float *) (void *) (own + p.tile_bytes + p.row_bytes);
+        uint8_t *columns = call->scratch;
+        const int64_t step_rows = p.tile->is_float ? FLOAT_TILE_ROWS : p.lanes;
+        const int64_t tiles = (p.m + step_rows - 1) / step_rows;
+        int64_t block_columns, blocks, first, end;
+
+        if (p.m == 0 || p.n == 0 || p.batches == 0)
+                return;
+        if (p.n * p.batches == 1 && !p.in_place) {
+                columns = own + p.thread_bytes - cpu_round_up(p.column_bytes);
+                prepare_group(dot, &p, 0, columns, rows);
+        } else if (!p.in_place) {
+                cpu_share(call, p.n * p.batches, 1, &first, &end);
+                for (int64_t i = 0; i < p.n * p.batches;) { /* a group belongs to whom its start does */
+                        uint32_t width = cpu_group_width(p.width, i % p.n, p.n);
+
+                        if (i >= first && i < end)
+                                prepare_group(dot, &p, i, columns, rows);
+                        i += width;
+                }
+                cpu_barrier(call);
+        }
+        block_columns = p.k > 0 ? COLUMN_BLOCK_BYTES / (int64_t) p.column_bytes : p.n;
+        block_columns = HR_MAX(block_columns, 24) / 24 * 24; /* a multiple of widths 8 and 6 */
+        blocks = (p.n + block_columns - 1) / block_columns;
+        while (cpu_next_range(call, p.batches * blocks * tiles, &first, &end))
+                for (; first < end; first++) {
+                        int64_t row = first % tiles * step_rows, batch = first / tiles / blocks;
+                        int64_t from = first / tiles % blocks * block_columns;
+                        int64_t to = HR_MIN(from + block_columns, p.n);
+                        int64_t b2 = batch % p.b->ne[2], b3 = batch / p.b->ne[2];
+                        uint32_t count = (uint32_t) HR_MIN(step_rows, p.m - row);
+                        const uint8_t *base = cpu_at(p.a, row, b2 / (p.b->ne[2] / p.a->ne[2]),
+                                                     b3 / (p.b->ne[3] / p.a->ne[3]));
+                        const uint8_t *of_batch =
+                                p.in_place ? cpu_at(p.b, 0, b2, b3)
+                                           : columns + p.column_bytes * (uint64_t) (batch * p.n);
+                        uint8_t *out = cpu_at(p.out, 0, b2, b3) + (uint64_t) row * sizeof(float);
+
+                        if (p.tile->is_float)
+                                multiply_float(call, &p, base, count, of_batch, from, to, own, out);
+                        else
+                                multiply_tile(call, &p, base, count, of_batch, from, to, own, block,
+                                              out);
+                }
+}
+
+const struct cpu_kernel cpu_kernel_mul_mat = {
+        .supports = mul_mat_supports,
+        .scratch = mul_mat_scratch,
+        .threads_max = mul_mat_threads_max,
+        .run = mul_mat_run,
+};

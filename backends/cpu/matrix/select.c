@@ -1,0 +1,65 @@
+/*
+ * Which instruction set the processor can run, asked once per device, and the partner types.
+ *
+ * "avx512" needs F, BW, VL, DQ and VNNI; a processor with less of it is served by "avx2".
+ */
+#include <string.h>
+
+#include "backends/cpu/matrix/dot.h"
+
+extern const struct cpu_dot cpu_dot_portable;
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+extern const struct cpu_dot cpu_dot_avx2, cpu_dot_avx512;
+
+static bool has_avx2(void) {
+        unsigned a, b, c, d;
+
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+               __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+static bool has_avx512(void) {
+        return has_avx2() && __builtin_cpu_supports("avx512f") &&
+               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
+const struct cpu_dot *cpu_dot_select(const char *isa) {
+        bool any = !isa || strcmp(isa, "auto") == 0;
+
+#if defined(__x86_64__)
+        if ((any || strcmp(isa, "avx512") == 0) && has_avx512())
+                return &cpu_dot_avx512;
+        if ((any || strcmp(isa, "avx2") == 0) && has_avx2())
+                return &cpu_dot_avx2;
+#endif
+        return any || strcmp(isa, "portable") == 0 ? &cpu_dot_portable : NULL;
+}
+
+int cpu_partner_type(uint32_t type) {
+        switch (type) {
+        case HR_TYPE_F32:
+        case HR_TYPE_F16:
+        case HR_TYPE_BF16:
+                return (int) type;
+        case HR_TYPE_Q4_0:
+        case HR_TYPE_Q5_0:
+        case HR_TYPE_Q8_0:
+        case HR_TYPE_IQ4_NL:
+                return HR_TYPE_Q8_0;
+        case HR_TYPE_Q4_1:
+        case HR_TYPE_Q5_1:
+                return HR_TYPE_Q8_1;
+        case HR_TYPE_Q2_K:
+        case HR_TYPE_Q3_K:
+        case HR_TYPE_Q4_K:
+        case HR_TYPE_Q5_K:
+        case HR_TYPE_Q6_K:
+                return HR_TYPE_Q8_K;
+        default:
+                return -1;
+        }
+}

@@ -1,0 +1,58 @@
+/* Scratch memory and work items, as the kernels of this folder cut them. */
+#pragma once
+
+#include <string.h>
+
+#include "backends/cpu/kernel.h"
+#include "backends/cpu/matrix/dot.h"
+
+/* A type that kernels can multiply, dequantise, ... on any instruction set: all tables list the same
+ * types, so that what a device supports does not depend on its processor. */
+static inline const struct cpu_dot *cpu_any_dot(void) {
+        return cpu_dot_select("portable");
+}
+
+#define CPU_LANES_MAX 16U
+#define CPU_WIDTH_MAX 8U
+
+/* Rounded up to the alignment of scratch; saturates, and then no memory will be found. */
+static inline uint64_t cpu_round_up(uint64_t bytes) {
+        return bytes > UINT64_MAX - 63 ? UINT64_MAX : (bytes + 63) & ~UINT64_C(63);
+}
+
+static inline uint64_t cpu_times(uint64_t a, uint64_t b) {
+        uint64_t result;
+
+        return hr_mul_u64(a, b, &result) ? result : UINT64_MAX;
+}
+
+static inline uint64_t cpu_plus(uint64_t a, uint64_t b) {
+        uint64_t result;
+
+        return hr_add_u64(a, b, &result) ? result : UINT64_MAX;
+}
+
+/* `total` units of work as at most 16 items per thread: unit range of the next one, or false. How
+ * units are grouped does not show in results. */
+static inline bool cpu_next_range(const struct cpu_call *call, int64_t total, int64_t *ret_first,
+                                  int64_t *ret_end) {
+        int64_t items = 16 * (int64_t) call->threads, item;
+
+        items = total < items ? total : items;
+        item = cpu_next_item(call, (uint32_t) items);
+        if (item >= items)
+                return false;
+        *ret_first = total / items * item + total % items * item / items;
+        *ret_end = total / items * (item + 1) + total % items * (item + 1) / items;
+        return true;
+}
+
+static inline uint8_t *cpu_at(const struct hr_operand *operand, int64_t i1, int64_t i2, int64_t i3) {
+        return (uint8_t *) operand->data + (uint64_t) i1 * operand->nb[1] +
+               (uint64_t) i2 * operand->nb[2] + (uint64_t) i3 * operand->nb[3];
+}
+
+/* `count` elements of a float type, `stride` bytes apart, as contiguous f32: the data themselves when
+ * they are that already, else a copy in `spare`. */
+const float *cpu_float_row(const struct cpu_dot *dot, uint32_t type, const uint8_t *row,
+                           uint64_t stride, int64_t count, float *spare);

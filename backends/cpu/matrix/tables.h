@@ -1,0 +1,48 @@
+/* The functions and tables that the copies of one instruction set exchange. */
+#pragma once
+
+#include "backends/cpu/matrix/dot.h"
+#include "backends/cpu/matrix/lanes.h"
+
+extern const struct cpu_dot CPU_ISA(cpu_dot);
+
+/* dequantize.c, quantize.c: one function per type; unlisted types are NULL. */
+#define X(name)                                                                                    \
+        void CPU_ISA(dequantize_##name)(const void *row, float *ret_values, int64_t count);
+X(f32) X(f16) X(bf16) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl)
+X(q2_K) X(q3_K) X(q4_K) X(q5_K) X(q6_K)
+#undef X
+#define X(name)                                                                                    \
+        void CPU_ISA(quantize_##name)(const float *values, void *ret_row, int64_t count);
+X(f32) X(f16) X(bf16) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl)
+X(q2_K) X(q3_K) X(q4_K) X(q5_K) X(q6_K)
+#undef X
+
+/* activation.c: quantises one column; the arrays are as in dot.h with width 1. */
+struct activation {
+        int8_t *q;      /* k */
+        int32_t *sums;  /* k / group: sum of q over the group */
+        float *scale;   /* k / span */
+        float *product; /* k / span: the stored d * sum (q8_1), or NULL */
+};
+
+void CPU_ISA(activate_q8)(const float *values, int64_t k, const struct activation *ret);
+void CPU_ISA(activate_q8_K)(const float *values, int64_t k, unsigned group,
+                            const struct activation *ret);
+
+/* dot_integer.c, dot_float.c */
+#define X(name) extern const struct cpu_tile CPU_ISA(tile_##name);
+X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(q2_K) X(q3_K) X(q4_K) X(q5_K) X(q6_K)
+X(f32) X(f16) X(bf16)
+#undef X
+
+void CPU_ISA(float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
+                        const uint8_t *columns, uint64_t column_stride, uint32_t width, int64_t k,
+                        float *spare, float *ret_out, uint64_t out_stride);
+float CPU_ISA(score_row)(float *scores, const float *mask, uint32_t count, float scale, float cap,
+                         float slope);
+void CPU_ISA(scale_row)(float *values, uint32_t count, float factor);
+float CPU_ISA(exp_row)(float *scores, uint32_t count, float maximum);
+void CPU_ISA(weigh_rows)(const float *weights, uint64_t weight_stride, uint32_t columns,
+                         const float *values, uint32_t keys, uint32_t size, float *out,
+                         uint64_t out_stride);

@@ -1,0 +1,253 @@
+/*
+ * Block types as tiles: unpack_<type>() takes one unit of CPU_LANES rows apart.
+ *
+ * w[e / 4] becomes elements e .. e + 3 of each row as unsigned bytes, scale[g] and minimum[g] the
+ * factors of group g, so that  value = scale * (w - offset) + minimum.  Block layouts: the block
+ * types' description in core/README.md. `at` is the byte offset of the unit in its rows.
+ *
+ * TYPES lists what dot_integer.c makes of each:
+ *   X(name, TYPE, unit elements, unit bytes, group, span, offset, minimum, signed bytes)
+ */
+#pragma once
+
+#include "backends/cpu/matrix/lanes.h"
+
+#define CPU_FULL_OFFSET (CPU_SIGNED_BYTES ? 0 : 128)
+
+#define CPU_BLOCK_TYPES                                                                            \
+        X(q4_0, Q4_0, 32, 18, 32, 32, 8, false, false)                                             \
+        X(q4_1, Q4_1, 32, 20, 32, 32, 0, true, false)                                              \
+        X(q5_0, Q5_0, 32, 22, 32, 32, 16, false, false)                                            \
+        X(q5_1, Q5_1, 32, 24, 32, 32, 0, true, false)                                              \
+        X(q8_0, Q8_0, 32, 34, 32, 32, CPU_FULL_OFFSET, false, CPU_SIGNED_BYTES)                    \
+        X(iq4_nl, IQ4_NL, 32, 18, 32, 32, CPU_FULL_OFFSET, false, CPU_SIGNED_BYTES)                \
+        X(q2_K, Q2_K, 256, 84, 16, 256, 0, true, false)                                            \
+        X(q3_K, Q3_K, 256, 110, 16, 256, 4, false, false)                                          \
+        X(q4_K, Q4_K, 256, 144, 32, 256, 0, true, false)                                           \
+        X(q5_K, Q5_K, 256, 176, 32, 256, 0, true, false)                                           \
+        X(q6_K, Q6_K, 256, 210, 16, 256, 32, false, false)
+
+#define NIBBLES 0x0f0f0f0fU
+
+/* IQ4_NL's values, and the same as unsigned bytes (+128). */
+static const uint8_t iq4_nl_bytes[2][16] __attribute__((unused)) = {
+        {129, 152, 173, 191, 207, 221, 234, 246, 1, 13, 25, 38, 53, 69, 89, 113},
+        {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
+};
+
+/* Bits 0 .. 3 of t to bit 0 of bytes 0 .. 3. */
+LANES_INLINE lanes_u spread_bits(lanes_u t) {
+        return (t & 0xfU) * 0x00204081U & 0x01010101U;
+}
+
+LANES_INLINE void unpack_nibbles(const uint8_t *const *row, uint64_t at, lanes_u *w) {
+        lanes_u q[4];
+
+        lanes_load4(row, at, q);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+                w[j] = q[j] & NIBBLES;
+                w[4 + j] = q[j] >> 4 & NIBBLES;
+        }
+}
+
+LANES_INLINE void unpack_q4_0(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
+                              lanes_f *minimum) {
+        (void) minimum;
+        scale[0] = lanes_load_half(row, at);
+        unpack_nibbles(row, at + 2, w);
+}
+
+LANES_INLINE void unpack_q4_1(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
+                              lanes_f *minimum) {
+        lanes_u factors = lanes_load1(row, at);
+
+        scale[0] = lanes_half(factors & 0xffffU);
+        minimum[0] = lanes_half(factors >> 16);
+        unpack_nibbles(row, at + 4, w);
+}
+
+LANES_INLINE void unpack_fifth_bits(lanes_u high, lanes_u *w) {
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++)
+                w[j] |= spread_bits(high >> 4 * j) << 4;
+}
+
+LANES_INLINE void unpack_q5_0(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
+                              lanes_f *minimum) {
+        (void) minimum;
+        scale[0] = lanes_load_half(row, at);
+        unpack_nibbles(row, at + 6, w);
+        unpack_fifth_bits(lanes_load1(row, at + 2), w);
+}
+
+LANES_INLINE void unpack_q5_1(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
+                              lanes_f *minimum) {
+        lanes_u factors = lanes_load1(row, at);
+
+        scale[0] = lanes_half(factors & 0xffffU);
+        minimum[0] = lanes_half(factors >> 16);
+        unpack_nibbles(row, at + 8, w);
+        unpack_fifth_bits(lanes_load1(row, at + 4), w);
+}
+
+LANES_INLINE void unpack_q8_0(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
+                              lanes_f *minimum) {
+        (void) minimum;
+        scale[0] = lanes_load_half(row, at);
+        lanes_load4(row, at + 2, w);
+        lanes_load4(row, at + 18, w + 4);
+#if CPU_SIGNED_BYTES == 0
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++)
+                w[j] ^= 0x80808080U;
+#endif
+}
+
+LANES_INLINE void unpack_iq4_nl(const uint8_t *const *row, uint64_t at, lanes_u *w,
+                                lanes_f *scale, lanes_f *minimum) {
+        (void) minimum;
+        scale[0] = lanes_load_half(row, at);
+        unpack_nibbles(row, at + 2, w);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++)
+                w[j] = lanes_table16(w[j], iq4_nl_bytes[CPU_SIGNED_BYTES ? 0 : 1]);
+}
+
+LANES_INLINE lanes_f byte_to_float(lanes_u dword, int byte) {
+        return lanes_from_int(dword >> 8 * byte & 0xffU);
+}
+
+LANES_INLINE void unpack_q2_K(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
+                              lanes_f *minimum) {
+        lanes_u s[4], q[4], factors = lanes_load1(row, at + 80);
+        lanes_f d = lanes_half(factors & 0xffffU), dmin = lanes_half(factors >> 16);
+
+        lanes_load4(row, at, s);
+        for (int g = 0; g < 16; g++) {
+                lanes_u both = s[g / 4] >> 8 * (g % 4);
+
+                scale[g] = d * lanes_from_int(both & 0xfU);
+                minimum[g] = -dmin * lanes_from_int(both >> 4 & 0xfU);
+        }
+        for (int n = 0; n < 4; n++) { /* 16 bytes each: half n / 2, bytes 16 * (n % 2) of its 32 */
+                lanes_load4(row, at + 16 + 16 * (uint64_t) n, q);
+                for (int shift = 0; shift < 4; shift++)
+                        for (int i = 0; i < 4; i++)
+                                w[32 * (n / 2) + 8 * shift + 4 * (n % 2) + i] =
+                                        q[i] >> 2 * shift & 0x03030303U;
+        }
+}
+
+LANES_INLINE void unpack_q3_K(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
+                              lanes_f *minimum) {
+        lanes_u a[4], s[4], q[4], high[8];
+        lanes_f d;
+
+        (void) minimum;
+        lanes_load4(row, at, high);
+        lanes_load4(row, at + 16, high + 4);
+        lanes_load4(row, at + 94, a); /* two bytes of quants, 12 of scales, d */
+        d = lanes_half(a[3] >> 16);
+        for (int i = 0; i < 3; i++)
+                a[i] = a[i] >> 16 | a[i + 1] << 16;
+        s[0] = (a[0] & NIBBLES) | (a[2] << 4 & 0x30303030U);
+        s[1] = (a[1] & NIBBLES) | (a[2] << 2 & 0x30303030U);
+        s[2] = (a[0] >> 4 & NIBBLES) | (a[2] & 0x30303030U);
+        s[3] = (a[1] >> 4 & NIBBLES) | (a[2] >> 2 & 0x30303030U);
+        for (int g = 0; g < 16; g++)
+                scale[g] = d * (byte_to_float(s[g / 4], g % 4) - 32.0f);
+        for (int n = 0; n < 4; n++) {
+                lanes_load4(row, at + 32 + 16 * (uint64_t) n, q);
+                for (int shift = 0; shift < 4; shift++)
+                        for (int i = 0; i < 4; i++) {
+                                lanes_u bit = high[4 * (n % 2) + i] >> (4 * (n / 2) + shift);
+
+                                w[32 * (n / 2) + 8 * shift + 4 * (n % 2) + i] =
+                                        (q[i] >> 2 * shift & 0x03030303U) |
+                                        (bit & 0x01010101U) << 2;
+                        }
+        }
+}
+
+/* The eight 6-bit scales and minima of Q4_K and Q5_K; head: d, dmin and the 12 bytes. */
+LANES_INLINE void unpack_k_factors(const lanes_u *head, lanes_f *scale, lanes_f *minimum) {
+        lanes_f d = lanes_half(head[0] & 0xffffU), dmin = lanes_half(head[0] >> 16);
+        lanes_u sc[2], m[2];
+
+        sc[0] = head[1] & 0x3f3f3f3fU;
+        m[0] = head[2] & 0x3f3f3f3fU;
+        sc[1] = (head[3] & NIBBLES) | (head[1] >> 2 & 0x30303030U);
+        m[1] = (head[3] >> 4 & NIBBLES) | (head[2] >> 2 & 0x30303030U);
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; g++) {
+                scale[g] = d * byte_to_float(sc[g / 4], g % 4);
+                minimum[g] = -dmin * byte_to_float(m[g / 4], g % 4);
+        }
+}
+
+LANES_INLINE void unpack_q4_K(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
+                              lanes_f *minimum) {
+        lanes_u head[4], q[4];
+
+        lanes_load4(row, at, head);
+        unpack_k_factors(head, scale, minimum);
+        for (int n = 0; n < 8; n++) { /* 16 bytes: chunk n / 2 of 64 elements, half n % 2 */
+                lanes_u *to = w + 16 * (n / 2) + 4 * (n % 2);
+
+                lanes_load4(row, at + 16 + 16 * (uint64_t) n, q);
+                for (int i = 0; i < 4; i++) {
+                        to[i] = q[i] & NIBBLES;
+                        to[8 + i] = q[i] >> 4 & NIBBLES;
+                }
+        }
+}
+
+LANES_INLINE void unpack_q5_K(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
+                              lanes_f *minimum) {
+        lanes_u head[4], q[4], high[8];
+
+        lanes_load4(row, at, head);
+        unpack_k_factors(head, scale, minimum);
+        lanes_load4(row, at + 16, high);
+        lanes_load4(row, at + 32, high + 4);
+        for (int n = 0; n < 8; n++) {
+                lanes_u *to = w + 16 * (n / 2) + 4 * (n % 2);
+
+                lanes_load4(row, at + 48 + 16 * (uint64_t) n, q);
+                for (int i = 0; i < 4; i++) {
+                        lanes_u bits = high[4 * (n % 2) + i] >> 2 * (n / 2);
+
+                        to[i] = (q[i] & NIBBLES) | (bits & 0x01010101U) << 4;
+                        to[8 + i] = (q[i] >> 4 & NIBBLES) | (bits & 0x02020202U) << 3;
+                }
+        }
+}
+
+LANES_INLINE void unpack_q6_K(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
+                              lanes_f *minimum) {
+        lanes_u s[4], low[4], far[4], high[4];
+        lanes_f d = lanes_load_half(row, at + 208);
+
+        (void) minimum;
+        lanes_load4(row, at + 192, s);
+        for (int g = 0; g < 16; g++) {
+                lanes_u byte = s[g / 4] >> 8 * (g % 4) & 0xffU;
+
+                scale[g] = d * lanes_from_int((byte ^ 0x80U) - 0x80U);
+        }
+        for (int n = 0; n < 4; n++) { /* half n / 2, bytes 16 * (n % 2) of its 32 */
+                uint64_t half = (uint64_t) n / 2, part = 16 * ((uint64_t) n % 2);
+                lanes_u *to = w + 32 * half + part / 4;
+
+                lanes_load4(row, at + 64 * half + part, low);
+                lanes_load4(row, at + 64 * half + 32 + part, far);
+                lanes_load4(row, at + 128 + 32 * half + part, high);
+                for (int i = 0; i < 4; i++) {
+                        to[i] = (low[i] & NIBBLES) | (high[i] << 4 & 0x30303030U);
+                        to[8 + i] = (far[i] & NIBBLES) | (high[i] << 2 & 0x30303030U);
+                        to[16 + i] = (low[i] >> 4 & NIBBLES) | (high[i] & 0x30303030U);
+                        to[24 + i] = (far[i] >> 4 & NIBBLES) | (high[i] >> 2 & 0x30303030U);
+                }
+        }
+}
