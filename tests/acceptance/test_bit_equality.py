@@ -21,7 +21,7 @@ HALVES = {"cpu0": 1, "cpu1": 1}
 
 def expect_equal(left: Sequence[Array], right: Sequence[Array]) -> None:
     assert len(left) == len(right)
-    for position, (a, b) in enumerate(zip(left, right)):
+    for position, (a, b) in enumerate(zip(left, right, strict=True)):
         assert a.tobytes() == b.tobytes(), (
             f"position {position}: largest difference {np.abs(a - b).max()}"
         )

@@ -10,7 +10,7 @@ from typing import Any
 import headrace
 import numpy as np
 import pytest
-from llama_runner import Runner
+from headrace.models.generate import Model
 from tables import BLAS, REFERENCE, SHARED, Start
 
 # Two logits nearer than this share of their magnitude are a tie.
@@ -46,20 +46,21 @@ def test_choices(
     expected = reference[name]
     assert len(expected["continuation"]) == 48
     with headrace.connect(start(devices).address) as client:
-        runner = Runner(client, model.name)
-        logits = runner.forced(expected["prompt_tokens"], expected["continuation"])
+        context = Model.load(client, model.name).context(512)
+        logits = [context.evaluate(expected["prompt_tokens"])]
+        logits += [context.evaluate([token]) for token in expected["continuation"][:-1]]
         assert len(logits) == 48
         assert not disagreements(logits, expected)
         if devices is BLAS and name == "long":
-            prompt = runner.graph(len(expected["prompt_tokens"]), runner.n_ctx)
-            assert {d.device: d.splits > 0 for d in prompt.plan.devices}["blas0"]
+            plan = context.graphs[len(expected["prompt_tokens"]), 512].plan
+            assert {share.device: share.splits > 0 for share in plan.devices}["blas0"]
 
 
 def test_the_criterion_can_fail(reference: dict[str, Any]) -> None:
     """Logits that prefer another token at a position that is no tie are noticed."""
     expected = reference["twelve"]
     logits = [np.zeros(49152, np.float32) for _ in expected["continuation"]]
-    for ours, choice in zip(logits, expected["continuation"]):
+    for ours, choice in zip(logits, expected["continuation"], strict=True):
         ours[choice] = 1.0
     assert not disagreements(logits, expected)
     logits[7][0] = 2.0

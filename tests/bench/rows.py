@@ -80,7 +80,7 @@ def table(rows: list[Row]) -> str:
     return "\n".join(
         "  ".join(
             cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths))
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in cells
     )
