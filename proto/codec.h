@@ -1,0 +1,334 @@
+/*
+ * Messages <-> plain structs. The only header through which anybody sees the protobuf contract
+ * (proto/headrace.proto); nanopb stays behind it.
+ *
+ * Decoding. Each hr_wire_x_decode() reads one message from memory into *ret_x, which is written in
+ * full on success only. Strings are NUL-terminated, hold no NUL and are valid UTF-8; lists and byte
+ * strings of variable length lie in the caller's arena. Failures: HR_E_INVALID with reason DECODE (not
+ * such a message, a cap of headrace.options exceeded, trailing bytes), UTF8, or HR_E_EXHAUSTED when
+ * the arena is full. Unknown fields are skipped; of duplicate scalars the last wins.
+ *
+ * Encoding. Each hr_wire_x_encode() writes into the caller's buffer and returns the bytes used;
+ * HR_E_EXHAUSTED (reason MESSAGE) when it does not fit.
+ *
+ * Nothing here does I/O or keeps state. Thread: any. The structs with names ending in _handle,
+ * _count or _bytes serve all messages of that shape; numbers of fields are equal in them.
+ */
+#pragma once
+
+#include "core/arena.h"
+#include "core/graph.h"
+
+#define HR_WIRE_PROTOCOL 1U
+#define HR_WIRE_MESSAGE_BYTES_MAX 65536U
+#define HR_WIRE_FEATURES_MAX 32U
+#define HR_WIRE_FEATURE_BYTES 48U
+#define HR_WIRE_NAME_BYTES 64U       /* of devices, clients, sessions; with the NUL */
+#define HR_WIRE_SET_NAME_BYTES 256U
+#define HR_WIRE_PATTERN_BYTES 256U
+#define HR_WIRE_PATH_BYTES 1024U
+#define HR_WIRE_DIGEST_BYTES 32U
+#define HR_WIRE_BOOT_ID_BYTES 16U
+#define HR_WIRE_TOKEN_BYTES_MAX 32U
+
+/* Bytes in the wire's memory or in an arena. */
+struct hr_wire_span {
+        const uint8_t *data;
+        size_t size;
+};
+
+/* ---- session --------------------------------------------------------------------------------- */
+
+struct hr_wire_hello {
+        uint32_t protocol_min, protocol_max;
+        uint32_t feature_count;
+        char features[HR_WIRE_FEATURES_MAX][HR_WIRE_FEATURE_BYTES];
+        char client_name[HR_WIRE_NAME_BYTES];
+        char session_name[HR_WIRE_NAME_BYTES];
+        uint32_t credentials_bytes, resume_token_bytes;
+        uint8_t credentials[256];
+        uint8_t resume_token[HR_WIRE_TOKEN_BYTES_MAX];
+};
+HR_NODISCARD hr_status hr_wire_hello_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                            struct hr_wire_hello *ret_hello);
+HR_NODISCARD hr_status hr_wire_hello_encode(const struct hr_wire_hello *hello, uint8_t *buffer,
+                                            size_t capacity, struct hr_diag *diag,
+                                            size_t *ret_bytes);
+
+struct hr_wire_device {
+        const char *name, *description, *type, *memory_kind; /* cut to the wire's caps */
+        uint64_t memory_free, memory_total, memory_used;
+        uint32_t threads;
+};
+
+struct hr_wire_limits {
+        uint64_t message_bytes_max, body_bytes_max, graph_nodes_max, graph_bytes_max,
+                tensor_bytes_max, session_graphs_max, session_runs_max, session_state_bytes_max,
+                upload_bytes_max, output_queue_bytes_max, run_bytes_max, copies_max;
+};
+
+struct hr_wire_hello_reply {
+        uint32_t protocol;
+        uint32_t feature_count;
+        char features[HR_WIRE_FEATURES_MAX][HR_WIRE_FEATURE_BYTES];
+        char daemon_version[32];
+        uint8_t boot_id[HR_WIRE_BOOT_ID_BYTES];
+        uint32_t session_token_bytes;
+        uint8_t session_token[HR_WIRE_TOKEN_BYTES_MAX];
+        uint64_t epoch;
+        struct hr_wire_limits limits;
+        const struct hr_wire_device *devices; /* not decoded: NULL then */
+        uint32_t device_count;                /* decoded: how many there were */
+};
+HR_NODISCARD hr_status hr_wire_hello_reply_encode(const struct hr_wire_hello_reply *reply,
+                                                  uint8_t *buffer, size_t capacity,
+                                                  struct hr_diag *diag, size_t *ret_bytes);
+HR_NODISCARD hr_status hr_wire_hello_reply_decode(struct hr_wire_span message,
+                                                  struct hr_diag *diag,
+                                                  struct hr_wire_hello_reply *ret_reply);
+HR_NODISCARD hr_status hr_wire_devices_reply_encode(uint64_t epoch,
+                                                    const struct hr_wire_device *devices,
+                                                    uint32_t device_count, uint8_t *buffer,
+                                                    size_t capacity, struct hr_diag *diag,
+                                                    size_t *ret_bytes);
+
+struct hr_wire_error {
+        uint32_t code;
+        char reason[48];
+        char words[257];
+        bool has_node, has_tensor;
+        uint32_t node, tensor;
+        char field[64];
+        uint64_t limit, actual;
+        uint32_t retry_after_ms;
+        uint32_t digest_bytes;
+        uint8_t digest[HR_WIRE_DIGEST_BYTES];
+};
+/* From a diag: gRPC's code, reason, words, place. `digest` may be NULL, else HR_WIRE_DIGEST_BYTES.
+ * Never fails for a buffer of HR_WIRE_ERROR_BYTES_MAX. */
+#define HR_WIRE_ERROR_BYTES_MAX 512U
+HR_NODISCARD hr_status hr_wire_error_encode(const struct hr_diag *failure, const uint8_t *digest,
+                                            uint8_t *buffer, size_t capacity, size_t *ret_bytes);
+HR_NODISCARD hr_status hr_wire_error_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                            struct hr_wire_error *ret_error);
+
+/* GoAway. */
+HR_NODISCARD hr_status hr_wire_go_away_encode(const char *reason, uint32_t retry_after_ms,
+                                              uint8_t *buffer, size_t capacity,
+                                              struct hr_diag *diag, size_t *ret_bytes);
+
+/* Messages without fields: Devices, Ops, WeightsList, Sync, StatsRequest. */
+HR_NODISCARD hr_status hr_wire_empty_decode(struct hr_wire_span message, struct hr_diag *diag);
+
+/* Messages whose field 1 is a fixed64: Ping and PingReply (cookie), Cancel (request id), and those
+ * with a handle: WeightsDrop, WeightsTensors, StateFree, Explain, Release. */
+HR_NODISCARD hr_status hr_wire_fixed64_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                              uint64_t *ret_value);
+HR_NODISCARD hr_status hr_wire_fixed64_encode(uint64_t value, uint8_t *buffer, size_t capacity,
+                                              struct hr_diag *diag, size_t *ret_bytes);
+
+/* Messages whose field 1 is a uint64 or bool: CancelReply, Credit, Data, StateReadReply,
+ * ExplainReply, StatsReply, WeightsTensorsReply. A value of 0 is an empty message. */
+HR_NODISCARD hr_status hr_wire_varint_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                             uint64_t *ret_value);
+HR_NODISCARD hr_status hr_wire_varint_encode(uint64_t value, uint8_t *buffer, size_t capacity,
+                                             struct hr_diag *diag, size_t *ret_bytes);
+
+HR_NODISCARD hr_status hr_wire_ops_reply_encode(uint32_t device_count, uint32_t node_count,
+                                                uint8_t *buffer, size_t capacity,
+                                                struct hr_diag *diag, size_t *ret_bytes);
+
+/* ---- weights and state ----------------------------------------------------------------------- */
+
+/* A glob over tensor names and the device for what it matches: PlacementRule and Pin. */
+struct hr_wire_rule {
+        const char *pattern;
+        const char *device;
+};
+
+struct hr_wire_set_info {
+        uint64_t handle;
+        const char *name; /* cut to the wire's cap */
+        uint64_t tensors, bytes;
+        uint32_t digest_bytes;
+        uint8_t digest[HR_WIRE_DIGEST_BYTES];
+        const char *source;
+        uint32_t users;
+};
+
+struct hr_wire_weights_put {
+        char name[HR_WIRE_SET_NAME_BYTES];
+        uint64_t total_bytes, manifest_bytes;
+        uint32_t digest_bytes; /* 0 or HR_WIRE_DIGEST_BYTES */
+        uint8_t digest[HR_WIRE_DIGEST_BYTES];
+        const struct hr_wire_rule *rules;
+        uint32_t rule_count;
+};
+HR_NODISCARD hr_status hr_wire_weights_put_decode(struct hr_wire_span message,
+                                                  struct hr_arena *arena, struct hr_diag *diag,
+                                                  struct hr_wire_weights_put *ret_put);
+/* WeightsPutReply. */
+HR_NODISCARD hr_status hr_wire_put_reply_encode(const struct hr_wire_set_info *set,
+                                                uint8_t *buffer, size_t capacity,
+                                                struct hr_diag *diag, size_t *ret_bytes);
+
+struct hr_wire_weights_load {
+        char path[HR_WIRE_PATH_BYTES];
+        char name[HR_WIRE_SET_NAME_BYTES];
+        const struct hr_wire_rule *rules;
+        uint32_t rule_count;
+};
+HR_NODISCARD hr_status hr_wire_weights_load_decode(struct hr_wire_span message,
+                                                   struct hr_arena *arena, struct hr_diag *diag,
+                                                   struct hr_wire_weights_load *ret_load);
+/* WeightsLoadReply. */
+HR_NODISCARD hr_status hr_wire_load_reply_encode(const struct hr_wire_set_info *set,
+                                                 uint64_t metadata_count, uint64_t metadata_bytes,
+                                                 bool already, uint8_t *buffer, size_t capacity,
+                                                 struct hr_diag *diag, size_t *ret_bytes);
+/* WeightSets, into a body of any size. A buffer of NULL only measures. */
+HR_NODISCARD hr_status hr_wire_sets_encode(const struct hr_wire_set_info *sets, uint32_t set_count,
+                                           uint8_t *buffer, size_t capacity, struct hr_diag *diag,
+                                           size_t *ret_bytes);
+
+/* Names, types and shapes in columns. */
+struct hr_wire_manifest {
+        uint32_t count;
+        const uint64_t *name_offsets; /* count + 1, into names */
+        const char *names;
+        const uint32_t *types;
+        const int64_t *ne;            /* four per tensor */
+};
+struct hr_wire_manifest_limits {
+        uint64_t tensors_max;
+};
+/* Columns into the arena; lengths cross-checked (reason COLUMN), names checked (reason UTF8), the
+ * cap checked before anything is allocated. Types and extents are the store's to judge. */
+HR_NODISCARD hr_status hr_wire_manifest_decode(struct hr_wire_span message,
+                                               const struct hr_wire_manifest_limits *limits,
+                                               struct hr_arena *arena, struct hr_diag *diag,
+                                               struct hr_wire_manifest *ret_manifest);
+/* A buffer of NULL only measures. */
+HR_NODISCARD hr_status hr_wire_manifest_encode(const struct hr_wire_manifest *manifest,
+                                               uint8_t *buffer, size_t capacity,
+                                               struct hr_diag *diag, size_t *ret_bytes);
+
+struct hr_wire_state_alloc {
+        uint64_t manifest_bytes;
+        const struct hr_wire_rule *rules;
+        uint32_t rule_count;
+};
+HR_NODISCARD hr_status hr_wire_state_alloc_decode(struct hr_wire_span message,
+                                                  struct hr_arena *arena, struct hr_diag *diag,
+                                                  struct hr_wire_state_alloc *ret_alloc);
+HR_NODISCARD hr_status hr_wire_state_alloc_reply_encode(uint64_t handle, uint64_t bytes,
+                                                        uint8_t *buffer, size_t capacity,
+                                                        struct hr_diag *diag, size_t *ret_bytes);
+
+/* StateRead and StateWrite. */
+struct hr_wire_state_range {
+        uint64_t handle, offset, bytes;
+        uint32_t tensor;
+};
+HR_NODISCARD hr_status hr_wire_state_range_decode(struct hr_wire_span message,
+                                                  struct hr_diag *diag,
+                                                  struct hr_wire_state_range *ret_range);
+
+/* ---- graph and run --------------------------------------------------------------------------- */
+
+struct hr_wire_graph_limits {
+        uint64_t nodes_max, leaves_max; /* counts */
+        uint64_t bytes_max;             /* of the encoded graph; in memory it takes at most eight times
+                                         * as much */
+};
+/* Columns -> a graph ready for hr_graph_validate(): counts cross-checked, views flattened to their
+ * root, strides filled in, constants cut. HR_E_INVALID with reason COLUMN (lengths disagree, an id out
+ * of range), VIEW (a base that is no earlier tensor, an offset that wraps), UTF8, DECODE;
+ * HR_E_EXHAUSTED (reason LIMIT) over a limit, before memory is taken. Linear time, no recursion. */
+HR_NODISCARD hr_status hr_wire_graph_decode(struct hr_wire_span message,
+                                            const struct hr_wire_graph_limits *limits,
+                                            struct hr_diag *diag, struct hr_graph **ret_graph);
+/* The encoded form of a graph (without `extra` tensors); a buffer of NULL only measures. */
+HR_NODISCARD hr_status hr_wire_graph_encode(const struct hr_graph *graph, uint8_t *buffer,
+                                            size_t capacity, struct hr_diag *diag,
+                                            size_t *ret_bytes);
+
+struct hr_wire_submit {
+        uint32_t digest_bytes; /* 0 or HR_WIRE_DIGEST_BYTES */
+        uint8_t digest[HR_WIRE_DIGEST_BYTES];
+        uint64_t graph_bytes;
+        const uint64_t *weights, *states; /* handles */
+        uint32_t weight_count, state_count;
+        const struct hr_wire_rule *pins;
+        uint32_t pin_count;
+        uint32_t rules; /* 0 headrace, 1 ggml */
+        uint32_t n_copies;
+        bool op_offload, strict, dry_run, fresh;
+};
+HR_NODISCARD hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                             struct hr_diag *diag,
+                                             struct hr_wire_submit *ret_submit);
+HR_NODISCARD hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *buffer,
+                                             size_t capacity, struct hr_diag *diag,
+                                             size_t *ret_bytes);
+
+struct hr_wire_device_bytes {
+        const char *device;
+        uint64_t compute_bytes;
+        uint32_t splits;
+};
+
+struct hr_wire_submit_reply {
+        uint64_t handle;
+        uint8_t digest[HR_WIRE_DIGEST_BYTES];
+        const char *origin, *copies_reason; /* not decoded */
+        uint32_t first_different, split_count, n_copies;
+        uint64_t copied_bytes;
+        const struct hr_wire_device_bytes *devices; /* not decoded */
+        uint32_t device_count, input_count, output_count, fallback_nodes;
+};
+HR_NODISCARD hr_status hr_wire_submit_reply_encode(const struct hr_wire_submit_reply *reply,
+                                                   uint8_t *buffer, size_t capacity,
+                                                   struct hr_diag *diag, size_t *ret_bytes);
+HR_NODISCARD hr_status hr_wire_submit_reply_decode(struct hr_wire_span message,
+                                                   struct hr_diag *diag,
+                                                   struct hr_wire_submit_reply *ret_reply);
+
+struct hr_wire_run {
+        uint64_t handle;
+        const uint32_t *outputs; /* positions among the graph's outputs */
+        uint32_t output_count;   /* 0 = all, unless no_outputs */
+        bool no_outputs;
+        uint64_t input_bytes;
+        int32_t priority;
+};
+HR_NODISCARD hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                          struct hr_diag *diag, struct hr_wire_run *ret_run);
+HR_NODISCARD hr_status hr_wire_run_encode(const struct hr_wire_run *run, uint8_t *buffer,
+                                          size_t capacity, struct hr_diag *diag,
+                                          size_t *ret_bytes);
+
+struct hr_wire_run_reply {
+        const uint64_t *output_bytes; /* decoded: in the arena */
+        uint32_t output_count;
+        uint64_t queue_ns, run_ns;
+        uint32_t slot;
+};
+HR_NODISCARD hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply,
+                                                uint8_t *buffer, size_t capacity,
+                                                struct hr_diag *diag, size_t *ret_bytes);
+HR_NODISCARD hr_status hr_wire_run_reply_decode(struct hr_wire_span message,
+                                                struct hr_arena *arena, struct hr_diag *diag,
+                                                struct hr_wire_run_reply *ret_reply);
+
+/* ---- admin ----------------------------------------------------------------------------------- */
+
+struct hr_wire_stat {
+        const char *name;
+        const char *labels;
+        double value;
+};
+/* Stats, into a body of any size. A buffer of NULL only measures. */
+HR_NODISCARD hr_status hr_wire_stats_encode(const struct hr_wire_stat *stats, uint32_t count,
+                                            uint8_t *buffer, size_t capacity, struct hr_diag *diag,
+                                            size_t *ret_bytes);

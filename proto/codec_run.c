@@ -1,0 +1,218 @@
+/*
+ * Submit, Run and their replies. Run is on the path of every evaluation: it costs one nanopb decode
+ * into a struct of a few words and, only when outputs are named, one copy into the arena.
+ */
+#include "proto/codec_priv.h"
+
+static hr_status submit_check(const headrace_v1_Submit *wire, struct hr_diag *diag) {
+        if (wire->digest.size != 0 && wire->digest.size != HR_WIRE_DIGEST_BYTES)
+                return hr_fail_reason(diag, HR_E_INVALID, "DECODE",
+                                      "a digest has %u bytes, not %u", wire->digest.size,
+                                      HR_WIRE_DIGEST_BYTES);
+        if (wire->rules > _headrace_v1_Rules_MAX)
+                return hr_fail_reason(diag, HR_E_INVALID, "DECODE", "no such set of rules: %d",
+                                      (int) wire->rules);
+        return HR_OK;
+}
+
+hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                struct hr_diag *diag, struct hr_wire_submit *ret_submit) {
+        struct hr_codec_list weights = { .arena = arena };
+        struct hr_codec_list states = { .arena = arena };
+        struct hr_codec_list pins = { .arena = arena };
+        headrace_v1_Submit wire = headrace_v1_Submit_init_zero;
+        struct hr_diag local = { 0 };
+        hr_status status;
+
+        if (!diag)
+                diag = &local;
+        wire.weights = hr_codec_list_fixed64(&weights);
+        wire.states = hr_codec_list_fixed64(&states);
+        wire.pins = hr_codec_list_rules(&pins);
+        status = hr_codec_decode(message, headrace_v1_Submit_fields, &wire, diag);
+        HR_TRY(hr_codec_list_check(&weights, status, diag));
+        HR_TRY(hr_codec_list_check(&states, status, diag));
+        HR_TRY(hr_codec_list_check(&pins, status, diag));
+        HR_TRY(submit_check(&wire, diag));
+        *ret_submit = (struct hr_wire_submit){
+                .digest_bytes = wire.digest.size,
+                .graph_bytes = wire.graph_bytes,
+                .weights = weights.items,
+                .states = states.items,
+                .weight_count = weights.count,
+                .state_count = states.count,
+                .pins = pins.items,
+                .pin_count = pins.count,
+                .rules = (uint32_t) wire.rules,
+                .n_copies = wire.n_copies,
+                .op_offload = wire.op_offload,
+                .strict = wire.strict,
+                .dry_run = wire.dry_run,
+                .fresh = wire.fresh,
+        };
+        memcpy(ret_submit->digest, wire.digest.bytes, wire.digest.size);
+        return HR_OK;
+}
+
+static bool pin_put(pb_ostream_t *stream, const void *data, uint32_t index) {
+        const struct hr_wire_rule *rule = (const struct hr_wire_rule *) data + index;
+        headrace_v1_Pin wire = headrace_v1_Pin_init_zero;
+
+        hr_codec_text_copy(wire.pattern, sizeof wire.pattern, rule->pattern);
+        hr_codec_text_copy(wire.device, sizeof wire.device, rule->device);
+        return pb_encode_submessage(stream, headrace_v1_Pin_fields, &wire);
+}
+
+hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *buffer,
+                                size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        struct hr_codec_numbers weights = { submit->weights, submit->weight_count, 8 };
+        struct hr_codec_numbers states = { submit->states, submit->state_count, 8 };
+        struct hr_codec_items pins = {
+                .data = submit->pins,
+                .count = submit->pin_count,
+                .encode = pin_put,
+        };
+        headrace_v1_Submit wire = {
+                .graph_bytes = submit->graph_bytes,
+                .weights = hr_codec_put_numbers(&weights),
+                .states = hr_codec_put_numbers(&states),
+                .pins = hr_codec_put_items(&pins),
+                .rules = (headrace_v1_Rules) submit->rules,
+                .n_copies = submit->n_copies,
+                .op_offload = submit->op_offload,
+                .strict = submit->strict,
+                .dry_run = submit->dry_run,
+                .fresh = submit->fresh,
+        };
+
+        HR_ASSERT(submit->digest_bytes <= HR_WIRE_DIGEST_BYTES);
+        wire.digest.size = (pb_size_t) submit->digest_bytes;
+        memcpy(wire.digest.bytes, submit->digest, submit->digest_bytes);
+        return hr_codec_encode(headrace_v1_Submit_fields, &wire, buffer, capacity, diag, ret_bytes);
+}
+
+static bool device_bytes_put(pb_ostream_t *stream, const void *data, uint32_t index) {
+        const struct hr_wire_device_bytes *device =
+                (const struct hr_wire_device_bytes *) data + index;
+        headrace_v1_DeviceBytes wire = {
+                .compute_bytes = device->compute_bytes,
+                .splits = device->splits,
+        };
+
+        hr_codec_text_copy(wire.device, sizeof wire.device, device->device);
+        return pb_encode_submessage(stream, headrace_v1_DeviceBytes_fields, &wire);
+}
+
+hr_status hr_wire_submit_reply_encode(const struct hr_wire_submit_reply *reply, uint8_t *buffer,
+                                      size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        struct hr_codec_items devices = {
+                .data = reply->devices,
+                .count = reply->device_count,
+                .encode = device_bytes_put,
+        };
+        headrace_v1_SubmitReply wire = {
+                .handle = reply->handle,
+                .first_different = reply->first_different,
+                .split_count = reply->split_count,
+                .n_copies = reply->n_copies,
+                .copied_bytes = reply->copied_bytes,
+                .devices = hr_codec_put_items(&devices),
+                .input_count = reply->input_count,
+                .output_count = reply->output_count,
+                .fallback_nodes = reply->fallback_nodes,
+        };
+
+        wire.digest.size = HR_WIRE_DIGEST_BYTES;
+        memcpy(wire.digest.bytes, reply->digest, HR_WIRE_DIGEST_BYTES);
+        hr_codec_text_copy(wire.origin, sizeof wire.origin, reply->origin);
+        hr_codec_text_copy(wire.copies_reason, sizeof wire.copies_reason, reply->copies_reason);
+        return hr_codec_encode(headrace_v1_SubmitReply_fields, &wire, buffer, capacity, diag,
+                               ret_bytes);
+}
+
+hr_status hr_wire_submit_reply_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                      struct hr_wire_submit_reply *ret_reply) {
+        headrace_v1_SubmitReply wire = headrace_v1_SubmitReply_init_zero;
+
+        HR_TRY(hr_codec_decode(message, headrace_v1_SubmitReply_fields, &wire, diag));
+        *ret_reply = (struct hr_wire_submit_reply){
+                .handle = wire.handle,
+                .first_different = wire.first_different,
+                .split_count = wire.split_count,
+                .n_copies = wire.n_copies,
+                .copied_bytes = wire.copied_bytes,
+                .input_count = wire.input_count,
+                .output_count = wire.output_count,
+                .fallback_nodes = wire.fallback_nodes,
+        };
+        memcpy(ret_reply->digest, wire.digest.bytes, wire.digest.size);
+        return HR_OK;
+}
+
+hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena,
+                             struct hr_diag *diag, struct hr_wire_run *ret_run) {
+        struct hr_codec_list outputs = { .arena = arena };
+        headrace_v1_Run wire = headrace_v1_Run_init_zero;
+        struct hr_diag local = { 0 };
+        hr_status status;
+
+        if (!diag)
+                diag = &local;
+        wire.outputs = hr_codec_list_fixed32(&outputs);
+        status = hr_codec_decode(message, headrace_v1_Run_fields, &wire, diag);
+        HR_TRY(hr_codec_list_check(&outputs, status, diag));
+        *ret_run = (struct hr_wire_run){
+                .handle = wire.handle,
+                .outputs = outputs.items,
+                .output_count = outputs.count,
+                .no_outputs = wire.no_outputs,
+                .input_bytes = wire.input_bytes,
+                .priority = wire.priority,
+        };
+        return HR_OK;
+}
+
+hr_status hr_wire_run_encode(const struct hr_wire_run *run, uint8_t *buffer, size_t capacity,
+                             struct hr_diag *diag, size_t *ret_bytes) {
+        struct hr_codec_numbers outputs = { run->outputs, run->output_count, 4 };
+        headrace_v1_Run wire = {
+                .handle = run->handle,
+                .outputs = hr_codec_put_numbers(&outputs),
+                .no_outputs = run->no_outputs,
+                .input_bytes = run->input_bytes,
+                .priority = run->priority,
+        };
+
+        return hr_codec_encode(headrace_v1_Run_fields, &wire, buffer, capacity, diag, ret_bytes);
+}
+
+hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply, uint8_t *buffer,
+                                   size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        struct hr_codec_numbers outputs = { reply->output_bytes, reply->output_count, 8 };
+        headrace_v1_RunReply wire = {
+                .output_bytes = hr_codec_put_numbers(&outputs),
+                .queue_ns = reply->queue_ns,
+                .run_ns = reply->run_ns,
+                .slot = reply->slot,
+        };
+
+        return hr_codec_encode(headrace_v1_RunReply_fields, &wire, buffer, capacity, diag,
+                               ret_bytes);
+}
+
+hr_status hr_wire_run_reply_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                   struct hr_diag *diag, struct hr_wire_run_reply *ret_reply) {
+        struct hr_codec_list outputs = { .arena = arena };
+        headrace_v1_RunReply wire = headrace_v1_RunReply_init_zero;
+
+        wire.output_bytes = hr_codec_list_fixed64(&outputs);
+        HR_TRY(hr_codec_decode(message, headrace_v1_RunReply_fields, &wire, diag));
+        *ret_reply = (struct hr_wire_run_reply){
+                .output_bytes = outputs.items,
+                .output_count = outputs.count,
+                .queue_ns = wire.queue_ns,
+                .run_ns = wire.run_ns,
+                .slot = wire.slot,
+        };
+        return HR_OK;
+}

@@ -1,0 +1,164 @@
+/*
+ * Messages about weights and states. Their lists of rules go into the caller's arena; a path or a
+ * name is only checked for being text here, what it may name is the store's matter.
+ */
+#include "proto/codec_priv.h"
+
+static hr_status digest_check(uint32_t bytes, struct hr_diag *diag) {
+        hr_status status;
+
+        if (bytes == 0 || bytes == HR_WIRE_DIGEST_BYTES)
+                return HR_OK;
+        status = hr_fail_reason(diag, HR_E_INVALID, "DECODE", "a digest has %u bytes, not %u", bytes,
+                                HR_WIRE_DIGEST_BYTES);
+        if (diag)
+                diag->field = "digest";
+        return status;
+}
+
+hr_status hr_wire_weights_put_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                     struct hr_diag *diag, struct hr_wire_weights_put *ret_put) {
+        struct hr_codec_list rules = { .arena = arena };
+        headrace_v1_WeightsPut wire = headrace_v1_WeightsPut_init_zero;
+        struct hr_diag local = { 0 };
+        hr_status status;
+
+        if (!diag)
+                diag = &local;
+        wire.placement = hr_codec_list_rules(&rules);
+        status = hr_codec_decode(message, headrace_v1_WeightsPut_fields, &wire, diag);
+        HR_TRY(hr_codec_list_check(&rules, status, diag));
+        HR_TRY(hr_codec_text_check(wire.name, "name", diag));
+        HR_TRY(digest_check(wire.digest.size, diag));
+        *ret_put = (struct hr_wire_weights_put){
+                .total_bytes = wire.total_bytes,
+                .manifest_bytes = wire.manifest_bytes,
+                .digest_bytes = wire.digest.size,
+                .rules = rules.items,
+                .rule_count = rules.count,
+        };
+        memcpy(ret_put->name, wire.name, sizeof wire.name);
+        memcpy(ret_put->digest, wire.digest.bytes, wire.digest.size);
+        return HR_OK;
+}
+
+hr_status hr_wire_weights_load_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                      struct hr_diag *diag, struct hr_wire_weights_load *ret_load) {
+        struct hr_codec_list rules = { .arena = arena };
+        headrace_v1_WeightsLoad wire = headrace_v1_WeightsLoad_init_zero;
+        struct hr_diag local = { 0 };
+        hr_status status;
+
+        if (!diag)
+                diag = &local;
+        wire.placement = hr_codec_list_rules(&rules);
+        status = hr_codec_decode(message, headrace_v1_WeightsLoad_fields, &wire, diag);
+        HR_TRY(hr_codec_list_check(&rules, status, diag));
+        HR_TRY(hr_codec_text_check(wire.path, "path", diag));
+        HR_TRY(hr_codec_text_check(wire.name, "name", diag));
+        *ret_load = (struct hr_wire_weights_load){
+                .rules = rules.items,
+                .rule_count = rules.count,
+        };
+        memcpy(ret_load->path, wire.path, sizeof wire.path);
+        memcpy(ret_load->name, wire.name, sizeof wire.name);
+        return HR_OK;
+}
+
+void hr_codec_set_info_fill(const struct hr_wire_set_info *set, headrace_v1_SetInfo *ret_info) {
+        HR_ASSERT(set->digest_bytes <= HR_WIRE_DIGEST_BYTES);
+        *ret_info = (headrace_v1_SetInfo){
+                .handle = set->handle,
+                .tensors = set->tensors,
+                .bytes = set->bytes,
+                .digest.size = (pb_size_t) set->digest_bytes,
+                .users = set->users,
+        };
+        memcpy(ret_info->digest.bytes, set->digest, set->digest_bytes);
+        hr_codec_text_copy(ret_info->name, sizeof ret_info->name, set->name);
+        hr_codec_text_copy(ret_info->source, sizeof ret_info->source, set->source);
+}
+
+hr_status hr_wire_put_reply_encode(const struct hr_wire_set_info *set, uint8_t *buffer,
+                                   size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        headrace_v1_WeightsPutReply wire = { .has_set = true };
+
+        hr_codec_set_info_fill(set, &wire.set);
+        return hr_codec_encode(headrace_v1_WeightsPutReply_fields, &wire, buffer, capacity, diag,
+                               ret_bytes);
+}
+
+hr_status hr_wire_load_reply_encode(const struct hr_wire_set_info *set, uint64_t metadata_count,
+                                    uint64_t metadata_bytes, bool already, uint8_t *buffer,
+                                    size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        headrace_v1_WeightsLoadReply wire = {
+                .has_set = true,
+                .metadata_count = metadata_count,
+                .metadata_bytes = metadata_bytes,
+                .already = already,
+        };
+
+        hr_codec_set_info_fill(set, &wire.set);
+        return hr_codec_encode(headrace_v1_WeightsLoadReply_fields, &wire, buffer, capacity, diag,
+                               ret_bytes);
+}
+
+static bool set_put(pb_ostream_t *stream, const void *data, uint32_t index) {
+        headrace_v1_SetInfo wire;
+
+        hr_codec_set_info_fill((const struct hr_wire_set_info *) data + index, &wire);
+        return pb_encode_submessage(stream, headrace_v1_SetInfo_fields, &wire);
+}
+
+hr_status hr_wire_sets_encode(const struct hr_wire_set_info *sets, uint32_t set_count,
+                              uint8_t *buffer, size_t capacity, struct hr_diag *diag,
+                              size_t *ret_bytes) {
+        struct hr_codec_items items = { .data = sets, .count = set_count, .encode = set_put };
+        headrace_v1_WeightSets wire = { .sets = hr_codec_put_items(&items) };
+
+        return hr_codec_encode(headrace_v1_WeightSets_fields, &wire, buffer, capacity, diag,
+                               ret_bytes);
+}
+
+hr_status hr_wire_state_alloc_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                     struct hr_diag *diag, struct hr_wire_state_alloc *ret_alloc) {
+        struct hr_codec_list rules = { .arena = arena };
+        headrace_v1_StateAlloc wire = headrace_v1_StateAlloc_init_zero;
+        struct hr_diag local = { 0 };
+        hr_status status;
+
+        if (!diag)
+                diag = &local;
+        wire.placement = hr_codec_list_rules(&rules);
+        status = hr_codec_decode(message, headrace_v1_StateAlloc_fields, &wire, diag);
+        HR_TRY(hr_codec_list_check(&rules, status, diag));
+        *ret_alloc = (struct hr_wire_state_alloc){
+                .manifest_bytes = wire.manifest_bytes,
+                .rules = rules.items,
+                .rule_count = rules.count,
+        };
+        return HR_OK;
+}
+
+hr_status hr_wire_state_alloc_reply_encode(uint64_t handle, uint64_t bytes, uint8_t *buffer,
+                                           size_t capacity, struct hr_diag *diag,
+                                           size_t *ret_bytes) {
+        headrace_v1_StateAllocReply wire = { .handle = handle, .bytes = bytes };
+
+        return hr_codec_encode(headrace_v1_StateAllocReply_fields, &wire, buffer, capacity, diag,
+                               ret_bytes);
+}
+
+hr_status hr_wire_state_range_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                     struct hr_wire_state_range *ret_range) {
+        headrace_v1_StateRead wire = headrace_v1_StateRead_init_zero;
+
+        HR_TRY(hr_codec_decode(message, headrace_v1_StateRead_fields, &wire, diag));
+        *ret_range = (struct hr_wire_state_range){
+                .handle = wire.handle,
+                .offset = wire.offset,
+                .bytes = wire.bytes,
+                .tensor = wire.tensor,
+        };
+        return HR_OK;
+}
