@@ -1,0 +1,252 @@
+/* See ops_machine.h. Every tensor that owns memory has a buffer of its own, of exactly its size, so that
+ * a sanitizer sees any access past an end. */
+#include "tests/golden/ops_machine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PATIENCE_NS (UINT64_C(60) * 1000000000)
+
+hr_status ops_machine_init(struct ops_machine *machine, struct hr_device *device,
+                           struct hr_diag *diag) {
+        *machine = (struct ops_machine) { .device = device };
+        HR_TRY(hr_queue_new(device, diag, &machine->queue));
+        return hr_event_new(device, diag, &machine->event);
+}
+
+void ops_machine_deinit(struct ops_machine *machine) {
+        machine->event = hr_event_free(machine->event);
+        machine->queue = hr_queue_free(machine->queue);
+        machine->device = hr_device_unref(machine->device);
+}
+
+static hr_status machine_finish(struct ops_machine *machine, struct hr_outcome *outcome,
+                                struct hr_diag *diag) {
+        HR_TRY(hr_queue_record(machine->queue, machine->event, diag));
+        HR_TRY(hr_event_synchronize(machine->event, PATIENCE_NS, diag));
+        if (hr_outcome_failed(outcome))
+                return hr_fail(diag, outcome->diag.status, "%s", outcome->diag.words);
+        return HR_OK;
+}
+
+/* ---- Graph ----------------------------------------------------------------------------------- */
+
+/* The files let a cast name itself as its target; here it has no target. */
+static uint32_t source_count(const struct ops_tensor *tensor, uint32_t k) {
+        uint32_t count = tensor->source_count;
+
+        while (count > 0 && (tensor->sources[count - 1] < 0 ||
+                             tensor->sources[count - 1] == (int32_t) k))
+                count--;
+        return count;
+}
+
+static void graph_fill(struct hr_graph *graph, const struct ops_case *item) {
+        uint32_t next = 0;
+
+        for (uint32_t k = 0; k < item->tensor_count; k++) {
+                const struct ops_tensor *from = &item->tensors[k];
+                struct hr_tensor *to = &graph->tensors[k];
+
+                to->op = (uint32_t) from->op;
+                to->type = from->type;
+                to->leaf_kind = k < item->leaf_count ? HR_LEAF_INPUT : HR_LEAF_NOT;
+                to->source_first = next;
+                to->source_count = source_count(from, k);
+                for (uint32_t i = 0; i < to->source_count; i++)
+                        graph->sources[next++] = from->sources[i] < 0
+                                                         ? HR_TENSOR_NONE
+                                                         : (uint32_t) from->sources[i];
+                if (from->view_base >= 0) {
+                        to->view_base = (uint32_t) from->view_base;
+                        to->view_offset = from->view_offset;
+                }
+                memcpy(to->ne, from->ne, sizeof to->ne);
+                memcpy(to->nb, from->nb, sizeof to->nb);
+                memcpy(to->params, from->params, sizeof to->params);
+        }
+}
+
+static hr_status run_graph(struct ops_run *run, struct hr_diag *diag) {
+        const struct ops_case *item = run->item;
+        struct hr_graph_sizes sizes = { .leaf_count = item->leaf_count,
+                                        .node_count = item->tensor_count - item->leaf_count };
+        struct hr_graph_limits limits = { 0 };
+
+        for (uint32_t k = 0; k < item->tensor_count; k++) {
+                sizes.source_count += source_count(&item->tensors[k], k);
+                if (item->tensors[k].op < 0)
+                        return hr_fail(diag, HR_E_UNSUPPORTED, "op %s is not known",
+                                       item->tensors[k].op_name);
+        }
+        HR_TRY(hr_graph_new(&sizes, diag, &run->graph));
+        graph_fill(run->graph, item);
+        HR_TRY(hr_graph_validate(run->graph, &limits, diag));
+        for (uint32_t k = item->leaf_count; k < item->tensor_count; k++)
+                if (!hr_device_supports_op(run->machine->device, run->graph, k))
+                        return hr_fail(diag, HR_E_UNSUPPORTED, "%s does not take this %s",
+                                       run->machine->device->props.name, item->tensors[k].op_name);
+        return HR_OK;
+}
+
+/* ---- Memory and steps ------------------------------------------------------------------------ */
+
+static uint32_t root_of(const struct hr_graph *graph, uint32_t k) {
+        uint32_t base = graph->tensors[k].view_base;
+
+        return base == HR_TENSOR_NONE ? k : base;
+}
+
+static void operand_bind(const struct ops_run *run, uint32_t k, struct hr_operand *operand) {
+        const struct hr_tensor *tensor = &run->graph->tensors[k];
+        struct hr_buffer *buffer = run->buffers[root_of(run->graph, k)];
+
+        *operand = (struct hr_operand) { .type = tensor->type, .id = k };
+        memcpy(operand->ne, tensor->ne, sizeof operand->ne);
+        memcpy(operand->nb, tensor->nb, sizeof operand->nb);
+        if (buffer && !hr_tensor_is_empty(tensor)) {
+                operand->data = (uint8_t *) buffer->base + tensor->view_offset;
+                operand->room = buffer->bytes - tensor->view_offset;
+        }
+}
+
+static void step_bind(struct ops_run *run, uint32_t k) {
+        const struct hr_tensor *tensor = &run->graph->tensors[k];
+        struct hr_operand *sources = &run->operands[(size_t) run->list.count * OPS_SOURCES_MAX];
+        struct hr_step *step = &run->steps[run->list.count];
+
+        *step = (struct hr_step) { .op = tensor->op,
+                                   .node = k - run->graph->leaf_count,
+                                   .params = tensor->params,
+                                   .source_count = tensor->source_count,
+                                   .sources = sources };
+        operand_bind(run, k, &step->result);
+        for (uint32_t i = 0; i < tensor->source_count; i++) {
+                uint32_t source = hr_graph_source(run->graph, tensor, i);
+
+                if (source == HR_TENSOR_NONE)
+                        sources[i] = (struct hr_operand) { .type = HR_OPERAND_ABSENT };
+                else
+                        operand_bind(run, source, &sources[i]);
+        }
+        run->step_tensors[run->list.count++] = k;
+}
+
+static hr_status run_bind(struct ops_run *run, struct hr_diag *diag) {
+        uint32_t count = run->item->tensor_count;
+
+        run->buffers = calloc(count + (size_t) 1, sizeof(struct hr_buffer *));
+        run->steps = calloc(count + (size_t) 1, sizeof *run->steps);
+        run->operands = calloc((count + (size_t) 1) * OPS_SOURCES_MAX, sizeof *run->operands);
+        run->step_tensors = calloc(count + (size_t) 1, sizeof *run->step_tensors);
+        if (!run->buffers || !run->steps || !run->operands || !run->step_tensors)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory");
+        for (uint32_t k = 0; k < count; k++)
+                if (root_of(run->graph, k) == k && !hr_tensor_is_empty(&run->graph->tensors[k]))
+                        HR_TRY(hr_buffer_new(run->machine->device,
+                                             hr_tensor_bytes(&run->graph->tensors[k]),
+                                             HR_USAGE_COMPUTE, diag, &run->buffers[k]));
+        for (uint32_t k = run->item->leaf_count; k < count; k++)
+                if (!hr_op_is_view(run->graph->tensors[k].op) &&
+                    !hr_tensor_is_empty(&run->graph->tensors[k]))
+                        step_bind(run, k);
+        run->list.steps = run->steps;
+        return hr_program_new(run->machine->device, &run->list, diag, &run->program);
+}
+
+hr_status ops_run_init(struct ops_run *run, struct ops_machine *machine,
+                       const struct ops_family *family, const struct ops_case *item,
+                       struct hr_diag *diag) {
+        *run = (struct ops_run) { .machine = machine, .family = family, .item = item };
+        HR_TRY(run_graph(run, diag));
+        HR_TRY(run_bind(run, diag));
+        return ops_run_upload_leaves(run, diag);
+}
+
+void ops_run_deinit(struct ops_run *run) {
+        run->program = hr_program_free(run->program);
+        if (run->buffers)
+                for (uint32_t k = 0; k < run->item->tensor_count; k++)
+                        (void) hr_buffer_unref(run->buffers[k]);
+        free(run->buffers);
+        free(run->steps);
+        free(run->operands);
+        free(run->step_tensors);
+        run->graph = hr_graph_unref(run->graph);
+}
+
+/* ---- Data ------------------------------------------------------------------------------------ */
+
+hr_status ops_run_upload(struct ops_run *run, uint32_t k, const uint8_t *content,
+                         struct hr_diag *diag) {
+        struct hr_buffer *buffer = run->buffers[k];
+
+        HR_TRY(hr_queue_write(run->machine->queue, buffer->base, content, buffer->bytes,
+                              &run->outcome, diag));
+        return machine_finish(run->machine, &run->outcome, diag);
+}
+
+hr_status ops_run_upload_leaves(struct ops_run *run, struct hr_diag *diag) {
+        for (uint32_t k = 0; k < run->item->leaf_count; k++) {
+                struct ops_bytes content = ops_family_tensor(run->family, run->item, k, "");
+
+                if (!run->buffers[k])
+                        continue;
+                if (content.bytes != run->buffers[k]->bytes)
+                        return hr_fail(diag, HR_E_DATA_LOSS, "leaf %u: the file lacks its bytes",
+                                       k);
+                HR_TRY(ops_run_upload(run, k, content.data, diag));
+        }
+        return HR_OK;
+}
+
+hr_status ops_run_compute(struct ops_run *run, uint32_t first, uint32_t count,
+                          struct hr_diag *diag) {
+        HR_TRY(hr_queue_compute(run->machine->queue, run->program, first, count, &run->outcome,
+                                diag));
+        return machine_finish(run->machine, &run->outcome, diag);
+}
+
+/* Brings strided elements into logical order. */
+static void pack(const struct hr_tensor *tensor, const uint8_t *from, uint8_t *to) {
+        const struct hr_type_info *info = hr_type_info(tensor->type);
+        int64_t units = tensor->ne[0] / info->block_elements;
+
+        for (int64_t i3 = 0; i3 < tensor->ne[3]; i3++)
+                for (int64_t i2 = 0; i2 < tensor->ne[2]; i2++)
+                        for (int64_t i1 = 0; i1 < tensor->ne[1]; i1++)
+                                for (int64_t i0 = 0; i0 < units; i0++) {
+                                        memcpy(to,
+                                               from + (uint64_t) i0 * tensor->nb[0] +
+                                                       (uint64_t) i1 * tensor->nb[1] +
+                                                       (uint64_t) i2 * tensor->nb[2] +
+                                                       (uint64_t) i3 * tensor->nb[3],
+                                               info->block_bytes);
+                                        to += info->block_bytes;
+                                }
+}
+
+uint8_t *ops_run_download(struct ops_run *run, uint32_t k) {
+        const struct hr_tensor *tensor = &run->graph->tensors[k];
+        struct hr_buffer *buffer = run->buffers[root_of(run->graph, k)];
+        uint64_t row_bytes = 0;
+        uint8_t *whole, *packed;
+
+        if (!hr_type_row_bytes(tensor->type, tensor->ne[0], &row_bytes))
+                return NULL;
+        packed = calloc(1, (size_t) (row_bytes * (uint64_t) hr_tensor_rows(tensor)) + 1);
+        if (!packed || !buffer || hr_tensor_is_empty(tensor))
+                return packed;
+        whole = malloc((size_t) buffer->bytes);
+        if (whole &&
+            hr_queue_read(run->machine->queue, buffer->base, whole, buffer->bytes, &run->outcome,
+                          NULL) == HR_OK &&
+            machine_finish(run->machine, &run->outcome, NULL) == HR_OK) {
+                pack(tensor, whole + tensor->view_offset, packed);
+        } else {
+                free(packed);
+                packed = NULL;
+        }
+        free(whole);
+        return packed;
+}

@@ -1,0 +1,49 @@
+/*
+ * Runs one recorded case on a device, through the device interface alone: graph, validation, buffers,
+ * program, queue.
+ */
+#pragma once
+
+#include "core/device.h"
+#include "tests/golden/ops_file.h"
+
+struct ops_machine {
+        struct hr_device *device;
+        struct hr_queue *queue;
+        struct hr_event *event;
+};
+
+struct ops_run {
+        struct ops_machine *machine;
+        const struct ops_family *family;
+        const struct ops_case *item;
+        struct hr_graph *graph;
+        struct hr_buffer **buffers; /* per tensor; NULL for views and empty ones */
+        struct hr_operand *operands; /* OPS_SOURCES_MAX per step */
+        struct hr_step *steps;
+        uint32_t *step_tensors; /* tensor computed by each step */
+        struct hr_steps list;
+        struct hr_program *program;
+        struct hr_outcome outcome;
+};
+
+HR_NODISCARD hr_status ops_machine_init(struct ops_machine *machine, struct hr_device *device,
+                                        struct hr_diag *diag);
+void ops_machine_deinit(struct ops_machine *machine);
+
+/* Builds, validates and binds a case; leaves are uploaded. HR_E_UNSUPPORTED with words when an op has
+ * no inference or the device does not take a node. On failure ops_run_deinit() still applies. */
+HR_NODISCARD hr_status ops_run_init(struct ops_run *run, struct ops_machine *machine,
+                                    const struct ops_family *family, const struct ops_case *item,
+                                    struct hr_diag *diag);
+void ops_run_deinit(struct ops_run *run);
+HR_NODISCARD hr_status ops_run_upload_leaves(struct ops_run *run, struct hr_diag *diag);
+/* Computes and waits. */
+HR_NODISCARD hr_status ops_run_compute(struct ops_run *run, uint32_t first, uint32_t count,
+                                       struct hr_diag *diag);
+/* Overwrites a tensor that owns its memory. */
+HR_NODISCARD hr_status ops_run_upload(struct ops_run *run, uint32_t k, const uint8_t *content,
+                                      struct hr_diag *diag);
+/* The tensor's elements in logical order, as the files store them; caller frees. NULL: no memory or
+ * a failure. An empty tensor gives a pointer to nothing. */
+uint8_t *ops_run_download(struct ops_run *run, uint32_t k);
