@@ -1,6 +1,7 @@
 /* The table from op to inference, and what the inference functions share. */
 #include "core/infer.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -66,6 +67,32 @@ static const hr_infer_fn infer_table[HR_OP_LIMIT] = {
         [HR_OP_PAD] = hr_infer_pad,
         [HR_OP_PAD_REFLECT_1D] = hr_infer_pad_reflect,
         [HR_OP_ROLL] = hr_infer_roll,
+        [HR_OP_IM2COL] = hr_infer_im2col,
+        [HR_OP_IM2COL_3D] = hr_infer_im2col_3d,
+        [HR_OP_CONV_2D] = hr_infer_conv_2d,
+        [HR_OP_CONV_2D_DW] = hr_infer_conv_2d_dw,
+        [HR_OP_CONV_3D] = hr_infer_conv_3d,
+        [HR_OP_CONV_TRANSPOSE_1D] = hr_infer_conv_transpose_1d,
+        [HR_OP_CONV_TRANSPOSE_2D] = hr_infer_conv_transpose_2d,
+        [HR_OP_COL2IM_1D] = hr_infer_col2im_1d,
+        [HR_OP_POOL_1D] = hr_infer_pool_1d,
+        [HR_OP_POOL_2D] = hr_infer_pool_2d,
+        [HR_OP_UPSCALE] = hr_infer_upscale,
+        [HR_OP_WIN_PART] = hr_infer_win_part,
+        [HR_OP_WIN_UNPART] = hr_infer_win_unpart,
+        [HR_OP_GET_REL_POS] = hr_infer_get_rel_pos,
+        [HR_OP_ADD_REL_POS] = hr_infer_add_rel_pos,
+        [HR_OP_SSM_CONV] = hr_infer_ssm_conv,
+        [HR_OP_SSM_SCAN] = hr_infer_ssm_scan,
+        [HR_OP_RWKV_WKV6] = hr_infer_rwkv_wkv6,
+        [HR_OP_RWKV_WKV7] = hr_infer_rwkv_wkv7,
+        [HR_OP_GATED_LINEAR_ATTN] = hr_infer_gated_linear_attn,
+        [HR_OP_GATED_DELTA_NET] = hr_infer_gated_delta_net,
+        [HR_OP_SOLVE_TRI] = hr_infer_solve_tri,
+        [HR_OP_LIGHTNING_INDEXER] = hr_infer_lightning_indexer,
+        [HR_OP_DSV4_HC_COMB] = hr_infer_dsv4_hc_comb,
+        [HR_OP_DSV4_HC_PRE] = hr_infer_dsv4_hc_pre,
+        [HR_OP_DSV4_HC_POST] = hr_infer_dsv4_hc_post,
 };
 
 hr_infer_fn hr_infer_lookup(uint32_t op) {
@@ -101,5 +128,29 @@ void hr_infer_view_of(struct hr_infer *infer, uint32_t position, uint64_t offset
 hr_status hr_infer_finite(struct hr_infer *infer, uint32_t word, const char *name) {
         HR_INFER_NEED(isfinite(hr_param_f32(infer->node->params, word)), "PARAM",
                       "%s is not finite", name);
+        return HR_OK;
+}
+
+hr_status hr_infer_need_type(struct hr_infer *infer, uint32_t position, hr_type type) {
+        HR_INFER_NEED(infer->sources[position]->type == type, "DTYPE",
+                      "source %" PRIu32 " is %s, not %s", position,
+                      hr_type_name(infer->sources[position]->type), hr_type_name(type));
+        return HR_OK;
+}
+
+hr_status hr_infer_need_dense_rows(struct hr_infer *infer, uint32_t position) {
+        HR_INFER_NEED(hr_tensor_rows_are_contiguous(infer->sources[position]), "STRIDE",
+                      "rows of source %" PRIu32 " are not dense", position);
+        return HR_OK;
+}
+
+hr_status hr_infer_product(struct hr_infer *infer, const int64_t *factors, int count,
+                           int64_t *ret_product) {
+        int64_t result = 1;
+
+        for (int i = 0; i < count; i++)
+                HR_INFER_NEED(!__builtin_mul_overflow(result, factors[i], &result), "SIZE",
+                              "an extent does not fit 63 bits");
+        *ret_product = result;
         return HR_OK;
 }

@@ -23,6 +23,7 @@ struct hr_infer {
         bool is_view;         /* then the memory is view_base's, from view_offset on, with nb */
         uint32_t view_base;
         uint64_t view_offset;
+        bool has_strides;     /* own memory, without gaps, but with nb instead of dense strides */
         uint64_t nb[HR_DIMS];
 };
 
@@ -65,6 +66,13 @@ static inline bool hr_infer_is_real(uint32_t type) {
 
 /* Parameter as a float; refused when it is NaN or infinite. */
 hr_status hr_infer_finite(struct hr_infer *infer, uint32_t word, const char *name);
+
+/* Refuses a source of another type, or whose dimension 0 has gaps. */
+hr_status hr_infer_need_type(struct hr_infer *infer, uint32_t position, hr_type type);
+hr_status hr_infer_need_dense_rows(struct hr_infer *infer, uint32_t position);
+/* Of extents; refused when it does not fit 63 bits. */
+hr_status hr_infer_product(struct hr_infer *infer, const int64_t *factors, int count,
+                           int64_t *ret_product);
 
 /* infer_shape.c */
 hr_status hr_infer_view(struct hr_infer *infer);
@@ -115,3 +123,32 @@ hr_status hr_infer_out_prod(struct hr_infer *infer);
 hr_status hr_infer_soft_max(struct hr_infer *infer);
 hr_status hr_infer_rope(struct hr_infer *infer);
 hr_status hr_infer_flash_attn(struct hr_infer *infer);
+/* infer_conv.c */
+hr_status hr_infer_im2col(struct hr_infer *infer);
+hr_status hr_infer_im2col_3d(struct hr_infer *infer);
+hr_status hr_infer_conv_2d(struct hr_infer *infer);
+hr_status hr_infer_conv_2d_dw(struct hr_infer *infer);
+hr_status hr_infer_conv_3d(struct hr_infer *infer);
+hr_status hr_infer_conv_transpose_1d(struct hr_infer *infer);
+hr_status hr_infer_conv_transpose_2d(struct hr_infer *infer);
+hr_status hr_infer_col2im_1d(struct hr_infer *infer);
+hr_status hr_infer_pool_1d(struct hr_infer *infer);
+hr_status hr_infer_pool_2d(struct hr_infer *infer);
+hr_status hr_infer_upscale(struct hr_infer *infer);
+/* infer_window.c */
+hr_status hr_infer_win_part(struct hr_infer *infer);
+hr_status hr_infer_win_unpart(struct hr_infer *infer);
+hr_status hr_infer_get_rel_pos(struct hr_infer *infer);
+hr_status hr_infer_add_rel_pos(struct hr_infer *infer);
+/* infer_recurrent.c */
+hr_status hr_infer_ssm_conv(struct hr_infer *infer);
+hr_status hr_infer_ssm_scan(struct hr_infer *infer);
+hr_status hr_infer_rwkv_wkv6(struct hr_infer *infer);
+hr_status hr_infer_rwkv_wkv7(struct hr_infer *infer);
+hr_status hr_infer_gated_linear_attn(struct hr_infer *infer);
+hr_status hr_infer_gated_delta_net(struct hr_infer *infer);
+hr_status hr_infer_solve_tri(struct hr_infer *infer);
+hr_status hr_infer_lightning_indexer(struct hr_infer *infer);
+hr_status hr_infer_dsv4_hc_comb(struct hr_infer *infer);
+hr_status hr_infer_dsv4_hc_pre(struct hr_infer *infer);
+hr_status hr_infer_dsv4_hc_post(struct hr_infer *infer);

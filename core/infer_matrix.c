@@ -7,19 +7,6 @@ static bool is_multiple(int64_t whole, int64_t part) {
         return part > 0 ? whole % part == 0 : whole == 0;
 }
 
-static hr_status need_type(struct hr_infer *infer, uint32_t position, hr_type type) {
-        HR_INFER_NEED(infer->sources[position]->type == type, "DTYPE",
-                      "source %" PRIu32 " is %s, not %s", position,
-                      hr_type_name(infer->sources[position]->type), hr_type_name(type));
-        return HR_OK;
-}
-
-static hr_status need_dense_rows(struct hr_infer *infer, uint32_t position) {
-        HR_INFER_NEED(hr_tensor_rows_are_contiguous(infer->sources[position]), "STRIDE",
-                      "rows of source %" PRIu32 " are not dense", position);
-        return HR_OK;
-}
-
 /* A precision is asked for with 10 (f32) or not at all. */
 static hr_status need_precision(struct hr_infer *infer, uint32_t word) {
         int32_t precision = infer->node->params[word];
@@ -43,7 +30,7 @@ hr_status hr_infer_mul_mat(struct hr_infer *infer) {
         HR_INFER_NEED(hr_infer_is_real(b->type), "DTYPE", "source 1 is %s", hr_type_name(b->type));
         HR_INFER_NEED(!hr_type_info(a->type)->is_integer, "DTYPE", "source 0 is %s",
                       hr_type_name(a->type));
-        HR_TRY(need_dense_rows(infer, 0));
+        HR_TRY(hr_infer_need_dense_rows(infer, 0));
         hr_infer_shape(infer, HR_TYPE_F32, a->ne[1], b->ne[1], b->ne[2], b->ne[3]);
         return HR_OK;
 }
@@ -55,7 +42,7 @@ hr_status hr_infer_mul_mat_id(struct hr_infer *infer) {
 
         infer->params_used = 1;
         HR_TRY(need_precision(infer, 0));
-        HR_TRY(need_type(infer, 2, HR_TYPE_I32));
+        HR_TRY(hr_infer_need_type(infer, 2, HR_TYPE_I32));
         HR_INFER_NEED(hr_infer_is_real(b->type), "DTYPE", "source 1 is %s", hr_type_name(b->type));
         HR_INFER_NEED(!hr_type_info(experts->type)->is_integer, "DTYPE", "source 0 is %s",
                       hr_type_name(experts->type));
@@ -68,7 +55,7 @@ hr_status hr_infer_mul_mat_id(struct hr_infer *infer) {
         HR_INFER_NEED(is_multiple(ids->ne[0], b->ne[1]), "SHAPE",
                       "%" PRId64 " used experts, %" PRId64 " rows of activations", ids->ne[0],
                       b->ne[1]);
-        HR_TRY(need_dense_rows(infer, 0));
+        HR_TRY(hr_infer_need_dense_rows(infer, 0));
         hr_infer_shape(infer, HR_TYPE_F32, experts->ne[1], ids->ne[0], b->ne[2], 1);
         return HR_OK;
 }
@@ -81,7 +68,7 @@ hr_status hr_infer_out_prod(struct hr_infer *infer) {
                       b->ne[1]);
         HR_INFER_NEED(is_multiple(b->ne[2], a->ne[2]) && is_multiple(b->ne[3], a->ne[3]), "SHAPE",
                       "dimensions 2 and 3 of source 1 are no multiples of source 0's");
-        HR_TRY(need_type(infer, 1, HR_TYPE_F32));
+        HR_TRY(hr_infer_need_type(infer, 1, HR_TYPE_F32));
         hr_infer_shape(infer, HR_TYPE_F32, a->ne[0], b->ne[0], b->ne[2], b->ne[3]);
         return HR_OK;
 }
@@ -94,8 +81,8 @@ hr_status hr_infer_soft_max(struct hr_infer *infer) {
         infer->params_used = 2;
         HR_TRY(hr_infer_finite(infer, 0, "scale"));
         HR_TRY(hr_infer_finite(infer, 1, "max_bias"));
-        HR_TRY(need_type(infer, 0, HR_TYPE_F32));
-        HR_TRY(need_dense_rows(infer, 0));
+        HR_TRY(hr_infer_need_type(infer, 0, HR_TYPE_F32));
+        HR_TRY(hr_infer_need_dense_rows(infer, 0));
         HR_INFER_NEED(hr_param_f32(infer->node->params, 1) >= 0, "PARAM", "max_bias is negative");
         HR_INFER_NEED(mask || hr_param_f32(infer->node->params, 1) == 0, "PARAM",
                       "max_bias without a mask");
@@ -106,10 +93,10 @@ hr_status hr_infer_soft_max(struct hr_infer *infer) {
                                       is_multiple(x->ne[2], mask->ne[2]) &&
                                       is_multiple(x->ne[3], mask->ne[3]),
                               "SHAPE", "the mask does not cover source 0");
-                HR_TRY(need_dense_rows(infer, 1));
+                HR_TRY(hr_infer_need_dense_rows(infer, 1));
         }
         if (sinks) {
-                HR_TRY(need_type(infer, 2, HR_TYPE_F32));
+                HR_TRY(hr_infer_need_type(infer, 2, HR_TYPE_F32));
                 HR_INFER_NEED(sinks->ne[0] == x->ne[2] && hr_tensor_elements(sinks) == x->ne[2] &&
                                       hr_tensor_is_contiguous(sinks),
                               "SHAPE", "%" PRId64 " sinks for %" PRId64 " heads", sinks->ne[0],
@@ -172,15 +159,15 @@ hr_status hr_infer_rope(struct hr_infer *infer) {
         HR_TRY(rope_params(infer));
         HR_INFER_NEED(x->type == HR_TYPE_F32 || x->type == HR_TYPE_F16, "DTYPE", "source 0 is %s",
                       hr_type_name(x->type));
-        HR_TRY(need_type(infer, 1, HR_TYPE_I32));
-        HR_TRY(need_dense_rows(infer, 0));
+        HR_TRY(hr_infer_need_type(infer, 1, HR_TYPE_I32));
+        HR_TRY(hr_infer_need_dense_rows(infer, 0));
         HR_INFER_NEED(x->ne[2] <= INT64_MAX / 4 && positions->ne[0] == x->ne[2] * planes &&
                               hr_tensor_elements(positions) == positions->ne[0] &&
                               hr_tensor_is_contiguous(positions),
                       "SHAPE", "%" PRId64 " positions for %" PRId64 " tokens", positions->ne[0],
                       x->ne[2]);
         if (factors) {
-                HR_TRY(need_type(infer, 2, HR_TYPE_F32));
+                HR_TRY(hr_infer_need_type(infer, 2, HR_TYPE_F32));
                 HR_INFER_NEED(factors->ne[0] >= infer->node->params[ROPE_N_DIMS] / 2 &&
                                       hr_tensor_is_contiguous(factors),
                               "SHAPE", "%" PRId64 " frequency factors for %" PRId32 " dimensions",
@@ -198,7 +185,7 @@ static hr_status flash_attn_mask(struct hr_infer *infer) {
         HR_INFER_NEED(max_bias >= 0, "PARAM", "max_bias is negative");
         HR_INFER_NEED(mask || max_bias == 0, "PARAM", "max_bias without a mask");
         if (mask) {
-                HR_TRY(need_type(infer, 3, HR_TYPE_F16));
+                HR_TRY(hr_infer_need_type(infer, 3, HR_TYPE_F16));
                 HR_INFER_NEED(hr_tensor_is_contiguous(mask), "STRIDE", "the mask is not contiguous");
                 HR_INFER_NEED(mask->ne[0] >= k->ne[1] && mask->ne[1] >= q->ne[1] &&
                                       is_multiple(q->ne[2], mask->ne[2]) &&
@@ -206,7 +193,7 @@ static hr_status flash_attn_mask(struct hr_infer *infer) {
                               "SHAPE", "the mask does not cover keys and queries");
         }
         if (sinks) {
-                HR_TRY(need_type(infer, 4, HR_TYPE_F32));
+                HR_TRY(hr_infer_need_type(infer, 4, HR_TYPE_F32));
                 HR_INFER_NEED(sinks->ne[0] == q->ne[2] && hr_tensor_elements(sinks) == q->ne[2] &&
                                       hr_tensor_is_contiguous(sinks),
                               "SHAPE", "%" PRId64 " sinks for %" PRId64 " heads", sinks->ne[0],
@@ -225,9 +212,9 @@ hr_status hr_infer_flash_attn(struct hr_infer *infer) {
         HR_TRY(need_precision(infer, 3));
         for (uint32_t word = 0; word < 3; word++)
                 HR_TRY(hr_infer_finite(infer, word, "a parameter"));
-        HR_TRY(need_type(infer, 0, HR_TYPE_F32));
+        HR_TRY(hr_infer_need_type(infer, 0, HR_TYPE_F32));
         for (uint32_t i = 0; i < 3; i++)
-                HR_TRY(need_dense_rows(infer, i));
+                HR_TRY(hr_infer_need_dense_rows(infer, i));
         HR_INFER_NEED(!hr_type_info(k->type)->is_integer && !hr_type_info(v->type)->is_integer,
                       "DTYPE", "keys are %s, values %s", hr_type_name(k->type),
                       hr_type_name(v->type));

@@ -41,6 +41,16 @@ typedef enum hr_glu {
         HR_GLU_COUNT
 } hr_glu;
 
+/* Word 0 of UPSCALE's parameters: a mode, plus flags. */
+enum {
+        HR_UPSCALE_NEAREST,
+        HR_UPSCALE_BILINEAR,
+        HR_UPSCALE_BICUBIC,
+        HR_UPSCALE_MODE_MASK = 255,
+        HR_UPSCALE_ALIGN_CORNERS = 256,
+        HR_UPSCALE_ANTIALIAS = 512,
+};
+
 /* Facts of an op, or NULL for a number that is no op. */
 const struct hr_op_info *hr_op_info(uint32_t op);
 /* "MUL_MAT"...; "?" for a number that is no op. Never NULL. */

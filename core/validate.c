@@ -202,7 +202,11 @@ static hr_status check_memory(struct hr_infer *infer) {
         if (node->view_base != HR_TENSOR_NONE)
                 return check_in_place(infer);
         HR_INFER_NEED(node->view_offset == 0, "VIEW", "an offset without a base");
-        HR_INFER_NEED(has_dense_strides(node), "STRIDE", "the result is not contiguous");
+        if (infer->has_strides)
+                HR_INFER_NEED(memcmp(node->nb, infer->nb, sizeof node->nb) == 0, "STRIDE",
+                              "declared strides differ from the inferred ones");
+        else
+                HR_INFER_NEED(has_dense_strides(node), "STRIDE", "the result is not contiguous");
         return HR_OK;
 }
 

@@ -79,8 +79,6 @@ HR_TEST(validate_arity_and_sources) {
         expect(one(HR_OP_NONE, HR_TYPE_F32, 4, 3, 1, 1, 0, NULL), HR_E_INVALID, "OP", 0);
         expect(one(9, HR_TYPE_F32, 4, 3, 1, 1, 0, NULL), HR_E_INVALID, "OP", 0);
         expect(one(UINT32_MAX, HR_TYPE_F32, 4, 3, 1, 1, 0, NULL), HR_E_INVALID, "OP", 0);
-        expect(one(HR_OP_RWKV_WKV7, HR_TYPE_F32, 4, 3, 1, 1, 7, SOURCES(A, A, A, A, A, A, A)),
-               HR_E_UNSUPPORTED, "OP", 0);
 }
 
 HR_TEST(validate_lies_about_shapes_and_types) {
