@@ -368,8 +368,9 @@ class Wire:
         self._start = at + head.message_bytes
         self._body = self._destination(head, message)
         self._body_at = min(len(self._body), self._end - self._start)
-        self._body[:self._body_at] = self._view[self._start:self._start + self._body_at]
-        self._start += self._body_at
+        if self._body_at:
+            self._body[:self._body_at] = self._view[self._start:self._start + self._body_at]
+            self._start += self._body_at
         if self._body_at < len(self._body):
             return False
         self._frame_done()

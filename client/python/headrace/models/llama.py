@@ -96,26 +96,24 @@ def padded_kv(cells: int, n_ctx: int) -> int:
     return min(-(-cells // KV_STEP) * KV_STEP, n_ctx)
 
 
-def layer_placement(config: LlamaConfig, split: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Placement rules that spread the layers: {"cpu0": 15, "cpu1": 15}.
+def layer_placement(split: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Placement rules that spread the layers: {"cpu0": 15, "cpu1": 15} puts the first 15 on cpu0, all
+    others on cpu1.
 
     Holds for weights and for the cache. The embedding goes to the first device, the last norm and an
-    output matrix of its own to the last. Counts are scaled to the model's number of layers.
+    output matrix of its own to the last.
     """
-    total = sum(split.values())
-    if not split or min(split.values()) < 0 or total <= 0:
+    if not split or min(split.values()) < 0:
         raise ValueError("a split names devices and how many layers each takes")
-    rules: list[tuple[str, str]] = []
     devices = list(split)
-    done, layer = 0, 0
-    for device, share in split.items():
-        done += share
-        end = round(done * config.n_layers / total)
-        for i in range(layer, end):
+    rules: list[tuple[str, str]] = []
+    layer = 0
+    for device in devices[:-1]:
+        for i in range(layer, layer + split[device]):
             rules += [(f"blk.{i}.*", device), (f"kv.{i}.*", device)]
-        layer = end
-    rules += [("output*", devices[-1]), ("*", devices[0])]
-    return rules
+        layer += split[device]
+    rules += [(pattern, devices[-1]) for pattern in ("blk.*", "kv.*", "output*")]
+    return [*rules, ("*", devices[0])]
 
 
 class LlamaGraph:

@@ -1,0 +1,340 @@
+"""The command line: headrace generate | devices | explain | stats | inspect.
+
+Results go to stdout, everything else to stderr. Exit codes: 0 done; 1 the daemon refused or failed;
+2 wrong usage; 3 no daemon, or the connection was lost; 4 a file cannot be used; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from headrace import __version__
+from headrace.client import Client, connect
+from headrace.errors import HeadraceError, PeerError, Unavailable
+
+if TYPE_CHECKING:
+    from headrace.models.generate import Context, Model
+
+DEFAULT_ADDRESS = "unix:/run/headrace/headrace.sock"
+FAILED, USAGE, NO_DAEMON, BAD_FILE, INTERRUPTED = 1, 2, 3, 4, 130
+
+
+class FileError(Exception):
+    """A file cannot be used; the words say why."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has enough; keep the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (PeerError, Unavailable) as error:
+        return failed(error, NO_DAEMON)
+    except HeadraceError as error:
+        return failed(error, FAILED)
+    except FileError as error:
+        return failed(error, BAD_FILE)
+    except ValueError as error:
+        return failed(error, USAGE)
+    except ModuleNotFoundError as error:
+        return failed(f"{error}: install headrace[models]", USAGE)
+
+
+def failed(words: object, code: int) -> int:
+    """Says why and returns the code."""
+    print(f"headrace: {words}", file=sys.stderr)
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's shape."""
+    top = argparse.ArgumentParser(prog="headrace", description="Client of the headrace daemon.")
+    top.add_argument("--version", action="version", version=f"headrace {__version__}")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--connect", metavar="ADDRESS",
+                        default=os.environ.get("HEADRACE_ADDRESS", DEFAULT_ADDRESS),
+                        help="unix:/path or tcp:host:port (default: $HEADRACE_ADDRESS, else "
+                             f"{DEFAULT_ADDRESS})")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    model = argparse.ArgumentParser(add_help=False)
+    model.add_argument("--model", required=True, metavar="FILE",
+                       help="a GGUF file, relative to one of the daemon's model directories")
+    model.add_argument("--devices", type=layer_split, metavar="NAME:LAYERS,...",
+                       help="spread the layers, for example cpu0:15,cpu1:15")
+    model.add_argument("--ctx", type=positive, default=0, help="tokens the context holds")
+    model.add_argument("--n-copies", type=natural, default=0, help="slots of the plan (0: it decides)")
+    model.add_argument("--rules", choices=("headrace", "ggml"), default="headrace",
+                       help="how the graph is split")
+    model.add_argument("--no-flash", action="store_true",
+                       help="attention by soft_max instead of flash_attn_ext")
+
+    generate = commands.add_parser("generate", parents=[common, model], help="continue a prompt")
+    generate.add_argument("--prompt", required=True, help="the text ('-': read from stdin)")
+    generate.add_argument("--tokens", type=positive, default=64, help="how many at most")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0: the best token always")
+    generate.add_argument("--top-k", type=natural, default=40, help="0: all tokens")
+    generate.add_argument("--top-p", type=float, default=0.95)
+    generate.add_argument("--seed", type=int)
+    generate.add_argument("--chat", action="store_true",
+                          help="the prompt is a user's message in the model's chat template")
+    generate.add_argument("--ignore-end", action="store_true", help="go on after an end token")
+    generate.set_defaults(run=run_generate)
+
+    devices = commands.add_parser("devices", parents=[common], help="the daemon's devices")
+    devices.set_defaults(run=run_devices)
+    explain = commands.add_parser("explain", parents=[common, model],
+                                  help="how the daemon would run a model's graph")
+    explain.add_argument("--batch", type=positive, default=1, help="tokens in the graph")
+    explain.set_defaults(run=run_explain)
+    stats = commands.add_parser("stats", parents=[common], help="the daemon's counters")
+    stats.add_argument("pattern", nargs="?", default="*", help="glob over the names")
+    stats.set_defaults(run=run_stats)
+    inspect = commands.add_parser("inspect", help="what a GGUF file on this side holds")
+    inspect.add_argument("file")
+    inspect.add_argument("--tensors", action="store_true", help="list the tensors")
+    inspect.add_argument("--tensor", metavar="NAME", help="statistics of one tensor's values")
+    inspect.set_defaults(run=run_inspect)
+    return top
+
+
+def natural(text: str) -> int:
+    """An integer >= 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("not below 0")
+    return value
+
+
+def positive(text: str) -> int:
+    """An integer >= 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
+def layer_split(text: str) -> dict[str, int]:
+    """cpu0:15,cpu1:15 -> {"cpu0": 15, "cpu1": 15}."""
+    split: dict[str, int] = {}
+    for part in text.split(","):
+        name, colon, count = part.rpartition(":")
+        if not colon:
+            name, count = part, "1"
+        if not name or not count.isdigit() or name in split:
+            raise argparse.ArgumentTypeError(f"{part!r}: NAME:LAYERS,...")
+        split[name] = int(count)
+    return split
+
+
+# ---- what is shown on the way --------------------------------------------------------------------
+
+
+@contextmanager
+def progress(words: str) -> Iterator[None]:
+    """A bar on stderr while something of unknown length goes on."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    except ModuleNotFoundError:
+        print(f"{words} ...", file=sys.stderr)
+        yield
+        return
+    bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
+                   console=Console(stderr=True))
+    with bar:
+        task = bar.add_task(words, total=None)
+        yield
+        bar.update(task, total=1, completed=1)
+
+
+def load_model(client: Client, options: argparse.Namespace) -> Model:
+    """The model of the options, loaded in the daemon."""
+    from headrace.models.generate import Model
+
+    began = time.perf_counter()
+    with progress(f"Loading {options.model}"):
+        model = Model.load(client, options.model, options.devices)
+    info = model.weights.info
+    how = "already in the daemon" if model.weights.already \
+        else f"in {time.perf_counter() - began:.2f} s"
+    print(f"{info.name}: {info.tensors} tensors, {info.nbytes / 1e6:.1f} MB, {how}",
+          file=sys.stderr)
+    return model
+
+
+def make_context(model: Model, options: argparse.Namespace, least: int) -> Context:
+    """A context of the options that holds at least that many tokens."""
+    return model.context(options.ctx or max(least, 256), flash=not options.no_flash,
+                         n_copies=options.n_copies, rules=options.rules)
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+def run_generate(options: argparse.Namespace) -> int:
+    """Streams a continuation to stdout; figures to stderr."""
+    from headrace.models.sample import Sampler
+    from headrace.models.tokenizer import TextStream
+
+    sampler = Sampler(options.temperature, options.top_k, options.top_p, options.seed)
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    with connect(options.connect, name="headrace generate") as client:
+        model = load_model(client, options)
+        tokenizer = model.tokenizer
+        if options.chat:
+            prompt = tokenizer.chat([{"role": "user", "content": prompt}])
+        tokens = tokenizer.encode(prompt)
+        if not tokens:
+            raise ValueError("the prompt has no tokens")
+        with make_context(model, options, len(tokens) + options.tokens) as context:
+            text = TextStream(tokenizer)
+            if not options.chat:
+                write(prompt)
+            stop = frozenset[int]() if options.ignore_end else None
+            for token in context.stream(tokens, options.tokens, sampler, stop):
+                write(text.push(token))
+            write(text.close() + "\n")
+            report(context)
+    return 0
+
+
+def write(text: str) -> None:
+    """To stdout at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def report(context: Context) -> None:
+    """Speeds, plan cache and splits, to stderr."""
+    t = context.timing
+    lines = [rate("prompt", t.prompt_tokens, t.prompt_s),
+             rate("generation", t.generated_tokens, t.generated_s)]
+    misses = f" ({', '.join(t.misses)})" if t.misses else ""
+    lines.append(f"plan cache: {t.hits} hits, {len(t.misses)} misses{misses}")
+    for (count, cells), handle in context.graphs.items():
+        shares = ", ".join(f"{share.device} {share.splits}" for share in handle.plan.devices)
+        lines.append(f"splits of {count} token(s), {cells} cells: {shares or 'none'} "
+                     f"(copies {handle.plan.n_copies})")
+    print("\n".join(lines), file=sys.stderr)
+
+
+def rate(what: str, tokens: int, seconds: float) -> str:
+    """One line of speed."""
+    speed = f", {tokens / seconds:.1f} tokens/s" if seconds > 0 and tokens else ""
+    return f"{what}: {tokens} tokens in {seconds:.3f} s{speed}"
+
+
+def run_devices(options: argparse.Namespace) -> int:
+    """One line per device, in priority order."""
+    with connect(options.connect, name="headrace devices") as client:
+        rows = [("name", "type", "memory", "total MB", "free MB", "used MB", "threads",
+                 "description")]
+        rows += [(d.name, d.type, d.memory_kind, mega(d.memory_total), mega(d.memory_free),
+                  mega(d.memory_used), str(d.threads), d.description) for d in client.devices()]
+    table(rows)
+    return 0
+
+
+def mega(count: int) -> str:
+    """Bytes in megabytes."""
+    return f"{count / 1e6:.1f}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as they need to be."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    """The plan of one graph of a model."""
+    from headrace.models.llama import padded_kv
+
+    with connect(options.connect, name="headrace explain") as client:
+        model = load_model(client, options)
+        with make_context(model, options, options.batch) as context:
+            handle = context.graph(options.batch, padded_kv(options.batch, context.n_ctx))
+            print(handle.explain())
+    return 0
+
+
+def run_stats(options: argparse.Namespace) -> int:
+    """name{labels} value, one per line."""
+    from fnmatch import fnmatchcase
+
+    with connect(options.connect, name="headrace stats") as client:
+        for stat in client.stats():
+            if fnmatchcase(stat.name, options.pattern):
+                labels = f"{{{stat.labels}}}" if stat.labels else ""
+                print(f"{stat.name}{labels} {stat.value:.15g}")
+    return 0
+
+
+def run_inspect(options: argparse.Namespace) -> int:
+    """Metadata and tensors of a file."""
+    from headrace.models.gguf_file import GgufError, GgufFile
+
+    try:
+        file = GgufFile(options.file)
+        if options.tensor is not None and options.tensor not in file:
+            raise FileError(f"{options.file} has no tensor {options.tensor}")
+    except (OSError, GgufError) as error:
+        raise FileError(str(error)) from error
+    if options.tensor is not None:
+        print_values(file, options.tensor)
+        return 0
+    print(f"GGUF version {file.version}, {len(file)} tensors, "
+          f"{sum(t.nbytes for t in file.values()) / 1e6:.1f} MB")
+    for key, value in file.metadata.items():
+        print(f"{key} = {shortened(value)}")
+    if options.tensors:
+        table([("tensor", "type", "shape", "bytes"),
+               *((t.name, t.type.name.lower(), str(t.shape), str(t.nbytes))
+                 for t in file.values())])
+    return 0
+
+
+def print_values(file: Any, name: str) -> None:
+    """Statistics of a tensor's values."""
+    import numpy as np
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    info = file[name]
+    raw = file.read(name)
+    dtype = info.type.dtype
+    values = raw.view(dtype) if dtype is not None \
+        else dequantize(raw, GGMLQuantizationType(int(info.type)))
+    values = np.asarray(values, np.float64)
+    print(f"{name}: {info.type.name.lower()} {info.shape}, {info.nbytes} bytes")
+    if values.size:
+        print(f"least {values.min():.6g}, greatest {values.max():.6g}, mean {values.mean():.6g}, "
+              f"deviation {values.std():.6g}, zeros {int((values == 0).sum())}")
+
+
+def shortened(value: Any) -> str:
+    """A value on one line."""
+    if isinstance(value, str):
+        text = repr(value)
+        return text if len(text) <= 100 else f"{text[:96]}...'"
+    if hasattr(value, "__len__"):
+        shown = ", ".join(str(item) for item in value[:6])
+        return f"[{shown}{', ...' if len(value) > 6 else ''}] ({len(value)})"
+    return str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
