@@ -192,8 +192,6 @@ hr_status hr_infer_norm(struct hr_infer *infer) {
         HR_TRY(need_epsilon(infer, 0));
         HR_INFER_NEED(infer->sources[0]->type == HR_TYPE_F32, "DTYPE", "the source is %s, not f32",
                       hr_type_name(infer->sources[0]->type));
-        HR_INFER_NEED(hr_tensor_rows_are_contiguous(infer->sources[0]), "STRIDE",
-                      "rows are not dense");
         return real_map(infer, 1);
 }
 

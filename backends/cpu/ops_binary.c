@@ -1,15 +1,32 @@
 /*
  * ADD, SUB, MUL, DIV, ADD1, ADD_ID: source 0 and a broadcast source 1, in f32, rounded once to the
- * type of the result. Any mix of float types, any strides.
+ * type of the result. Any mix of float types, any strides. ADD also onto block types.
  */
 #include "backends/cpu/elements.h"
+#include "backends/cpu/matrix/dot.h"
 #include "backends/cpu/ops.h"
 
 #include <string.h>
 
+/* ADD onto a block type: expanded, added, encoded again. */
+static bool is_block_add(const struct hr_step *step) {
+        uint32_t type = step->sources[0].type;
+        const struct cpu_dot *dot;
+
+        if (step->op != HR_OP_ADD || !hr_type_info(type)->is_block)
+                return false;
+        dot = cpu_dot_select("portable");
+        return dot->dequantize[type] && dot->quantize[type] && step->result.type == type &&
+               CPU_CHUNK % cpu_block_elements(type) == 0 &&
+               cpu_has_dense_rows(&step->sources[0]) && cpu_has_dense_rows(&step->result);
+}
+
 static bool binary_supports(const struct hr_step *step) {
         const struct hr_operand *a = &step->sources[0], *b = &step->sources[1];
 
+        if (step->source_count == 2 && is_block_add(step))
+                return cpu_is_float(b->type) && cpu_same_shape(a, &step->result) &&
+                       cpu_repeats(b, a);
         return step->source_count == 2 && cpu_is_float(a->type) && cpu_is_float(b->type) &&
                cpu_is_float(step->result.type) && cpu_same_shape(a, &step->result) &&
                cpu_repeats(b, a);
@@ -57,7 +74,28 @@ static const float *load_repeated(const struct cpu_vec *vec, const struct hr_ope
         return buffer;
 }
 
-static void binary_run(const struct cpu_call *call) {
+static void block_add_run(const struct cpu_call *call) {
+        const struct hr_step *step = call->step;
+        const struct hr_operand *result = &step->result, *a = &step->sources[0],
+                                *b = &step->sources[1];
+        uint32_t unit = cpu_block_elements(a->type), bytes = cpu_element_bytes(a->type);
+        struct cpu_walk walk = cpu_walk_start(call, false);
+        float sum[CPU_CHUNK], b_buffer[CPU_CHUNK];
+        struct cpu_piece piece;
+
+        while (cpu_walk_next(&walk, &piece)) {
+                uint64_t offset = (uint64_t) (piece.first / unit) * bytes;
+                const float *y = load_repeated(call->vec, b, cpu_row_modulo(b, piece.index),
+                                               piece.first, piece.n, b_buffer);
+
+                call->dot->dequantize[a->type](cpu_row_at(a, piece.index) + offset, sum, piece.n);
+                call->vec->binary[CPU_VEC_ADD](piece.n, sum, sum, y);
+                call->dot->quantize[a->type](sum, cpu_row_at(result, piece.index) + offset,
+                                             piece.n);
+        }
+}
+
+static void float_run(const struct cpu_call *call) {
         const struct hr_step *step = call->step;
         const struct hr_operand *result = &step->result, *a = &step->sources[0],
                                 *b = &step->sources[1];
@@ -83,6 +121,13 @@ static void binary_run(const struct cpu_call *call) {
                 function(piece.n, out, x, y);
                 cpu_store(call->vec, result, row, piece.first, piece.n, out);
         }
+}
+
+static void binary_run(const struct cpu_call *call) {
+        if (is_block_add(call->step))
+                block_add_run(call);
+        else
+                float_run(call);
 }
 
 const struct cpu_kernel cpu_kernel_binary = {

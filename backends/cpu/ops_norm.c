@@ -6,12 +6,13 @@
 #include "backends/cpu/ops.h"
 
 #include <math.h>
+#include <string.h>
 
 static bool norm_supports(const struct hr_step *step) {
         return step->source_count == 1 && step->sources[0].type == HR_TYPE_F32 &&
                step->result.type == HR_TYPE_F32 &&
                cpu_same_shape(&step->sources[0], &step->result) &&
-               cpu_has_dense_rows(&step->sources[0]) && cpu_has_dense_rows(&step->result);
+               cpu_has_dense_rows(&step->result);
 }
 
 static uint32_t norm_threads(const struct hr_step *step) {
@@ -19,6 +20,15 @@ static uint32_t norm_threads(const struct hr_step *step) {
         int64_t rows = cpu_rows(&step->result);
 
         return rows < (int64_t) threads ? (uint32_t) HR_MAX(rows, 1) : threads;
+}
+
+/* A row whose elements have gaps is first brought together where the result will be. */
+static const float *dense_row(const struct hr_operand *source, const uint8_t *row, float *spare) {
+        if (source->nb[0] == sizeof(float))
+                return (const float *) (const void *) row;
+        for (int64_t i = 0; i < source->ne[0]; i++)
+                memcpy(&spare[i], row + (uint64_t) i * source->nb[0], sizeof spare[i]);
+        return spare;
 }
 
 static void row_norm(const struct cpu_call *call, int64_t n, float *out, const float *in) {
@@ -52,9 +62,10 @@ static void norm_run(const struct cpu_call *call) {
         cpu_share(call, cpu_rows(result), 1, &first, &end);
         for (int64_t row = first; row < end; row++) {
                 struct cpu_index index = cpu_index_of_row(result, row);
+                float *out = (float *) (void *) cpu_row_at(result, index);
 
-                row_norm(call, result->ne[0], (float *) (void *) cpu_row_at(result, index),
-                         (const float *) (const void *) cpu_row_at(source, index));
+                row_norm(call, result->ne[0], out,
+                         dense_row(source, cpu_row_at(source, index), out));
         }
 }
 
@@ -67,7 +78,8 @@ const struct cpu_kernel cpu_kernel_norm = {
 /* ---- GROUP_NORM ------------------------------------------------------------------------------ */
 
 static bool group_norm_supports(const struct hr_step *step) {
-        return norm_supports(step) && step->params[0] > 0 &&
+        return norm_supports(step) && cpu_has_dense_rows(&step->sources[0]) &&
+               step->params[0] > 0 &&
                step->params[0] <= HR_MAX(step->result.ne[2], 1);
 }
 
