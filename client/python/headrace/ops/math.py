@@ -9,6 +9,11 @@ from headrace.ops.base import GraphBase, Tensor, f32_word
 from headrace.types import Type
 
 
+def softplus(x: float) -> float:
+    """log(1 + exp(x)); x itself where that is the same."""
+    return x if x > 20 else math.log1p(math.exp(x))
+
+
 class MathOps(GraphBase):
     """Operators on f32 (most also f16, bf16) whose result has the source's shape, and reductions.
 
@@ -165,9 +170,8 @@ class MathOps(GraphBase):
 
     def xielu(self, x: Tensor, alpha_n: float, alpha_p: float, beta: float, eps: float) -> Tensor:
         """xIELU with its learned parameters before softplus."""
-        negative = beta + math.log1p(math.exp(alpha_n))
-        positive = math.log1p(math.exp(alpha_p))
-        words = [f32_word(value) for value in (negative, positive, beta, eps)]
+        words = [f32_word(value) for value in
+                 (beta + softplus(alpha_n), softplus(alpha_p), beta, eps)]
         return self.like(Op.UNARY, x, (x,), (Unary.XIELU, *words))
 
     def glu(self, function: Glu, x: Tensor, gate: Tensor | None = None, *, swapped: bool = False,

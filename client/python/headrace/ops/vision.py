@@ -20,8 +20,8 @@ ALIGN_CORNERS, ANTIALIAS = 256, 512
 
 
 def conv_extent(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Places of a kernel along an axis."""
-    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    """Places of a kernel along an axis; one where the kernel is a little too long (ggml's rule)."""
+    return int((size + 2 * padding - dilation * (kernel - 1) - 1) / stride) + 1
 
 
 def pool_extent(size: int, kernel: int, stride: int, padding: int) -> int:
