@@ -1,0 +1,348 @@
+/*
+ * Passes 1 to 4: a device for every tensor, with the rule that chose it.
+ *
+ * Each pass is one function that reads the input and the assignment so far and goes over the tensors
+ * in graph order once per sweep, so the whole is linear. -1 is "open". The order of the tests inside
+ * a pass decides ties and is part of what is specified; do not reorder them.
+ *
+ * rules = ggml follows the recorded behaviour to the letter. What rules = headrace does otherwise
+ * sits behind planner->headrace and calls a function of rules.c.
+ */
+#include "scheduler/plan.h"
+
+#include <string.h>
+
+static void assign(struct hr_planner *planner, uint32_t tensor, int64_t device, unsigned cause) {
+        planner->plan->device[tensor] = (int32_t) device;
+        planner->plan->cause[tensor] = (uint16_t) cause;
+}
+
+/* Lowest device that reads the tensor's memory and supports `op`'s operator; -1 without either. */
+static int64_t home_of(const struct hr_planner *planner, uint32_t tensor, uint32_t op) {
+        uint32_t buffer = planner_buffer(planner, tensor);
+
+        if (buffer == HR_NO_BUFFER)
+                return -1;
+        for (uint32_t d = 0; d < planner->in->device_count; ++d) {
+                if (planner_reads(planner, d, planner->in->buffers[buffer].kind) &&
+                    planner_supports(planner, d, op))
+                        return d;
+        }
+        return -1;
+}
+
+static int64_t first_reader(const struct hr_planner *planner, uint32_t buffer) {
+        for (uint32_t d = 0; d < planner->in->device_count; ++d) {
+                if (hr_bit_get(planner->allowed, d) &&
+                    planner_reads(planner, d, planner->in->buffers[buffer].kind))
+                        return d;
+        }
+        return -1;
+}
+
+/* A tensor in memory that no device both reads and supports. */
+static hr_status homeless(struct hr_planner *planner, uint32_t tensor, uint32_t buffer) {
+        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        int64_t reader = planner->headrace ? first_reader(planner, buffer) : -1;
+
+        if (reader >= 0 && (t->op == HR_OP_NONE || hr_op_is_view(t->op))) {
+                ++planner->plan->rule_count[HR_RULE_LABEL];
+                assign(planner, tensor, reader, HR_CAUSE_MEMORY);
+                return HR_OK;
+        }
+        /* A writer stays open: hr_rule_writer() finds a way to its base later. */
+        if (planner->headrace && planner_writes_view(t))
+                return HR_OK;
+        hr_fail_reason(planner->diag, HR_E_UNSUPPORTED, "OP",
+                       "tensor %u lies in memory that no device both reaches and can run %s on",
+                       tensor, hr_op_name(t->op));
+        if (planner->diag) {
+                planner->diag->has_tensor = true;
+                planner->diag->tensor = tensor;
+        }
+        return HR_E_UNSUPPORTED;
+}
+
+/* First higher-priority device that supports the node and asks for it. */
+static int64_t offload_target(struct hr_planner *planner, uint32_t tensor, uint32_t weight,
+                              int64_t home) {
+        const struct hr_plan_input *in = planner->in;
+        uint32_t kind = in->buffers[in->tensor_buffer[weight]].kind;
+        int64_t first = -1;
+
+        if (!in->options.op_offload || home < 0 || !in->kinds[kind].host)
+                return -1;
+        if (home == (int64_t) in->device_count - 1) {
+                for (uint32_t d = 0; d < (uint32_t) home && first < 0; ++d) {
+                        if (planner_supports(planner, d, tensor) &&
+                            hr_bit_get(in->offload + (size_t) tensor * planner->plan->words, d))
+                                first = d;
+                }
+        }
+        /* A home other than the last device that computes in host memory may be relieved, too. */
+        if (planner->headrace && in->kinds[in->devices[home].kind].host)
+                return hr_rule_offload(planner, tensor, weight, first);
+        return first;
+}
+
+static bool is_weight(const struct hr_planner *planner, uint32_t tensor) {
+        uint32_t own = planner->in->tensor_buffer[tensor];
+
+        return own != HR_NO_BUFFER && planner->in->buffers[own].usage == HR_USAGE_WEIGHTS;
+}
+
+/* Step 6 of pass 1: where the first weight among the sources lives. */
+static void follow_weight(struct hr_planner *planner, uint32_t tensor) {
+        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        int64_t home, target;
+
+        if (t->op == HR_OP_ROPE || t->op == HR_OP_FLASH_ATTN_EXT)
+                return;
+        for (uint32_t i = 0; i < t->source_count; ++i) {
+                uint32_t source = planner_source(planner, tensor, i);
+
+                if (source == HR_TENSOR_NONE || !is_weight(planner, source))
+                        continue;
+                home = home_of(planner, source, tensor);
+                target = offload_target(planner, tensor, source, home);
+                if (target >= 0)
+                        assign(planner, tensor, target, HR_CAUSE_OFFLOAD);
+                else
+                        assign(planner, tensor, home, HR_CAUSE_WEIGHT + HR_MIN(i, 1000U));
+                return;
+        }
+}
+
+static hr_status assign_by_memory(struct hr_planner *planner, uint32_t tensor) {
+        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        uint32_t buffer = planner_buffer(planner, tensor);
+        int64_t home = home_of(planner, tensor, tensor);
+
+        if (home >= 0) {
+                assign(planner, tensor, home, HR_CAUSE_MEMORY);
+                return HR_OK;
+        }
+        if (t->view_base != HR_TENSOR_NONE) {
+                home = home_of(planner, t->view_base, tensor);
+                if (home >= 0) {
+                        assign(planner, tensor, home, HR_CAUSE_MEMORY_VIEW);
+                        return HR_OK;
+                }
+        }
+        if (buffer == HR_NO_BUFFER)
+                buffer = planner->in->tensor_buffer[tensor];
+        if (buffer != HR_NO_BUFFER)
+                return homeless(planner, tensor, buffer);
+        if (t->flags & HR_TENSOR_INPUT)
+                assign(planner, tensor, (int64_t) planner->in->device_count - 1, HR_CAUSE_INPUT);
+        else
+                follow_weight(planner, tensor);
+        return HR_OK;
+}
+
+/* Pass 1. */
+static hr_status pass_memory(struct hr_planner *planner) {
+        uint32_t count = planner->graph->leaf_count + planner->graph->node_count;
+        uint32_t all = planner->plan->tensor_count;
+
+        for (uint32_t i = 0; i < all; ++i) {
+                if (planner_pinned(planner, i))
+                        assign(planner, i, planner->in->pins[i], HR_CAUSE_USER);
+                else
+                        assign(planner, i, -1, HR_CAUSE_NONE);
+        }
+        for (uint32_t i = 0; i < count; ++i) {
+                if (planner->plan->device[i] < 0)
+                        HR_TRY(assign_by_memory(planner, i));
+        }
+        return HR_OK;
+}
+
+/* One sweep of pass 2 over the nodes in one direction. */
+static void sweep(struct hr_planner *planner, bool down, bool skip_last, hr_cause cause) {
+        uint32_t count = planner->graph->node_count, first = planner->graph->leaf_count;
+        int64_t last = (int64_t) planner->in->device_count - 1, carried = -1;
+
+        for (uint32_t k = 0; k < count; ++k) {
+                uint32_t id = first + (down ? k : count - 1 - k);
+                int32_t device = planner->plan->device[id];
+
+                if (hr_op_is_view(planner_tensor(planner, id)->op))
+                        continue;
+                if (device >= 0)
+                        carried = skip_last && device == last ? -1 : device;
+                else if (carried >= 0 && planner_supports(planner, (uint32_t) carried, id))
+                        assign(planner, id, carried, cause);
+        }
+}
+
+static void choose_best(struct hr_planner *planner, uint32_t tensor) {
+        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        int64_t best_count = -1;
+
+        for (uint32_t d = 0; d < planner->in->device_count; ++d) {
+                int64_t count = 0;
+
+                if (!planner_supports(planner, d, tensor))
+                        continue;
+                for (uint32_t i = 0; i < t->source_count; ++i) {
+                        uint32_t source = planner_source(planner, tensor, i), base;
+
+                        if (source == HR_TENSOR_NONE)
+                                continue;
+                        base = planner_tensor(planner, source)->view_base;
+                        /* The node itself (a cast's second source) counts from the moment that an
+                         * earlier candidate was taken. */
+                        if ((planner->plan->device[source] >= 0 ||
+                             (base != HR_TENSOR_NONE && planner->plan->device[base] >= 0)) &&
+                            planner_could_read(planner, source, d))
+                                ++count;
+                }
+                if (count > best_count) {
+                        best_count = count;
+                        assign(planner, tensor, d, HR_CAUSE_BEST);
+                }
+        }
+}
+
+static bool reads_all_sources(const struct hr_planner *planner, uint32_t tensor, uint32_t device) {
+        const struct hr_tensor *t = planner_tensor(planner, tensor);
+
+        for (uint32_t i = 0; i < t->source_count; ++i) {
+                uint32_t source = planner_source(planner, tensor, i);
+
+                if (source != HR_TENSOR_NONE && !planner_could_read(planner, source, device))
+                        return false;
+        }
+        return true;
+}
+
+static void upgrade(struct hr_planner *planner, uint32_t tensor) {
+        const struct hr_plan_device *devices = planner->in->devices;
+        uint32_t own = (uint32_t) planner->plan->device[tensor];
+
+        for (uint32_t d = 0; d < own; ++d) {
+                if (devices[d].kind != devices[own].kind || !planner_supports(planner, d, tensor) ||
+                    !reads_all_sources(planner, tensor, d))
+                        continue;
+                if (planner->headrace && planner_pinned(planner, tensor)) {
+                        ++planner->plan->rule_count[HR_RULE_PINS];
+                        return;
+                }
+                assign(planner, tensor, d, HR_CAUSE_UPGRADE);
+                return;
+        }
+}
+
+/* Pass 3. */
+static void pass_best(struct hr_planner *planner) {
+        for (uint32_t i = 0; i < planner->graph->node_count; ++i) {
+                uint32_t id = planner->graph->leaf_count + i;
+
+                if (hr_op_is_view(planner_tensor(planner, id)->op))
+                        continue;
+                if (planner->plan->device[id] < 0)
+                        choose_best(planner, id);
+                else
+                        upgrade(planner, id);
+        }
+}
+
+static hr_status no_device(struct hr_planner *planner, uint32_t node) {
+        uint32_t op = hr_graph_node(planner->graph, node)->op;
+
+        hr_fail_reason(planner->diag, HR_E_UNSUPPORTED, "OP",
+                       "no device supports node %u (%s)", node, hr_op_name(op));
+        if (planner->diag) {
+                planner->diag->has_node = true;
+                planner->diag->node = node;
+        }
+        return HR_E_UNSUPPORTED;
+}
+
+static void fill_sources(struct hr_planner *planner, uint32_t tensor) {
+        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        int32_t *device = planner->plan->device;
+
+        for (uint32_t i = 0; i < t->source_count; ++i) {
+                uint32_t source = planner_source(planner, tensor, i), base;
+
+                if (source == HR_TENSOR_NONE || device[source] >= 0)
+                        continue;
+                base = planner_tensor(planner, source)->view_base;
+                if (base != HR_TENSOR_NONE)
+                        assign(planner, source, device[base], HR_CAUSE_VIEW_BASE);
+                else
+                        assign(planner, source, device[tensor], HR_CAUSE_CONSUMER);
+        }
+}
+
+/* Pass 4. */
+static hr_status pass_rest(struct hr_planner *planner) {
+        int32_t *device = planner->plan->device;
+
+        for (uint32_t i = 0; i < planner->graph->node_count; ++i) {
+                uint32_t id = planner->graph->leaf_count + i;
+                const struct hr_tensor *node = planner_tensor(planner, id);
+
+                if (node->view_base != HR_TENSOR_NONE && device[id] < 0)
+                        assign(planner, id, device[node->view_base], HR_CAUSE_VIEW_BASE);
+                fill_sources(planner, id);
+                for (uint32_t d = 0; d < planner->in->device_count && device[id] < 0; ++d) {
+                        if (planner_supports(planner, d, id))
+                                assign(planner, id, d, HR_CAUSE_FIRST);
+                }
+                if (device[id] < 0 && planner->headrace && hr_op_is_view(node->op))
+                        assign(planner, id, (int64_t) planner->in->device_count - 1,
+                               HR_CAUSE_FIRST);
+                if (device[id] < 0)
+                        return no_device(planner, i);
+                if (planner->headrace && planner_writes_view(node))
+                        HR_TRY(hr_rule_writer(planner, id));
+        }
+        return HR_OK;
+}
+
+static hr_status run_passes(struct hr_planner *planner) {
+        memset(planner->plan->rule_count, 0, sizeof planner->plan->rule_count);
+        if (planner->write_back)
+                memset(planner->write_back, 0, planner->graph->node_count);
+        HR_TRY(pass_memory(planner));
+        sweep(planner, true, true, HR_CAUSE_GPU_DOWN);
+        sweep(planner, false, true, HR_CAUSE_GPU_UP);
+        sweep(planner, true, false, HR_CAUSE_REST_DOWN);
+        sweep(planner, false, false, HR_CAUSE_REST_UP);
+        pass_best(planner);
+        HR_TRY(pass_rest(planner));
+        if (planner->headrace)
+                hr_rule_view_leaves(planner);
+        return HR_OK;
+}
+
+/* Repeats the passes without the devices that hold labels but no node. Where they turn out to be
+ * needed (only they reach some memory) the first answer stands. */
+static hr_status rerun_without_idle(struct hr_planner *planner) {
+        struct hr_plan *plan = planner->plan;
+        struct hr_diag *diag = planner->diag, ignored = {0};
+        hr_status status;
+
+        planner->diag = &ignored;
+        status = run_passes(planner);
+        planner->diag = diag;
+        if (status == HR_OK) {
+                plan->rule_count[HR_RULE_IDLE_DEVICE] = 1;
+                return HR_OK;
+        }
+        for (uint32_t d = 0; d < planner->in->device_count; ++d)
+                hr_bit_set(planner->allowed, d);
+        return run_passes(planner);
+}
+
+hr_status hr_plan_assign(struct hr_planner *planner) {
+        if (planner->headrace)
+                HR_TRY(hr_rule_pins_check(planner));
+        HR_TRY(run_passes(planner));
+        if (planner->headrace && hr_rule_idle_devices(planner))
+                HR_TRY(rerun_without_idle(planner));
+        return hr_rule_strict(planner);
+}

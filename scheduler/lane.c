@@ -1,0 +1,245 @@
+/*
+ * Lanes, the way of every copy, and the number of slots.
+ *
+ * Two devices that touch the same writable memory in place belong to one lane. The tape keeps the work
+ * of a lane in plan order, so inside a lane every hazard is ordered by construction, in one run and
+ * from run to run; only copies cross from one lane to another. Read-only weights join nobody.
+ *
+ * The sets are found by union over devices, pools (one per kind of compute memory) and writable
+ * buffers. A device that no command of the run uses is in no lane.
+ */
+#include "scheduler/plan.h"
+
+struct lanes {
+        struct hr_planner *planner;
+        struct hr_plan *plan;
+        uint32_t *parent; /* devices, then kinds, then buffers */
+        bool *used;       /* per device */
+        bool *in_buffer;  /* per buffer: writable and touched */
+};
+
+static uint32_t find(const struct lanes *lanes, uint32_t item) {
+        while (lanes->parent[item] != item) {
+                lanes->parent[item] = lanes->parent[lanes->parent[item]];
+                item = lanes->parent[item];
+        }
+        return item;
+}
+
+static void join(const struct lanes *lanes, uint32_t a, uint32_t b) {
+        a = find(lanes, a);
+        b = find(lanes, b);
+        if (a < b)
+                lanes->parent[b] = a;
+        else
+                lanes->parent[a] = b;
+}
+
+/* The device touches the root's memory in place. */
+static void touch(struct lanes *lanes, uint32_t device, uint32_t root) {
+        const struct hr_plan_input *in = lanes->planner->in;
+        uint32_t buffer = in->tensor_buffer[root];
+
+        lanes->used[device] = true;
+        if (buffer == HR_NO_BUFFER) {
+                uint32_t owner = planner_root_device(lanes->planner, root);
+
+                lanes->planner->direct[root] = true;
+                join(lanes, device, in->device_count + in->devices[owner].kind);
+                if (root < lanes->planner->graph->leaf_count) { /* its owner writes the leaf */
+                        lanes->used[owner] = true;
+                        join(lanes, owner, device);
+                }
+        } else if (in->buffers[buffer].usage != HR_USAGE_WEIGHTS || lanes->planner->written[root]) {
+                lanes->in_buffer[buffer] = true;
+                join(lanes, device, in->device_count + in->kind_count + buffer);
+        }
+}
+
+/* The device whose queue reads and copies the root's memory. */
+static int64_t reader_of(const struct lanes *lanes, uint32_t root) {
+        const struct hr_plan_input *in = lanes->planner->in;
+        uint32_t buffer = in->tensor_buffer[root];
+        int64_t reader = -1;
+
+        if (buffer == HR_NO_BUFFER)
+                return planner_root_device(lanes->planner, root);
+        for (uint32_t d = 0; d < in->device_count; ++d) {
+                if (in->devices[d].kind == in->buffers[buffer].kind)
+                        return d;
+                if (reader < 0 && planner_reads(lanes->planner, d, in->buffers[buffer].kind))
+                        reader = d;
+        }
+        return reader;
+}
+
+static bool can_copy(const struct lanes *lanes, uint32_t device, uint32_t kind) {
+        const struct hr_plan_input *in = lanes->planner->in;
+
+        return !in->copies ||
+               hr_bit_get(in->copies + (size_t) device * lanes->planner->kind_words, kind);
+}
+
+/* The way back of what a writer computed on a copy. */
+static hr_status choose_way_back(struct lanes *lanes, struct hr_plan_copy *copy) {
+        uint32_t root = lanes->plan->root[copy->tensor];
+        int64_t home = reader_of(lanes, root), kind = planner_root_kind(lanes->planner, root);
+
+        if (home < 0 || kind < 0)
+                return hr_fail_reason(lanes->planner->diag, HR_E_UNSUPPORTED, "REACH",
+                                      "tensor %u lies in memory that no device reaches", root);
+        copy->home_device = (uint32_t) home;
+        copy->back_staged = !can_copy(lanes, copy->device, (uint32_t) kind);
+        touch(lanes, copy->home_device, root);
+        touch(lanes, copy->device, root);
+        return HR_OK;
+}
+
+/* How the copy's bytes travel. Inputs, constants and read-only host memory need no other queue. */
+static hr_status choose_method(struct lanes *lanes, struct hr_plan_copy *copy) {
+        struct hr_planner *planner = lanes->planner;
+        const struct hr_plan_input *in = planner->in;
+        uint32_t root = lanes->plan->root[copy->tensor], buffer = in->tensor_buffer[root];
+        uint32_t to = in->devices[copy->device].kind;
+        bool constant = planner_tensor(planner, root)->leaf_kind == HR_LEAF_CONSTANT;
+        int64_t source;
+
+        lanes->used[copy->device] = true;
+        if (buffer == HR_NO_BUFFER && root < planner->graph->leaf_count && copy->version == 0 &&
+            !(constant && planner->written[root])) {
+                copy->method = constant ? HR_COPY_CONSTANT : HR_COPY_INPUT;
+                return HR_OK;
+        }
+        if (buffer != HR_NO_BUFFER && in->buffers[buffer].usage == HR_USAGE_WEIGHTS &&
+            !planner->written[root] && in->kinds[in->buffers[buffer].kind].host) {
+                copy->method = HR_COPY_HOST_WEIGHT;
+                return HR_OK;
+        }
+        source = reader_of(lanes, root);
+        if (source < 0)
+                return hr_fail_reason(planner->diag, HR_E_UNSUPPORTED, "REACH",
+                                      "tensor %u lies in memory that no device reaches", root);
+        copy->source_device = (uint32_t) source;
+        copy->method = can_copy(lanes, copy->source_device, to) ? HR_COPY_DIRECT : HR_COPY_STAGED;
+        touch(lanes, copy->source_device, root);
+        return HR_OK;
+}
+
+static void touch_split(struct lanes *lanes, const struct hr_plan_split *split) {
+        struct hr_plan *plan = lanes->plan;
+        const struct hr_graph *graph = lanes->planner->graph;
+        uint32_t own_pool = lanes->planner->in->device_count +
+                            lanes->planner->in->devices[split->device].kind;
+
+        for (uint32_t k = 0; k < split->step_count; ++k) {
+                uint32_t node = plan->steps[split->step_first + k];
+                uint32_t id = graph->leaf_count + node;
+
+                touch(lanes, split->device, plan->root[id]);
+                join(lanes, split->device, own_pool);
+                for (uint32_t i = 0; i < planner_tensor(lanes->planner, id)->source_count; ++i) {
+                        uint32_t source = planner_source(lanes->planner, id, i);
+
+                        if (source != HR_TENSOR_NONE && source != id &&
+                            plan->source_copy[plan->source_start[node] + i] == HR_NO_COPY)
+                                touch(lanes, split->device, plan->root[source]);
+                }
+        }
+}
+
+static void touch_outputs(struct lanes *lanes) {
+        const struct hr_graph *graph = lanes->planner->graph;
+
+        for (uint32_t i = 0; i < graph->output_count; ++i) {
+                uint32_t root = lanes->plan->root[graph->outputs[i]];
+                int64_t reader = reader_of(lanes, root);
+
+                if (reader >= 0 && lanes->plan->span[graph->outputs[i]])
+                        touch(lanes, (uint32_t) reader, root);
+        }
+}
+
+static hr_status number_lanes(struct lanes *lanes) {
+        const struct hr_plan_input *in = lanes->planner->in;
+        struct hr_plan *plan = lanes->plan;
+        uint32_t items = in->device_count + in->kind_count + in->buffer_count;
+        uint32_t *number = planner_scratch(lanes->planner, items, sizeof *number);
+
+        plan->lane = planner_keep(lanes->planner, in->device_count, sizeof *plan->lane);
+        plan->state_lane = planner_keep(lanes->planner, in->device_count, sizeof(bool));
+        if (!number || !plan->lane || !plan->state_lane)
+                return planner_out_of_memory(lanes->planner);
+        for (uint32_t d = 0; d < in->device_count; ++d) {
+                uint32_t set = find(lanes, d);
+
+                plan->lane[d] = HR_NO_INDEX;
+                if (!lanes->used[d])
+                        continue;
+                if (!number[set])
+                        number[set] = ++plan->lane_count;
+                plan->lane[d] = number[set] - 1;
+        }
+        for (uint32_t b = 0; b < in->buffer_count; ++b) {
+                if (lanes->in_buffer[b])
+                        plan->state_lane[number[find(lanes, in->device_count + in->kind_count + b)] -
+                                         1] = true;
+        }
+        return HR_OK;
+}
+
+/* Two slots pay where the lane of the first split is free before the run ends. */
+static void choose_copies(struct hr_planner *planner) {
+        struct hr_plan *plan = planner->plan;
+        uint32_t first = HR_NO_INDEX, last_of_first = 0, last = 0;
+
+        if (plan->options.n_copies != 0) {
+                plan->n_copies = plan->options.n_copies;
+                plan->copies_reason = "as asked";
+                return;
+        }
+        for (uint32_t s = 0; s < plan->split_count; ++s) {
+                uint32_t lane = plan->lane[plan->splits[s].device];
+
+                if (plan->splits[s].step_count == 0)
+                        continue;
+                if (first == HR_NO_INDEX)
+                        first = lane;
+                if (lane == first)
+                        last_of_first = s;
+                last = s;
+        }
+        plan->n_copies = last_of_first == last ? 1 : 2;
+        if (plan->n_copies == 2)
+                plan->copies_reason = "the first device is free before the run ends";
+        else if (plan->lane_count < 2)
+                plan->copies_reason = "one device, or devices on common memory, compute";
+        else
+                plan->copies_reason = "the device that starts a run also ends it";
+}
+
+hr_status hr_plan_lanes(struct hr_planner *planner) {
+        const struct hr_plan_input *in = planner->in;
+        struct hr_plan *plan = planner->plan;
+        uint64_t items = (uint64_t) in->device_count + in->kind_count + in->buffer_count;
+        struct lanes lanes = {.planner = planner, .plan = plan};
+
+        lanes.parent = planner_scratch(planner, items, sizeof *lanes.parent);
+        lanes.used = planner_scratch(planner, in->device_count, sizeof *lanes.used);
+        lanes.in_buffer = planner_scratch(planner, in->buffer_count, sizeof *lanes.in_buffer);
+        planner->direct = planner_scratch(planner, plan->tensor_count, sizeof *planner->direct);
+        if (!lanes.parent || !lanes.used || !lanes.in_buffer || !planner->direct)
+                return planner_out_of_memory(planner);
+        for (uint32_t i = 0; i < items; ++i)
+                lanes.parent[i] = i;
+        for (uint32_t s = 0; s < plan->split_count; ++s)
+                touch_split(&lanes, &plan->splits[s]);
+        for (uint32_t c = 0; c < plan->copy_count; ++c) {
+                HR_TRY(choose_method(&lanes, &plan->copies[c]));
+                if (plan->copies[c].write_back)
+                        HR_TRY(choose_way_back(&lanes, &plan->copies[c]));
+        }
+        touch_outputs(&lanes);
+        HR_TRY(number_lanes(&lanes));
+        choose_copies(planner);
+        return HR_OK;
+}

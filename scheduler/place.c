@@ -1,0 +1,568 @@
+/*
+ * Where every tensor lies in the compute memory of its kind.
+ *
+ * One pool per kind: a part shared by all slots, and one section per slot. Work of a lane runs in
+ * plan order and a pool belongs to one lane, so lifetimes are counted in plan order: node i happens
+ * at time 2i + 1 and the copies into a split at twice its first node. With one slot everything but
+ * constants lives from its first to its last use. With several, inputs and copies have places of
+ * their own in every slot, which no other tensor ever shares: that is what lets them be filled while
+ * an earlier run still computes.
+ *
+ * Free memory of a pool is a list ordered by offset; the smallest sufficient block is taken (best
+ * fit), neighbours unite, and the end of the pool grows only when nothing fits. A block remembers the
+ * split that used it last: a copy that arrives from another lane must wait for that split.
+ */
+#include "scheduler/plan.h"
+
+#include <string.h>
+
+#define FOREVER INT64_MAX
+#define NEVER_USED (-1)
+
+struct hole {
+        uint64_t offset, bytes;
+        int64_t stamp; /* split that used it last, or NEVER_USED */
+};
+
+struct pool {
+        struct hole *holes;
+        uint32_t count, capacity;
+        uint64_t end; /* of everything ever allocated */
+        uint64_t alignment;
+        uint64_t slot_end;
+};
+
+struct placer {
+        struct hr_planner *planner;
+        struct hr_plan *plan;
+        struct pool *pools;      /* per kind */
+        int64_t *last_use;       /* per tensor (roots) */
+        int64_t *copy_last_use;  /* per copy */
+        uint64_t *region_bytes;  /* per tensor (roots): bytes held; 0 = nothing held */
+        uint32_t *first_split;   /* per tensor: split in whose prologue a leaf gets its place */
+        uint32_t *leaf_next;     /* per leaf: next leaf of the same first split */
+        uint32_t *leaf_head;     /* per split, + 1 for leaves that only outputs need */
+};
+
+/* ---- Free lists ------------------------------------------------------------------------------- */
+
+static void hole_remove(struct pool *pool, uint32_t index) {
+        --pool->count;
+        memmove(&pool->holes[index], &pool->holes[index + 1],
+                (pool->count - index) * sizeof *pool->holes);
+}
+
+static hr_status hole_insert(struct placer *placer, struct pool *pool, uint32_t index,
+                             struct hole hole) {
+        if (pool->count == pool->capacity) {
+                uint32_t wanted = pool->capacity ? pool->capacity * 2 : 64;
+                struct hole *larger = planner_scratch(placer->planner, wanted, sizeof *larger);
+
+                if (!larger)
+                        return planner_out_of_memory(placer->planner);
+                if (pool->count)
+                        memcpy(larger, pool->holes, pool->count * sizeof *larger);
+                pool->holes = larger;
+                pool->capacity = wanted;
+        }
+        memmove(&pool->holes[index + 1], &pool->holes[index],
+                (pool->count - index) * sizeof *pool->holes);
+        pool->holes[index] = hole;
+        ++pool->count;
+        return HR_OK;
+}
+
+static hr_status pool_take(struct placer *placer, struct pool *pool, uint64_t bytes,
+                           uint64_t *ret_offset, int64_t *ret_stamp) {
+        uint32_t best = HR_NO_INDEX;
+        struct hole *last = pool->count ? &pool->holes[pool->count - 1] : NULL;
+        uint64_t end;
+
+        for (uint32_t i = 0; i < pool->count; ++i) {
+                if (pool->holes[i].bytes >= bytes &&
+                    (best == HR_NO_INDEX || pool->holes[i].bytes < pool->holes[best].bytes))
+                        best = i;
+        }
+        if (best != HR_NO_INDEX) {
+                struct hole *hole = &pool->holes[best];
+
+                *ret_offset = hole->offset;
+                *ret_stamp = hole->stamp;
+                hole->offset += bytes;
+                hole->bytes -= bytes;
+                if (hole->bytes == 0)
+                        hole_remove(pool, best);
+                return HR_OK;
+        }
+        *ret_offset = pool->end;
+        *ret_stamp = NEVER_USED;
+        if (last && last->offset + last->bytes == pool->end) {
+                *ret_offset = last->offset;
+                *ret_stamp = last->stamp;
+                --pool->count;
+        }
+        if (!hr_add_u64(*ret_offset, bytes, &end))
+                return hr_fail(placer->planner->diag, HR_E_EXHAUSTED,
+                               "compute memory does not fit 64 bits");
+        pool->end = end;
+        return HR_OK;
+}
+
+static hr_status pool_give(struct placer *placer, struct pool *pool, uint64_t offset,
+                           uint64_t bytes, int64_t stamp) {
+        uint32_t low = 0, high = pool->count;
+        struct hole *before, *after;
+
+        while (low < high) {
+                uint32_t middle = low + (high - low) / 2;
+
+                if (pool->holes[middle].offset < offset)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        before = low > 0 ? &pool->holes[low - 1] : NULL;
+        after = low < pool->count ? &pool->holes[low] : NULL;
+        if (after && after->offset != offset + bytes)
+                after = NULL;
+        if (before && before->offset + before->bytes == offset) {
+                before->bytes += bytes;
+                before->stamp = HR_MAX(before->stamp, stamp);
+                if (after) {
+                        before->bytes += after->bytes;
+                        before->stamp = HR_MAX(before->stamp, after->stamp);
+                        hole_remove(pool, low);
+                }
+                return HR_OK;
+        }
+        if (after) {
+                after->offset = offset;
+                after->bytes += bytes;
+                after->stamp = HR_MAX(after->stamp, stamp);
+                return HR_OK;
+        }
+        return hole_insert(placer, pool, low,
+                           (struct hole){.offset = offset, .bytes = bytes, .stamp = stamp});
+}
+
+/* ---- Lifetimes -------------------------------------------------------------------------------- */
+
+static int64_t node_time(uint32_t node) {
+        return 2 * (int64_t) node + 1;
+}
+
+static void use(struct placer *placer, uint32_t tensor, int64_t time, uint32_t split) {
+        uint32_t root = placer->plan->root[tensor];
+
+        if (placer->last_use[root] < time)
+                placer->last_use[root] = time;
+        if (placer->first_split[root] > split)
+                placer->first_split[root] = split;
+}
+
+static void use_split(struct placer *placer, uint32_t s) {
+        struct hr_plan *plan = placer->plan;
+        const struct hr_plan_split *split = &plan->splits[s];
+        const struct hr_graph *graph = placer->planner->graph;
+
+        for (uint32_t i = 0; i < split->input_count; ++i) {
+                const struct hr_plan_copy *copy = &plan->copies[plan->inputs[split->input_first + i]];
+
+                if (copy->source_device != HR_NO_INDEX)
+                        use(placer, copy->tensor, 2 * (int64_t) split->start, s);
+        }
+        for (uint32_t k = 0; k < split->step_count; ++k) {
+                uint32_t node = plan->steps[split->step_first + k], id = graph->leaf_count + node;
+                int64_t time = node_time(node);
+
+                use(placer, id, time, s);
+                if (plan->result_copy && plan->result_copy[node] != HR_NO_COPY)
+                        placer->copy_last_use[plan->result_copy[node]] = time;
+                for (uint32_t i = 0; i < planner_tensor(placer->planner, id)->source_count; ++i) {
+                        uint32_t source = planner_source(placer->planner, id, i);
+                        uint32_t copy = plan->source_copy[plan->source_start[node] + i];
+
+                        if (copy != HR_NO_COPY)
+                                placer->copy_last_use[copy] = time;
+                        else if (source != HR_TENSOR_NONE)
+                                use(placer, source, time, s);
+                }
+        }
+}
+
+/* Which leaves take a place in which split's prologue; leaves that only an output names come last. */
+static void chain_leaves(struct placer *placer) {
+        const struct hr_graph *graph = placer->planner->graph;
+        struct hr_plan *plan = placer->plan;
+
+        for (uint32_t i = graph->leaf_count; i-- > 0;) {
+                uint32_t split = HR_MIN(placer->first_split[i], plan->split_count);
+
+                if (!placer->planner->direct[i])
+                        continue;
+                placer->leaf_next[i] = placer->leaf_head[split];
+                placer->leaf_head[split] = i;
+        }
+}
+
+static void find_lifetimes(struct placer *placer) {
+        const struct hr_graph *graph = placer->planner->graph;
+        struct hr_plan *plan = placer->plan;
+
+        for (uint32_t i = 0; i < plan->tensor_count; ++i) {
+                placer->last_use[i] = -1;
+                placer->first_split[i] = HR_NO_INDEX;
+        }
+        for (uint32_t s = 0; s < plan->split_count; ++s)
+                use_split(placer, s);
+        for (uint32_t i = 0; i < plan->tensor_count; ++i) {
+                if (graph->tensors[i].flags & HR_TENSOR_OUTPUT)
+                        placer->last_use[plan->root[i]] = FOREVER;
+        }
+        chain_leaves(placer);
+}
+
+/* ---- Placing ---------------------------------------------------------------------------------- */
+
+static struct pool *pool_of(struct placer *placer, uint32_t device, uint32_t *ret_kind) {
+        *ret_kind = placer->planner->in->devices[device].kind;
+        return &placer->pools[*ret_kind];
+}
+
+static hr_status aligned(struct placer *placer, const struct pool *pool, uint64_t bytes,
+                         uint64_t *ret_bytes) {
+        if (!hr_align_up_u64(bytes, pool->alignment, ret_bytes))
+                return hr_fail(placer->planner->diag, HR_E_EXHAUSTED, "a tensor of %llu bytes",
+                               (unsigned long long) bytes);
+        return HR_OK;
+}
+
+/* A place in every slot, or, where `once`, a shared one that is never given back. */
+static hr_status place_forever(struct placer *placer, uint32_t device, uint64_t bytes, bool once,
+                               struct hr_place *ret_place) {
+        uint32_t kind;
+        struct pool *pool = pool_of(placer, device, &kind);
+        int64_t stamp;
+
+        if (bytes == 0)
+                return HR_OK;
+        HR_TRY(aligned(placer, pool, bytes, &bytes));
+        *ret_place = (struct hr_place){.where = once ? HR_WHERE_SHARED : HR_WHERE_SLOT, .index = kind};
+        if (once)
+                return pool_take(placer, pool, bytes, &ret_place->offset, &stamp);
+        ret_place->offset = pool->slot_end;
+        if (!hr_add_u64(pool->slot_end, bytes, &pool->slot_end))
+                return hr_fail(placer->planner->diag, HR_E_EXHAUSTED,
+                               "compute memory does not fit 64 bits");
+        return HR_OK;
+}
+
+static hr_status place_shared(struct placer *placer, uint32_t device, uint64_t bytes,
+                              struct hr_place *ret_place, uint64_t *ret_bytes,
+                              int64_t *ret_stamp) {
+        uint32_t kind;
+        struct pool *pool = pool_of(placer, device, &kind);
+
+        *ret_stamp = NEVER_USED;
+        *ret_bytes = 0;
+        if (bytes == 0)
+                return HR_OK;
+        HR_TRY(aligned(placer, pool, bytes, &bytes));
+        *ret_place = (struct hr_place){.where = HR_WHERE_SHARED, .index = kind};
+        HR_TRY(pool_take(placer, pool, bytes, &ret_place->offset, ret_stamp));
+        *ret_bytes = bytes;
+        return HR_OK;
+}
+
+static hr_status release(struct placer *placer, const struct hr_place *place, uint64_t *bytes,
+                         uint32_t split) {
+        uint64_t held = *bytes;
+
+        if (held == 0)
+                return HR_OK;
+        *bytes = 0;
+        return pool_give(placer, &placer->pools[place->index], place->offset, held, split);
+}
+
+static hr_status place_leaf(struct placer *placer, uint32_t leaf) {
+        struct hr_plan *plan = placer->plan;
+        uint32_t device = planner_root_device(placer->planner, leaf);
+        bool constant = placer->planner->graph->tensors[leaf].leaf_kind == HR_LEAF_CONSTANT;
+        int64_t stamp;
+
+        if (constant)
+                return HR_OK; /* placed before everything else */
+        if (plan->n_copies > 1)
+                return place_forever(placer, device, plan->span[leaf], false, &plan->place[leaf]);
+        return place_shared(placer, device, plan->span[leaf], &plan->place[leaf],
+                            &placer->region_bytes[leaf], &stamp);
+}
+
+static hr_status place_copy(struct placer *placer, struct hr_plan_copy *copy, uint64_t *held) {
+        struct hr_plan *plan = placer->plan;
+        int64_t stamp;
+
+        if (copy->method == HR_COPY_STAGED || copy->back_staged) {
+                copy->staging_offset = plan->staging_bytes;
+                if (!hr_add_u64(plan->staging_bytes, (copy->bytes + 63) & ~UINT64_C(63),
+                                &plan->staging_bytes))
+                        return hr_fail(placer->planner->diag, HR_E_EXHAUSTED,
+                                       "staging memory does not fit 64 bits");
+        }
+        if (copy->method == HR_COPY_CONSTANT)
+                return HR_OK;
+        if (plan->n_copies > 1)
+                return place_forever(placer, copy->device, copy->bytes, false, &copy->place);
+        HR_TRY(place_shared(placer, copy->device, copy->bytes, &copy->place, held, &stamp));
+        copy->ready_after = stamp < 0 ? HR_NO_INDEX : (uint32_t) stamp;
+        return HR_OK;
+}
+
+static hr_status place_prologue(struct placer *placer, uint32_t s, uint64_t *copy_bytes) {
+        struct hr_plan *plan = placer->plan;
+        const struct hr_plan_split *split = &plan->splits[s];
+        const uint32_t *inputs = plan->inputs + split->input_first;
+
+        for (uint32_t leaf = placer->leaf_head[s]; leaf != HR_NO_INDEX;
+             leaf = placer->leaf_next[leaf])
+                HR_TRY(place_leaf(placer, leaf));
+        for (uint32_t i = 0; i < split->input_count; ++i)
+                HR_TRY(place_copy(placer, &plan->copies[inputs[i]], &copy_bytes[inputs[i]]));
+        for (uint32_t i = 0; i < split->input_count; ++i) {
+                uint32_t root = plan->root[plan->copies[inputs[i]].tensor];
+
+                if (placer->last_use[root] == 2 * (int64_t) split->start)
+                        HR_TRY(release(placer, &plan->place[root], &placer->region_bytes[root], s));
+        }
+        return HR_OK;
+}
+
+static bool same_layout(const struct hr_tensor *a, const struct hr_tensor *b) {
+        return a->type == b->type && memcmp(a->ne, b->ne, sizeof a->ne) == 0 &&
+               memcmp(a->nb, b->nb, sizeof a->nb) == 0;
+}
+
+static bool may_reuse(uint32_t op, uint32_t position) {
+        const struct hr_op_info *info = hr_op_info(op);
+
+        if (!info || info->kind != HR_OP_KIND_INPLACE)
+                return false;
+        if (position == 0)
+                return true;
+        return position == 1 && (op == HR_OP_ADD || op == HR_OP_SUB || op == HR_OP_MUL ||
+                                 op == HR_OP_DIV);
+}
+
+/* Does another source of the node read the memory that the result would take? A copy is read through
+ * its own tensor only. */
+static bool read_otherwise(const struct placer *placer, uint32_t id, uint32_t root,
+                           uint32_t tensor) {
+        for (uint32_t i = 0; i < planner_tensor(placer->planner, id)->source_count; ++i) {
+                uint32_t source = planner_source(placer->planner, id, i);
+
+                if (source != HR_TENSOR_NONE && source != tensor &&
+                    placer->plan->root[source] == root)
+                        return true;
+        }
+        return false;
+}
+
+/* Takes over a copy that dies in this node. */
+static bool reuse_copy(struct placer *placer, uint32_t id, uint32_t copy, uint64_t *copy_bytes) {
+        struct hr_plan *plan = placer->plan;
+        const struct hr_plan_copy *c = &plan->copies[copy];
+
+        if (copy_bytes[copy] == 0)
+                return false;
+        plan->place[id] = c->place;
+        placer->region_bytes[id] = copy_bytes[copy];
+        copy_bytes[copy] = 0;
+        return true;
+}
+
+/* Takes over the memory of a source that dies in this node. */
+static bool reuse_source(struct placer *placer, uint32_t node, uint32_t id,
+                         uint64_t *copy_bytes) {
+        struct hr_plan *plan = placer->plan;
+        const struct hr_tensor *t = planner_tensor(placer->planner, id);
+        uint32_t kind = placer->planner->in->devices[plan->device[id]].kind;
+
+        for (uint32_t i = 0; i < t->source_count && i < 2; ++i) {
+                uint32_t source = planner_source(placer->planner, id, i), root;
+                uint32_t copy = plan->source_copy[plan->source_start[node] + i];
+
+                if (source == HR_TENSOR_NONE || source == id || !may_reuse(t->op, i) ||
+                    !same_layout(t, planner_tensor(placer->planner, source)))
+                        continue;
+                if (copy != HR_NO_COPY) {
+                        if (placer->copy_last_use[copy] == node_time(node) &&
+                            reuse_copy(placer, id, copy, copy_bytes))
+                                return true;
+                        continue;
+                }
+                root = plan->root[source];
+                if (placer->region_bytes[root] == 0 ||
+                    placer->last_use[root] != node_time(node) || plan->place[root].index != kind ||
+                    plan->root_offset[source] != 0 || read_otherwise(placer, id, root, source))
+                        continue;
+                plan->place[id] = plan->place[root];
+                placer->region_bytes[id] = placer->region_bytes[root];
+                placer->region_bytes[root] = 0;
+                return true;
+        }
+        return false;
+}
+
+static hr_status place_node(struct placer *placer, uint32_t s, uint32_t node,
+                            uint64_t *copy_bytes) {
+        struct hr_plan *plan = placer->plan;
+        uint32_t id = placer->planner->graph->leaf_count + node;
+        int64_t time = node_time(node), stamp;
+        const struct hr_tensor *t = planner_tensor(placer->planner, id);
+
+        if (plan->root[id] == id && placer->planner->in->tensor_buffer[id] == HR_NO_BUFFER &&
+            !reuse_source(placer, node, id, copy_bytes))
+                HR_TRY(place_shared(placer, (uint32_t) plan->device[id], plan->span[id],
+                                    &plan->place[id], &placer->region_bytes[id], &stamp));
+        for (uint32_t i = 0; i < t->source_count; ++i) {
+                uint32_t source = planner_source(placer->planner, id, i), root;
+                uint32_t copy = plan->source_copy[plan->source_start[node] + i];
+
+                if (copy != HR_NO_COPY) {
+                        if (placer->copy_last_use[copy] == time)
+                                HR_TRY(release(placer, &plan->copies[copy].place,
+                                               &copy_bytes[copy], s));
+                        continue;
+                }
+                root = source == HR_TENSOR_NONE ? HR_NO_INDEX : plan->root[source];
+                if (root != HR_NO_INDEX && placer->last_use[root] == time)
+                        HR_TRY(release(placer, &plan->place[root], &placer->region_bytes[root], s));
+        }
+        if (plan->result_copy && plan->result_copy[node] != HR_NO_COPY)
+                HR_TRY(release(placer, &plan->copies[plan->result_copy[node]].place,
+                               &copy_bytes[plan->result_copy[node]], s));
+        if (placer->last_use[plan->root[id]] == time)
+                HR_TRY(release(placer, &plan->place[plan->root[id]],
+                               &placer->region_bytes[plan->root[id]], s));
+        return HR_OK;
+}
+
+/* Constants and their copies: written once, before any run, and kept. */
+static hr_status place_constants(struct placer *placer) {
+        const struct hr_graph *graph = placer->planner->graph;
+        struct hr_plan *plan = placer->plan;
+
+        for (uint32_t i = 0; i < graph->leaf_count; ++i) {
+                if (graph->tensors[i].leaf_kind == HR_LEAF_CONSTANT && placer->planner->direct[i])
+                        HR_TRY(place_forever(placer, planner_root_device(placer->planner, i),
+                                             plan->span[i], true, &plan->place[i]));
+        }
+        for (uint32_t c = 0; c < plan->copy_count; ++c) {
+                struct hr_plan_copy *copy = &plan->copies[c];
+
+                if (copy->method == HR_COPY_CONSTANT)
+                        HR_TRY(place_forever(placer, copy->device, copy->bytes, true,
+                                             &copy->place));
+        }
+        return HR_OK;
+}
+
+static void place_homes(struct placer *placer) {
+        const struct hr_plan_input *in = placer->planner->in;
+        struct hr_plan *plan = placer->plan;
+
+        for (uint32_t i = 0; i < plan->tensor_count; ++i) {
+                if (plan->root[i] == i && in->tensor_buffer[i] != HR_NO_BUFFER && plan->span[i])
+                        plan->place[i] = (struct hr_place){.where = HR_WHERE_HOME, .index = i};
+        }
+}
+
+/* The lowest computing device of the kind allocates its memory. */
+static uint32_t pool_owner(const struct placer *placer, uint32_t kind) {
+        const struct hr_plan_input *in = placer->planner->in;
+        uint32_t owner = HR_NO_INDEX;
+
+        for (uint32_t d = in->device_count; d-- > 0;) {
+                if (in->devices[d].kind != kind)
+                        continue;
+                if (owner == HR_NO_INDEX || placer->plan->lane[d] != HR_NO_INDEX ||
+                    placer->plan->lane[owner] == HR_NO_INDEX)
+                        owner = d;
+        }
+        return owner;
+}
+
+static hr_status finish_pools(struct placer *placer) {
+        const struct hr_plan_input *in = placer->planner->in;
+        struct hr_plan *plan = placer->plan;
+
+        for (uint32_t k = 0; k < in->kind_count; ++k) {
+                struct hr_plan_pool *pool = &plan->pools[k];
+                uint64_t total;
+
+                pool->owner = pool_owner(placer, k);
+                pool->shared_bytes = placer->pools[k].end;
+                pool->slot_bytes = placer->pools[k].slot_end;
+                if (pool->owner == HR_NO_INDEX)
+                        continue;
+                if (!hr_mul_u64(pool->slot_bytes, plan->n_copies, &total) ||
+                    !hr_add_u64(total, pool->shared_bytes, &total))
+                        return hr_fail(placer->planner->diag, HR_E_EXHAUSTED,
+                                       "compute memory does not fit 64 bits");
+                plan->compute_bytes[pool->owner] = total;
+        }
+        return HR_OK;
+}
+
+static hr_status placer_init(struct placer *placer) {
+        struct hr_planner *planner = placer->planner;
+        struct hr_plan *plan = placer->plan;
+        const struct hr_plan_input *in = planner->in;
+        uint64_t count = plan->tensor_count;
+
+        placer->pools = planner_scratch(planner, in->kind_count, sizeof *placer->pools);
+        placer->last_use = planner_scratch(planner, count, sizeof(int64_t));
+        placer->copy_last_use = planner_scratch(planner, plan->copy_count, sizeof(int64_t));
+        placer->region_bytes = planner_scratch(planner, count, sizeof(uint64_t));
+        placer->first_split = planner_scratch(planner, count, sizeof(uint32_t));
+        placer->leaf_next = planner_scratch(planner, count, sizeof(uint32_t));
+        placer->leaf_head = planner_scratch(planner, (uint64_t) plan->split_count + 1,
+                                            sizeof(uint32_t));
+        plan->place = planner_keep(planner, count, sizeof *plan->place);
+        plan->pools = planner_keep(planner, in->kind_count, sizeof *plan->pools);
+        if (!placer->pools || !placer->last_use || !placer->copy_last_use || !placer->region_bytes ||
+            !placer->first_split || !placer->leaf_next || !placer->leaf_head || !plan->place ||
+            !plan->pools)
+                return planner_out_of_memory(planner);
+        memset(placer->leaf_head, 0xff, ((size_t) plan->split_count + 1) * sizeof(uint32_t));
+        for (uint32_t k = 0; k < in->kind_count; ++k)
+                placer->pools[k].alignment = in->kinds[k].alignment;
+        return HR_OK;
+}
+
+hr_status hr_plan_place(struct hr_planner *planner) {
+        struct hr_plan *plan = planner->plan;
+        struct placer placer = {.planner = planner, .plan = plan};
+        uint64_t *copy_bytes = planner_scratch(planner, plan->copy_count, sizeof *copy_bytes);
+
+        HR_TRY(placer_init(&placer));
+        if (!copy_bytes)
+                return planner_out_of_memory(planner);
+        find_lifetimes(&placer);
+        place_homes(&placer);
+        HR_TRY(place_constants(&placer));
+        for (uint32_t s = 0; s < plan->split_count; ++s) {
+                const struct hr_plan_split *split = &plan->splits[s];
+
+                HR_TRY(place_prologue(&placer, s, copy_bytes));
+                for (uint32_t k = 0; k < split->step_count; ++k)
+                        HR_TRY(place_node(&placer, s, plan->steps[split->step_first + k],
+                                          copy_bytes));
+        }
+        for (uint32_t leaf = placer.leaf_head[plan->split_count]; leaf != HR_NO_INDEX;
+             leaf = placer.leaf_next[leaf])
+                HR_TRY(place_leaf(&placer, leaf));
+        planner->leaf_head = placer.leaf_head;
+        planner->leaf_next = placer.leaf_next;
+        return finish_pools(&placer);
+}

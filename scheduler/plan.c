@@ -1,0 +1,202 @@
+/*
+ * Plans: made by the passes in order, then immutable and counted.
+ *
+ * Everything a plan owns lies in its arena, so making one half and giving up is a single release.
+ * What the passes need only among themselves lies in the planner's scratch arena.
+ */
+#include "scheduler/plan.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+hr_status planner_out_of_memory(struct hr_planner *planner) {
+        return hr_fail(planner->diag, HR_E_EXHAUSTED, "memory for a plan of %u nodes",
+                       planner->graph->node_count);
+}
+
+struct hr_plan *hr_plan_ref(struct hr_plan *plan) {
+        atomic_fetch_add_explicit(&plan->refs, 1, memory_order_relaxed);
+        return plan;
+}
+
+struct hr_plan *hr_plan_unref(struct hr_plan *plan) {
+        if (!plan || atomic_fetch_sub_explicit(&plan->refs, 1, memory_order_acq_rel) != 1)
+                return NULL;
+        hr_arena_deinit(&plan->arena);
+        free(plan);
+        return NULL;
+}
+
+static hr_status check_input(const struct hr_plan_input *in, struct hr_diag *diag) {
+        if (in->device_count == 0 || in->devices[in->device_count - 1].type != HR_DEVICE_CPU)
+                return hr_fail_reason(diag, HR_E_INVALID, "DEVICES",
+                                      "the last device is not of type CPU");
+        for (uint32_t d = 0; d < in->device_count; ++d) {
+                const uint64_t *reads = in->reads + (size_t) d * hr_bit_words(in->kind_count);
+
+                if (!hr_bit_get(reads, in->devices[d].kind))
+                        return hr_fail_reason(diag, HR_E_INVALID, "DEVICES",
+                                              "device %u does not reach its own memory", d);
+        }
+        for (uint32_t i = 0; in->pins && i < hr_graph_tensor_count(in->graph); ++i) {
+                if (in->pins[i] >= (int64_t) in->device_count)
+                        return hr_fail_reason(diag, HR_E_INVALID, "PIN",
+                                              "tensor %u is pinned to device %d of %u", i,
+                                              in->pins[i], in->device_count);
+        }
+        return HR_OK;
+}
+
+/* Roots and spans. Chains of views are followed; a chain that closes on itself is cut. */
+static hr_status find_roots(struct hr_planner *planner) {
+        struct hr_plan *plan = planner->plan;
+        const struct hr_graph *graph = planner->graph;
+
+        for (uint32_t i = 0; i < plan->tensor_count; ++i) {
+                uint32_t root = i;
+
+                for (uint32_t depth = 0; depth < 64; ++depth) {
+                        const struct hr_tensor *t = &graph->tensors[root];
+
+                        if (t->view_base == HR_TENSOR_NONE || t->view_base >= plan->tensor_count)
+                                break;
+                        plan->root_offset[i] += t->view_offset;
+                        root = t->view_base;
+                }
+                plan->root[i] = root;
+                HR_TRY(hr_tensor_span(&graph->tensors[i], planner->diag, &plan->span[i]));
+        }
+        return HR_OK;
+}
+
+static hr_status planner_init(struct hr_planner *planner) {
+        struct hr_plan *plan = planner->plan;
+        const struct hr_plan_input *in = planner->in;
+        uint64_t count = plan->tensor_count;
+
+        plan->device = planner_keep(planner, count, sizeof *plan->device);
+        plan->cause = planner_keep(planner, count, sizeof *plan->cause);
+        plan->root = planner_keep(planner, count, sizeof *plan->root);
+        plan->root_offset = planner_keep(planner, count, sizeof *plan->root_offset);
+        plan->span = planner_keep(planner, count, sizeof *plan->span);
+        plan->compute_bytes = planner_keep(planner, in->device_count, sizeof(uint64_t));
+        plan->device_splits = planner_keep(planner, in->device_count, sizeof(uint32_t));
+        planner->allowed = planner_scratch(planner, plan->words, sizeof(uint64_t));
+        if (in->pins)
+                plan->pins = planner_keep(planner, count, sizeof *plan->pins);
+        if (!plan->device || !plan->cause || !plan->root || !plan->root_offset || !plan->span ||
+            !plan->compute_bytes || !plan->device_splits || !planner->allowed ||
+            (in->pins && !plan->pins))
+                return planner_out_of_memory(planner);
+        if (in->pins)
+                memcpy(plan->pins, in->pins, count * sizeof *plan->pins);
+        for (uint32_t d = 0; d < in->device_count; ++d)
+                hr_bit_set(planner->allowed, d);
+        return find_roots(planner);
+}
+
+static hr_status run_passes(struct hr_planner *planner) {
+        HR_TRY(planner_init(planner));
+        HR_TRY(hr_plan_assign(planner));
+        HR_TRY(hr_plan_split(planner));
+        HR_TRY(hr_plan_lanes(planner));
+        HR_TRY(hr_plan_place(planner));
+        HR_TRY(hr_plan_tape(planner));
+        if (planner->headrace)
+                return hr_plan_verify(planner->plan, planner->in, planner->diag);
+        /* The reference's decisions are kept as they are, sound or not; an unsound plan can be
+         * looked at but never runs. */
+        if (hr_plan_verify(planner->plan, planner->in, &planner->plan->fault) == HR_E_EXHAUSTED)
+                return planner_out_of_memory(planner);
+        return HR_OK;
+}
+
+hr_status hr_plan_make(const struct hr_plan_input *input, struct hr_diag *diag,
+                       struct hr_plan **ret_plan) {
+        HR_CLEANUP(hr_plan_unrefp) struct hr_plan *plan = NULL;
+        struct hr_planner planner = {.in = input, .graph = input->graph, .diag = diag};
+        hr_status status;
+
+        HR_TRY(check_input(input, diag));
+        plan = calloc(1, sizeof *plan);
+        if (!plan)
+                return hr_fail(diag, HR_E_EXHAUSTED, "memory for a plan");
+        atomic_init(&plan->refs, 1);
+        hr_arena_init(&plan->arena, 0);
+        hr_arena_init(&planner.scratch, 0);
+        plan->options = input->options;
+        plan->leaf_count = input->graph->leaf_count;
+        plan->node_count = input->graph->node_count;
+        plan->tensor_count = hr_graph_tensor_count(input->graph);
+        plan->device_count = input->device_count;
+        plan->kind_count = input->kind_count;
+        plan->words = hr_bit_words(input->device_count);
+        planner.plan = plan;
+        planner.headrace = input->options.rules == HR_RULES_HEADRACE;
+        planner.kind_words = hr_bit_words(input->kind_count);
+        status = run_passes(&planner);
+        hr_arena_deinit(&planner.scratch);
+        if (status != HR_OK)
+                return status;
+        HR_ASSERT(plan->split_count > 0);
+        *ret_plan = HR_STEAL(plan);
+        return HR_OK;
+}
+
+struct hr_plan_summary hr_plan_summary(const struct hr_plan *plan) {
+        return (struct hr_plan_summary){
+                .split_count = plan->split_count,
+                .n_copies = plan->n_copies,
+                .copies_reason = plan->copies_reason,
+                .device_count = plan->device_count,
+                .compute_bytes = plan->compute_bytes,
+                .device_splits = plan->device_splits,
+                .copied_bytes = plan->copied_bytes,
+                .fallback_nodes = plan->fallback_nodes,
+        };
+}
+
+int32_t hr_plan_tensor_device(const struct hr_plan *plan, uint32_t tensor) {
+        return tensor < plan->tensor_count ? plan->device[tensor] : -1;
+}
+
+const char *hr_cause_name(uint16_t cause, char *buffer, size_t buffer_bytes) {
+        static const char *const names[HR_CAUSE_WEIGHT] = {
+                [HR_CAUSE_NONE] = "-",
+                [HR_CAUSE_USER] = "usr",
+                [HR_CAUSE_MEMORY] = "1.dst",
+                [HR_CAUSE_MEMORY_VIEW] = "1.vsrc",
+                [HR_CAUSE_INPUT] = "1.inp",
+                [HR_CAUSE_OFFLOAD] = "1.off",
+                [HR_CAUSE_GPU_DOWN] = "2.gd",
+                [HR_CAUSE_GPU_UP] = "2.gu",
+                [HR_CAUSE_REST_DOWN] = "2.rd",
+                [HR_CAUSE_REST_UP] = "2.ru",
+                [HR_CAUSE_BEST] = "3.best",
+                [HR_CAUSE_UPGRADE] = "3.upg",
+                [HR_CAUSE_VIEW_BASE] = "4.vsrc",
+                [HR_CAUSE_CONSUMER] = "4.cur",
+                [HR_CAUSE_FIRST] = "4.fst",
+                [HR_CAUSE_COPIES] = "4.cpy",
+                [HR_CAUSE_RULE_WRITER] = "h.writer",
+                [HR_CAUSE_RULE_VIEW] = "h.view",
+        };
+
+        if (cause < HR_CAUSE_WEIGHT)
+                return names[cause];
+        snprintf(buffer, buffer_bytes, "1.wgt%u", (unsigned) (cause - HR_CAUSE_WEIGHT));
+        return buffer;
+}
+
+const char *hr_split_reason_name(hr_split_reason reason) {
+        static const char *const names[] = {
+                [HR_SPLIT_FIRST] = "first",
+                [HR_SPLIT_DEVICE] = "backend",
+                [HR_SPLIT_WEIGHT] = "weight",
+                [HR_SPLIT_INPUTS] = "inputs",
+                [HR_SPLIT_WRITE_BACK] = "write-back",
+        };
+
+        return names[reason];
+}

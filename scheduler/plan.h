@@ -1,0 +1,394 @@
+/*
+ * The inside of the scheduler: what planning reads, what a plan is, and the passes.
+ *
+ * Planning is a chain of pure functions over struct hr_plan_input. The input is made either from a
+ * fleet and the homes of the leaves (caps.c) or, in tests, from recorded facts. A plan holds no
+ * pointer to anything outside itself, no address and no time; all of it lives in one arena.
+ *
+ * Words. The *root* of a tensor is the tensor whose memory it is a window on, itself if it has its
+ * own. A *lane* is a set of devices that touch common memory in place: all work of a lane happens in
+ * plan order, whatever queues it uses. A *copy* is a tensor's instance for a device that cannot reach
+ * the tensor's memory.
+ */
+#pragma once
+
+#include "core/arena.h"
+#include "scheduler/scheduler.h"
+
+#define HR_NO_BUFFER UINT32_MAX
+#define HR_NO_COPY UINT32_MAX
+#define HR_NO_INDEX UINT32_MAX
+
+/* ---- Input ------------------------------------------------------------------------------------ */
+
+struct hr_plan_device {
+        hr_device_type type;
+        uint32_t kind; /* index of the kind of its compute memory */
+};
+
+struct hr_plan_kind {
+        bool host;
+        uint32_t alignment;
+};
+
+/* Memory that exists before planning. Read-only buffers of one kind may be one entry; a writable
+ * one is an entry of its own, since accesses to it are ordered. */
+struct hr_plan_buffer {
+        uint32_t kind;
+        hr_buffer_usage usage;
+};
+
+/* Everything a plan depends on. Arrays indexed by tensor cover leaves, nodes and extras. The graph
+ * need not be validated: it may hold self-sources, ops outside op.def and chained views. */
+struct hr_plan_input {
+        const struct hr_graph *graph;
+        uint32_t device_count, kind_count, buffer_count;
+        const struct hr_plan_device *devices; /* priority order; the last is a CPU */
+        const struct hr_plan_kind *kinds;
+        const struct hr_plan_buffer *buffers;
+        const uint64_t *reads;     /* per device: bit set over kinds it reads and writes in place */
+        const uint64_t *copies;    /* per device: kinds its queue copies into; NULL = all */
+        const uint32_t *tensor_buffer; /* per tensor: buffer of its own or HR_NO_BUFFER */
+        const int32_t *pins;       /* per tensor or NULL */
+        const uint64_t *supports;  /* per tensor: bit set over devices that support its op */
+        const uint64_t *offload;   /* per tensor: devices that ask to take it over */
+        struct hr_plan_options options;
+        uint32_t current_slot;     /* rules = ggml: slot that replacements name */
+};
+
+/* ---- Plan -------------------------------------------------------------------------------------- */
+
+/* The last rule that set a device. HR_CAUSE_WEIGHT + n: source n is a weight. */
+typedef enum hr_cause {
+        HR_CAUSE_NONE,
+        HR_CAUSE_USER,
+        HR_CAUSE_MEMORY,        /* 1.dst */
+        HR_CAUSE_MEMORY_VIEW,   /* 1.vsrc */
+        HR_CAUSE_INPUT,         /* 1.inp */
+        HR_CAUSE_OFFLOAD,       /* 1.off */
+        HR_CAUSE_GPU_DOWN,      /* 2.gd */
+        HR_CAUSE_GPU_UP,        /* 2.gu */
+        HR_CAUSE_REST_DOWN,     /* 2.rd */
+        HR_CAUSE_REST_UP,       /* 2.ru */
+        HR_CAUSE_BEST,          /* 3.best */
+        HR_CAUSE_UPGRADE,       /* 3.upg */
+        HR_CAUSE_VIEW_BASE,     /* 4.vsrc */
+        HR_CAUSE_CONSUMER,      /* 4.cur */
+        HR_CAUSE_FIRST,         /* 4.fst */
+        HR_CAUSE_COPIES,        /* 4.cpy */
+        HR_CAUSE_RULE_WRITER,   /* h.writer: moved to where its base's buffer is reachable */
+        HR_CAUSE_RULE_VIEW,     /* h.view: leaf takes the device of the view that uses it */
+        HR_CAUSE_WEIGHT,        /* 1.wgt0; must be last */
+} hr_cause;
+
+/* The named rules of rules = headrace; how often each changed a decision is in the plan. */
+typedef enum hr_rule {
+        HR_RULE_PINS,        /* a pin is not overridden by an upgrade */
+        HR_RULE_NO_CUT,      /* an input list of 30 does not end a split */
+        HR_RULE_OFFLOAD,     /* offload weighs the bytes it moves */
+        HR_RULE_WRITER,      /* a writer runs where its base is reachable */
+        HR_RULE_WRITE_BACK,  /* a writer that cannot: its result is carried back */
+        HR_RULE_VIEW_LEAF,   /* a leaf reached through views only takes the view's device */
+        HR_RULE_IDLE_DEVICE, /* a device without a node changes nothing */
+        HR_RULE_REACH,       /* memory decides whether a copy is needed, not the label of a view */
+        HR_RULE_FRESH_COPY,  /* a copy made before a write is not used after it */
+        HR_RULE_LABEL,       /* a leaf or view in memory needs a reader, not support of its op */
+        HR_RULE_COUNT
+} hr_rule;
+
+typedef enum hr_split_reason {
+        HR_SPLIT_FIRST,
+        HR_SPLIT_DEVICE,     /* "backend" */
+        HR_SPLIT_WEIGHT,
+        HR_SPLIT_INPUTS,
+        HR_SPLIT_WRITE_BACK, /* rules = headrace only */
+} hr_split_reason;
+
+/* How the bytes of a copy get there. */
+typedef enum hr_copy_method {
+        HR_COPY_INPUT,       /* written from the run's own input bytes */
+        HR_COPY_CONSTANT,    /* written once, when the pipeline is made */
+        HR_COPY_HOST_WEIGHT, /* written from read-only host memory */
+        HR_COPY_DIRECT,      /* by the queue of the source memory */
+        HR_COPY_STAGED,      /* read into host memory, then written */
+} hr_copy_method;
+
+typedef enum hr_where {
+        HR_WHERE_NONE,    /* no memory: empty, or never touched */
+        HR_WHERE_SHARED,  /* in the pool `index`, the same in every slot */
+        HR_WHERE_SLOT,    /* in the pool `index`, once per slot */
+        HR_WHERE_HOME,    /* in the buffer of leaf `index` */
+        HR_WHERE_STAGING, /* host memory of the pipeline, once per slot */
+} hr_where;
+
+struct hr_place {
+        hr_where where;
+        uint32_t index;
+        uint64_t offset;
+};
+
+struct hr_plan_copy {
+        uint32_t tensor;
+        uint32_t device;       /* that reads the copy */
+        uint32_t split;        /* that lists it as input */
+        uint32_t next;         /* older copy of the same tensor; HR_NO_COPY ends */
+        uint32_t version;      /* writes into the root's memory before the copy */
+        uint32_t source_device; /* whose queue reads the source; HR_NO_INDEX for INPUT, CONSTANT,
+                                 * HOST_WEIGHT */
+        uint32_t ready_after;  /* split of the reader's lane that used this memory last, or
+                                * HR_NO_INDEX */
+        hr_copy_method method;
+        bool write_back;       /* holds the result of a writer, carried back after its split */
+        bool back_staged;      /* ... through staging */
+        uint32_t home_device;  /* ... whose queue owns the memory it goes back to */
+        uint64_t bytes;
+        struct hr_place place;
+        uint64_t staging_offset;
+};
+
+struct hr_plan_split {
+        uint32_t device;
+        uint32_t start, end;   /* nodes start .. end - 1 */
+        hr_split_reason reason;
+        uint32_t input_first, input_count; /* into plan->inputs: copies, in order */
+        uint32_t step_first, step_count;   /* into plan->steps: nodes that compute something */
+        uint32_t write_back;   /* copy to carry back, or HR_NO_COPY */
+};
+
+/* One kind's compute memory: [shared][slot 0][slot 1]... */
+struct hr_plan_pool {
+        uint32_t owner;        /* device that allocates it */
+        uint64_t shared_bytes; /* a multiple of the alignment, as is slot_bytes */
+        uint64_t slot_bytes;
+};
+
+typedef enum hr_command_code {
+        HR_COMMAND_WAIT,        /* device's queue waits for event */
+        HR_COMMAND_RECORD,
+        HR_COMMAND_INPUT,       /* bytes of input `index` from from.offset on are written to `to` */
+        HR_COMMAND_WRITE,       /* host memory `from` (home or staging) to `to` */
+        HR_COMMAND_READ,        /* `from` into staging `to` */
+        HR_COMMAND_COPY,        /* `from` to `to`, of memory kind `kind` */
+        HR_COMMAND_COMPUTE,     /* split `index` */
+        HR_COMMAND_READ_BACK,   /* output `index` from `from`, if the run wants it */
+        HR_COMMAND_NOTIFY,      /* the run is done when every notification has arrived */
+} hr_command_code;
+
+struct hr_command {
+        hr_command_code code;
+        uint32_t device;
+        uint32_t index; /* split, input, output or event */
+        uint32_t kind;
+        uint64_t bytes;
+        uint32_t from_holds, to_holds; /* root that lies there; copies count from tensor_count */
+        struct hr_place from, to;
+};
+
+/* Events: 0 .. slot_event_count - 1 exist per slot; the next lane_count once: the end of a lane. */
+struct hr_tape {
+        struct hr_command *commands;
+        uint32_t count;
+        uint32_t slot_event_count;
+        uint32_t *lane_first, *lane_last; /* per lane: device that starts and that ends it */
+};
+
+struct hr_plan {
+        atomic_uint refs;
+        struct hr_arena arena;
+        struct hr_plan_options options;
+        uint32_t leaf_count, node_count, tensor_count;
+        uint32_t device_count, kind_count, words; /* words of a bit set over devices */
+
+        /* Placement of tensors. */
+        int32_t *device;         /* per tensor; -1 none */
+        uint16_t *cause;         /* per tensor: hr_cause */
+        uint32_t *root;          /* per tensor */
+        uint64_t *root_offset;   /* per tensor: bytes into the root */
+        uint64_t *span;          /* per tensor: bytes it touches */
+        int32_t *pins;           /* NULL = none */
+
+        /* Splits. */
+        struct hr_plan_split *splits;
+        uint32_t split_count;
+        struct hr_plan_copy *copies;
+        uint32_t copy_count;
+        uint32_t *inputs;        /* copy indices */
+        uint32_t input_count;
+        uint32_t *source_start;  /* per node, + 1: first position in source_copy */
+        uint32_t *source_copy;   /* per source of a node: the copy it uses or HR_NO_COPY */
+        uint32_t *result_copy;   /* per node that is carried back: where it writes; NULL = none */
+        uint32_t *graph_inputs;  /* rules = ggml, several copies: inputs kept per slot */
+        uint32_t graph_input_count;
+        uint32_t *steps;         /* node indices */
+        uint32_t step_count;
+        uint32_t rule_count[HR_RULE_COUNT];
+        uint32_t fallback_nodes;
+
+        /* Memory and order. */
+        uint32_t n_copies;
+        const char *copies_reason;
+        uint32_t *lane;          /* per device: lane, or HR_NO_INDEX where the run has no business */
+        uint32_t lane_count;
+        struct hr_place *place;  /* per tensor, valid for roots */
+        struct hr_plan_pool *pools; /* per kind */
+        uint64_t staging_bytes;  /* per slot */
+        uint64_t *compute_bytes; /* per device, all slots */
+        uint32_t *device_splits;
+        uint64_t copied_bytes;
+        uint32_t *kind_of_leaf;  /* per leaf with a buffer: kind of that buffer */
+        bool *state_lane;        /* per lane: touches writable buffers of its homes */
+        struct hr_tape tape;
+        struct hr_diag fault;    /* rules = ggml: why the plan cannot be run; HR_OK = it can */
+};
+
+/* ---- Planning ---------------------------------------------------------------------------------- */
+
+/* What the passes share. `scratch` lives as long as the planning. */
+struct hr_planner {
+        const struct hr_plan_input *in;
+        const struct hr_graph *graph;
+        struct hr_plan *plan;
+        struct hr_arena scratch;
+        struct hr_diag *diag;
+        bool headrace;
+        uint32_t kind_words;
+        uint64_t *allowed;       /* devices in play */
+        bool *write_back;        /* per node, or NULL */
+        uint32_t *copy_head;     /* per tensor: newest copy */
+        uint32_t *version;       /* per tensor (roots): writes so far */
+        bool *written;           /* per tensor (roots): some node writes into it */
+        bool *direct;            /* per tensor (roots): touched in place or copied from its memory */
+        uint32_t *leaf_head, *leaf_next; /* per split: leaves that take their place in its prologue;
+                                          * the entry past the last split: for outputs only */
+};
+
+/* The plan for an input, from first to last pass. */
+HR_NODISCARD hr_status hr_plan_make(const struct hr_plan_input *input, struct hr_diag *diag,
+                                    struct hr_plan **ret_plan);
+
+/* The passes, in order. Each fills its part of planner->plan. */
+HR_NODISCARD hr_status hr_plan_assign(struct hr_planner *planner);   /* 1 to 4 */
+HR_NODISCARD hr_status hr_plan_split(struct hr_planner *planner);    /* 5 */
+HR_NODISCARD hr_status hr_plan_lanes(struct hr_planner *planner);    /* lanes and n_copies */
+HR_NODISCARD hr_status hr_plan_place(struct hr_planner *planner);
+HR_NODISCARD hr_status hr_plan_tape(struct hr_planner *planner);
+/* Proves that every hazard has an edge. HR_E_INTERNAL names the first that has none. */
+HR_NODISCARD hr_status hr_plan_verify(const struct hr_plan *plan, const struct hr_plan_input *input,
+                                      struct hr_diag *diag);
+
+/* The rules of rules = headrace that act on a whole assignment. */
+HR_NODISCARD hr_status hr_rule_pins_check(struct hr_planner *planner);
+void hr_rule_view_leaves(struct hr_planner *planner);
+HR_NODISCARD hr_status hr_rule_strict(struct hr_planner *planner);
+/* The device that takes over node `tensor`, whose host weight is `weight`, or -1. `plain` is the
+ * answer without the rule. */
+int64_t hr_rule_offload(struct hr_planner *planner, uint32_t tensor, uint32_t weight,
+                        int64_t plain);
+HR_NODISCARD hr_status hr_rule_writer(struct hr_planner *planner, uint32_t tensor);
+/* Marks out of play the devices that hold labels but no node. True when there are any. */
+bool hr_rule_idle_devices(struct hr_planner *planner);
+
+const char *hr_rule_name(hr_rule rule);
+/* "1.wgt0" needs the buffer; returns a name as in the recorded plans. */
+const char *hr_cause_name(uint16_t cause, char *buffer, size_t buffer_bytes);
+const char *hr_split_reason_name(hr_split_reason reason);
+
+/* An input made from a request; owns its arrays. */
+struct hr_plan_facts {
+        struct hr_plan_input input;
+        struct hr_arena arena;
+};
+HR_NODISCARD hr_status hr_plan_facts_init(struct hr_plan_facts *facts,
+                                          const struct hr_plan_request *request,
+                                          bool with_support, struct hr_diag *diag);
+void hr_plan_facts_deinit(struct hr_plan_facts *facts);
+
+/* ---- Small questions --------------------------------------------------------------------------- */
+
+static inline bool planner_supports(const struct hr_planner *planner, uint32_t device,
+                                    uint32_t tensor) {
+        return hr_bit_get(planner->in->supports + (size_t) tensor * planner->plan->words, device) &&
+               hr_bit_get(planner->allowed, device);
+}
+
+static inline bool planner_reads(const struct hr_planner *planner, uint32_t device, uint32_t kind) {
+        return hr_bit_get(planner->in->reads + (size_t) device * planner->kind_words, kind);
+}
+
+static inline bool planner_pinned(const struct hr_planner *planner, uint32_t tensor) {
+        return planner->in->pins && planner->in->pins[tensor] >= 0;
+}
+
+static inline const struct hr_tensor *planner_tensor(const struct hr_planner *planner,
+                                                     uint32_t tensor) {
+        return &planner->graph->tensors[tensor];
+}
+
+/* Id of source `position`, HR_TENSOR_NONE when absent. A recorded cast names itself. */
+static inline uint32_t planner_source(const struct hr_planner *planner, uint32_t tensor,
+                                      uint32_t position) {
+        return hr_graph_source(planner->graph, planner_tensor(planner, tensor), position);
+}
+
+/* Buffer behind a tensor: a view's is its base's, never its own. */
+static inline uint32_t planner_buffer(const struct hr_planner *planner, uint32_t tensor) {
+        uint32_t base = planner_tensor(planner, tensor)->view_base;
+
+        return planner->in->tensor_buffer[base == HR_TENSOR_NONE ? tensor : base];
+}
+
+/* Could the device read the tensor where it lies, or where its label says that it will lie? */
+static inline bool planner_could_read(const struct hr_planner *planner, uint32_t tensor,
+                                      uint32_t device) {
+        const struct hr_plan_input *in = planner->in;
+        uint32_t buffer = planner_buffer(planner, tensor);
+        uint32_t base = planner_tensor(planner, tensor)->view_base;
+        int32_t where;
+
+        if (buffer != HR_NO_BUFFER)
+                return planner_reads(planner, device, in->buffers[buffer].kind);
+        where = planner->plan->device[tensor];
+        if (where < 0 && base != HR_TENSOR_NONE)
+                where = planner->plan->device[base];
+        return where >= 0 && planner_reads(planner, device, in->devices[where].kind);
+}
+
+static inline bool planner_writes_view(const struct hr_tensor *tensor) {
+        return tensor->view_base != HR_TENSOR_NONE && !hr_op_is_view(tensor->op) &&
+               tensor->op != HR_OP_NONE;
+}
+
+/* Device whose memory holds a root without a buffer. */
+static inline uint32_t planner_root_device(const struct hr_planner *planner, uint32_t root) {
+        int32_t device = planner->plan->device[root];
+
+        return device < 0 ? planner->in->device_count - 1 : (uint32_t) device;
+}
+
+/* Kind of the memory behind a root, or -1 when it has none yet. */
+static inline int64_t planner_root_kind(const struct hr_planner *planner, uint32_t root) {
+        uint32_t buffer = planner->in->tensor_buffer[root];
+
+        if (buffer != HR_NO_BUFFER)
+                return planner->in->buffers[buffer].kind;
+        if (planner->plan->device[root] < 0)
+                return -1;
+        return planner->in->devices[planner->plan->device[root]].kind;
+}
+
+/* Zeroed scratch or plan memory; NULL without memory. */
+static inline void *planner_scratch(struct hr_planner *planner, uint64_t count, uint64_t bytes) {
+        uint64_t total;
+
+        return hr_mul_u64(count, bytes, &total) ? hr_arena_alloc(&planner->scratch, total, 16)
+                                                : NULL;
+}
+
+static inline void *planner_keep(struct hr_planner *planner, uint64_t count, uint64_t bytes) {
+        uint64_t total;
+
+        return hr_mul_u64(count, bytes, &total) ? hr_arena_alloc(&planner->plan->arena, total, 16)
+                                                : NULL;
+}
+
+hr_status planner_out_of_memory(struct hr_planner *planner);

@@ -1,0 +1,236 @@
+/*
+ * The rules of rules = headrace: where and why the decisions differ from ggml's.
+ *
+ * Each is one function with one reason, counts itself in the plan when it changed something, and is
+ * never consulted under rules = ggml. What a rule needs to know about the devices it takes from the
+ * planning input, so a plan stays a pure function.
+ */
+#include "scheduler/plan.h"
+
+/* Multiply-adds per moved byte from which carrying a host weight to a device is worth it. With f32
+ * weights it is a batch of 32 rows, with f16 16. */
+#define OFFLOAD_WORK_PER_BYTE 8.0
+
+const char *hr_rule_name(hr_rule rule) {
+        static const char *const names[HR_RULE_COUNT] = {
+                [HR_RULE_PINS] = "pins",
+                [HR_RULE_NO_CUT] = "no-cut",
+                [HR_RULE_OFFLOAD] = "offload",
+                [HR_RULE_WRITER] = "writer",
+                [HR_RULE_WRITE_BACK] = "write-back",
+                [HR_RULE_VIEW_LEAF] = "view-leaf",
+                [HR_RULE_IDLE_DEVICE] = "idle-device",
+                [HR_RULE_REACH] = "reach",
+                [HR_RULE_FRESH_COPY] = "fresh-copy",
+                [HR_RULE_LABEL] = "label",
+        };
+
+        HR_ASSERT(rule < HR_RULE_COUNT);
+        return names[rule];
+}
+
+/* A pin is never overridden, so one that cannot be obeyed is an error of the request. */
+hr_status hr_rule_pins_check(struct hr_planner *planner) {
+        for (uint32_t i = 0; i < planner->graph->node_count; ++i) {
+                uint32_t id = planner->graph->leaf_count + i;
+                uint32_t op = planner_tensor(planner, id)->op;
+
+                if (!planner_pinned(planner, id) || hr_op_is_view(op) ||
+                    planner_supports(planner, (uint32_t) planner->in->pins[id], id))
+                        continue;
+                hr_fail_reason(planner->diag, HR_E_UNSUPPORTED, "PIN",
+                               "node %u (%s) is pinned to device %d, which does not support it", i,
+                               hr_op_name(op), planner->in->pins[id]);
+                if (planner->diag) {
+                        planner->diag->has_node = true;
+                        planner->diag->node = i;
+                }
+                return HR_E_UNSUPPORTED;
+        }
+        return HR_OK;
+}
+
+static double node_work(const struct hr_planner *planner, uint32_t tensor) {
+        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        uint32_t first = planner_source(planner, tensor, 0);
+        double work = 1;
+
+        for (int i = 0; i < HR_DIMS; ++i)
+                work *= (double) t->ne[i];
+        if ((t->op == HR_OP_MUL_MAT || t->op == HR_OP_MUL_MAT_ID || t->op == HR_OP_OUT_PROD) &&
+            first != HR_TENSOR_NONE)
+                work *= (double) planner_tensor(planner, first)->ne[0];
+        return work;
+}
+
+/* Bytes of the sources, the weight apart, that are known to lie where `device` cannot reach. */
+static uint64_t far_bytes(const struct hr_planner *planner, uint32_t tensor, uint32_t weight,
+                          uint32_t device) {
+        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        uint64_t bytes = 0;
+
+        for (uint32_t i = 0; i < t->source_count; ++i) {
+                uint32_t source = planner_source(planner, tensor, i);
+                int64_t kind;
+
+                if (source == HR_TENSOR_NONE || source == weight || source == tensor)
+                        continue;
+                kind = planner_root_kind(planner, planner->plan->root[source]);
+                if (kind >= 0 && !planner_reads(planner, device, (uint32_t) kind))
+                        bytes += planner->plan->span[source];
+        }
+        return bytes;
+}
+
+/* Among the devices that ask, the one that moves the fewest bytes; none where the computation is
+ * small beside the weight that would have to travel. */
+int64_t hr_rule_offload(struct hr_planner *planner, uint32_t tensor, uint32_t weight,
+                        int64_t plain) {
+        const struct hr_plan_input *in = planner->in;
+        int64_t best = -1;
+        uint64_t best_bytes = 0;
+
+        for (uint32_t d = 0; d < in->device_count; ++d) {
+                uint64_t bytes;
+
+                if (in->kinds[in->devices[d].kind].host || !planner_supports(planner, d, tensor) ||
+                    !hr_bit_get(in->offload + (size_t) tensor * planner->plan->words, d))
+                        continue;
+                bytes = far_bytes(planner, tensor, weight, d);
+                if (best < 0 || bytes < best_bytes) {
+                        best = d;
+                        best_bytes = bytes;
+                }
+        }
+        if (best >= 0 && node_work(planner, tensor) <
+                                 OFFLOAD_WORK_PER_BYTE * (double) planner->plan->span[weight])
+                best = -1;
+        if (best != plain)
+                ++planner->plan->rule_count[HR_RULE_OFFLOAD];
+        return best;
+}
+
+/* A node that writes into a view runs where the base's memory is reachable; where no such device can
+ * run it, or a pin forbids, its result is carried back. */
+hr_status hr_rule_writer(struct hr_planner *planner, uint32_t tensor) {
+        struct hr_plan *plan = planner->plan;
+        uint32_t root = plan->root[tensor];
+        int64_t kind = planner_root_kind(planner, root), target = -1;
+
+        if (kind < 0 || planner_reads(planner, (uint32_t) plan->device[tensor], (uint32_t) kind))
+                return HR_OK;
+        if (!planner_pinned(planner, tensor)) {
+                int32_t base = plan->device[root];
+
+                if (base >= 0 && planner_reads(planner, (uint32_t) base, (uint32_t) kind) &&
+                    planner_supports(planner, (uint32_t) base, tensor))
+                        target = base;
+                for (uint32_t d = 0; d < planner->in->device_count && target < 0; ++d) {
+                        if (planner_reads(planner, d, (uint32_t) kind) &&
+                            planner_supports(planner, d, tensor))
+                                target = d;
+                }
+        }
+        if (target >= 0) {
+                plan->device[tensor] = (int32_t) target;
+                plan->cause[tensor] = HR_CAUSE_RULE_WRITER;
+                ++plan->rule_count[HR_RULE_WRITER];
+                return HR_OK;
+        }
+        if (!planner->write_back) {
+                planner->write_back =
+                        planner_scratch(planner, planner->graph->node_count + 1, sizeof(bool));
+                if (!planner->write_back)
+                        return planner_out_of_memory(planner);
+        }
+        planner->write_back[tensor - planner->graph->leaf_count] = true;
+        ++plan->rule_count[HR_RULE_WRITE_BACK];
+        return HR_OK;
+}
+
+/* A leaf that only views touch gets no device from the passes. */
+void hr_rule_view_leaves(struct hr_planner *planner) {
+        struct hr_plan *plan = planner->plan;
+
+        for (uint32_t i = 0; i < planner->graph->node_count; ++i) {
+                uint32_t id = planner->graph->leaf_count + i, root = plan->root[id];
+
+                if (root == id || plan->device[root] >= 0)
+                        continue;
+                plan->device[root] = plan->device[id];
+                plan->cause[root] = HR_CAUSE_RULE_VIEW;
+                ++plan->rule_count[HR_RULE_VIEW_LEAF];
+        }
+}
+
+bool hr_rule_idle_devices(struct hr_planner *planner) {
+        const struct hr_plan *plan = planner->plan;
+        uint32_t count = planner->graph->leaf_count + planner->graph->node_count;
+        uint64_t *busy = planner_scratch(planner, plan->words, sizeof *busy);
+        bool found = false;
+
+        if (!busy)
+                return false;
+        for (uint32_t id = planner->graph->leaf_count; id < count; ++id) {
+                if (!hr_op_is_view(planner_tensor(planner, id)->op))
+                        hr_bit_set(busy, (uint32_t) plan->device[id]);
+        }
+        hr_bit_set(busy, planner->in->device_count - 1);
+        for (uint32_t id = 0; id < count; ++id) {
+                int32_t device = plan->device[id];
+
+                if (device < 0 || hr_bit_get(busy, (uint32_t) device))
+                        continue;
+                planner->allowed[device / 64] &= ~((uint64_t) 1 << (device % 64));
+                found = true;
+        }
+        return found;
+}
+
+/* A node that ended on the last device because the device of one of its sources cannot run it. */
+static bool is_fallback(const struct hr_planner *planner, uint32_t tensor) {
+        const struct hr_plan_input *in = planner->in;
+        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        const struct hr_plan *plan = planner->plan;
+        uint32_t last = in->device_count - 1;
+
+        if ((uint32_t) plan->device[tensor] != last || hr_op_is_view(t->op) ||
+            planner_pinned(planner, tensor))
+                return false;
+        for (uint32_t i = 0; i < t->source_count; ++i) {
+                uint32_t source = planner_source(planner, tensor, i);
+                int32_t device;
+
+                if (source == HR_TENSOR_NONE || source == tensor)
+                        continue;
+                device = plan->device[plan->root[source]];
+                if (device >= 0 && in->devices[device].type != in->devices[last].type &&
+                    !planner_reads(planner, last, in->devices[device].kind) &&
+                    !planner_supports(planner, (uint32_t) device, tensor))
+                        return true;
+        }
+        return false;
+}
+
+hr_status hr_rule_strict(struct hr_planner *planner) {
+        struct hr_plan *plan = planner->plan;
+
+        for (uint32_t i = 0; i < planner->graph->node_count; ++i) {
+                uint32_t id = planner->graph->leaf_count + i;
+
+                if (!is_fallback(planner, id))
+                        continue;
+                ++plan->fallback_nodes;
+                if (!planner->in->options.strict)
+                        continue;
+                hr_fail_reason(planner->diag, HR_E_PRECONDITION, "FALLBACK",
+                               "node %u (%s) falls back to the last device", i,
+                               hr_op_name(planner_tensor(planner, id)->op));
+                if (planner->diag) {
+                        planner->diag->has_node = true;
+                        planner->diag->node = i;
+                }
+                return HR_E_PRECONDITION;
+        }
+        return HR_OK;
+}

@@ -1,0 +1,353 @@
+/*
+ * Pass 5: cuts the nodes into splits and lists what has to be copied where.
+ *
+ * Nodes are taken in order. View ops never open a split and keep their sources. Sources are asked in
+ * order of position, so the inputs of a split have a defined order. A copy is made once per tensor
+ * and device for the whole graph: the first split that needs it lists it, later ones use it.
+ *
+ * rules = headrace adds two things that a correct result needs: a copy made before a write into the
+ * tensor's memory is not used after the write, and a node that cannot reach the memory it writes into
+ * computes on a copy that is carried back right after its split. The copies of one tensor form a
+ * chain, newest first.
+ */
+#include "scheduler/plan.h"
+
+#include <string.h>
+
+/* ggml's first capacity of an input list; a full list ends a split and grows by doubling. */
+#define GGML_INPUTS_FIRST 30
+
+struct cutter {
+        struct hr_planner *planner;
+        struct hr_plan *plan;
+        struct hr_plan_split *splits;
+        uint32_t split_capacity;
+        uint32_t copy_capacity, input_capacity;
+        uint32_t full_at; /* inputs at which the current split's list is full, ggml's counting */
+        bool cut_after;   /* the current split ends here whatever follows */
+        bool has_node;    /* the current split holds a node that is no view */
+};
+
+/* Makes room for one more element in an array of the scratch arena. */
+static hr_status grow(struct hr_planner *planner, void **array, uint32_t count, uint32_t *capacity,
+                      size_t bytes) {
+        uint32_t wanted = *capacity ? *capacity : 32;
+        void *larger;
+
+        if (count < *capacity)
+                return HR_OK;
+        if (*capacity > UINT32_MAX / 2)
+                return planner_out_of_memory(planner);
+        wanted = *capacity ? *capacity * 2 : 32;
+        larger = planner_scratch(planner, wanted, bytes);
+        if (!larger)
+                return planner_out_of_memory(planner);
+        if (count)
+                memcpy(larger, *array, count * bytes);
+        *array = larger;
+        *capacity = wanted;
+        return HR_OK;
+}
+
+static struct hr_plan_split *current(struct cutter *cutter) {
+        return &cutter->splits[cutter->plan->split_count - 1];
+}
+
+static hr_status open_split(struct cutter *cutter, uint32_t device, uint32_t node,
+                            hr_split_reason reason) {
+        struct hr_plan *plan = cutter->plan;
+
+        HR_TRY(grow(cutter->planner, (void **) &cutter->splits, plan->split_count,
+                    &cutter->split_capacity, sizeof *cutter->splits));
+        if (plan->split_count)
+                current(cutter)->end = node;
+        ++plan->split_count;
+        *current(cutter) = (struct hr_plan_split){
+                .device = device,
+                .start = node,
+                .reason = reason,
+                .input_first = plan->input_count,
+                .write_back = HR_NO_COPY,
+        };
+        cutter->full_at = GGML_INPUTS_FIRST;
+        cutter->cut_after = cutter->has_node = false;
+        return HR_OK;
+}
+
+static bool needs_copy(const struct hr_planner *planner, uint32_t tensor, uint32_t device) {
+        bool by_label = planner->plan->device[tensor] != (int32_t) device &&
+                        !planner_could_read(planner, tensor, device);
+        int64_t kind;
+        bool by_memory;
+
+        if (!planner->headrace)
+                return by_label;
+        kind = planner_root_kind(planner, planner->plan->root[tensor]);
+        by_memory = kind >= 0 && !planner_reads(planner, device, (uint32_t) kind);
+        if (by_memory != by_label)
+                ++planner->plan->rule_count[HR_RULE_REACH];
+        return by_memory;
+}
+
+/* The usable copy of the tensor for the device, or HR_NO_COPY. */
+static uint32_t find_copy(const struct hr_planner *planner, uint32_t tensor, uint32_t device) {
+        const struct hr_plan *plan = planner->plan;
+        uint32_t version = planner->version[plan->root[tensor]];
+
+        for (uint32_t c = planner->copy_head[tensor]; c != HR_NO_COPY; c = plan->copies[c].next) {
+                if (plan->copies[c].device != device)
+                        continue;
+                if (planner->headrace && plan->copies[c].version != version) {
+                        ++planner->plan->rule_count[HR_RULE_FRESH_COPY];
+                        return HR_NO_COPY;
+                }
+                return c;
+        }
+        return HR_NO_COPY;
+}
+
+static hr_status add_copy(struct cutter *cutter, uint32_t tensor, uint32_t device,
+                          uint32_t *ret_copy) {
+        struct hr_planner *planner = cutter->planner;
+        struct hr_plan *plan = cutter->plan;
+        struct hr_plan_split *split = current(cutter);
+
+        HR_TRY(grow(planner, (void **) &plan->copies, plan->copy_count, &cutter->copy_capacity,
+                    sizeof *plan->copies));
+        HR_TRY(grow(planner, (void **) &plan->inputs, plan->input_count, &cutter->input_capacity,
+                    sizeof *plan->inputs));
+        plan->copies[plan->copy_count] = (struct hr_plan_copy){
+                .tensor = tensor,
+                .device = device,
+                .split = plan->split_count - 1,
+                .next = planner->copy_head[tensor],
+                .version = planner->version[plan->root[tensor]],
+                .source_device = HR_NO_INDEX,
+                .ready_after = HR_NO_INDEX,
+                .bytes = plan->span[tensor],
+        };
+        planner->copy_head[tensor] = plan->copy_count;
+        if (split->input_count == cutter->full_at) {
+                cutter->full_at *= 2;
+                if (planner->headrace && split->input_count == GGML_INPUTS_FIRST)
+                        ++plan->rule_count[HR_RULE_NO_CUT];
+        }
+        plan->inputs[plan->input_count++] = plan->copy_count;
+        ++split->input_count;
+        *ret_copy = plan->copy_count++;
+        return HR_OK;
+}
+
+/* Must the node open a split although it runs on the current split's device? */
+static bool must_cut(struct cutter *cutter, uint32_t tensor, hr_split_reason *ret_reason) {
+        struct hr_planner *planner = cutter->planner;
+        const struct hr_plan_input *in = planner->in;
+        const struct hr_plan_split *split = current(cutter);
+        bool full = !planner->headrace && split->input_count >= cutter->full_at;
+
+        if (cutter->cut_after) {
+                *ret_reason = HR_SPLIT_WRITE_BACK;
+                return true;
+        }
+        if (split->input_count == 0)
+                return false;
+        for (uint32_t i = 0; i < planner_tensor(planner, tensor)->source_count; ++i) {
+                uint32_t source = planner_source(planner, tensor, i), buffer;
+                bool far;
+
+                if (source == HR_TENSOR_NONE)
+                        continue;
+                buffer = in->tensor_buffer[source];
+                far = cutter->plan->device[source] != (int32_t) split->device &&
+                      !planner_could_read(planner, source, split->device);
+                if (far && buffer != HR_NO_BUFFER && in->buffers[buffer].usage == HR_USAGE_WEIGHTS) {
+                        *ret_reason = HR_SPLIT_WEIGHT;
+                        return true;
+                }
+                if (full && far && find_copy(planner, source, split->device) == HR_NO_COPY) {
+                        *ret_reason = HR_SPLIT_INPUTS;
+                        return true;
+                }
+        }
+        return false;
+}
+
+/* rules = ggml with several copies: an INPUT that a node uses is kept once per slot. */
+static void keep_graph_input(struct hr_planner *planner, uint32_t tensor) {
+        struct hr_plan *plan = planner->plan;
+
+        if (!(planner_tensor(planner, tensor)->flags & HR_TENSOR_INPUT) ||
+            planner->in->options.n_copies <= 1 || plan->cause[tensor] == HR_CAUSE_COPIES)
+                return;
+        plan->cause[tensor] = HR_CAUSE_COPIES;
+        plan->graph_inputs[plan->graph_input_count++] = tensor;
+}
+
+static hr_status list_inputs(struct cutter *cutter, uint32_t node) {
+        struct hr_planner *planner = cutter->planner;
+        struct hr_plan *plan = cutter->plan;
+        uint32_t id = planner->graph->leaf_count + node, device = current(cutter)->device;
+
+        for (uint32_t i = 0; i < planner_tensor(planner, id)->source_count; ++i) {
+                uint32_t source = planner_source(planner, id, i), copy;
+
+                if (source == HR_TENSOR_NONE)
+                        continue;
+                if (!planner->headrace)
+                        keep_graph_input(planner, source);
+                if (!needs_copy(planner, source, device))
+                        continue;
+                copy = find_copy(planner, source, device);
+                if (copy == HR_NO_COPY)
+                        HR_TRY(add_copy(cutter, source, device, &copy));
+                plan->source_copy[plan->source_start[node] + i] = copy;
+        }
+        return HR_OK;
+}
+
+/* The copy that a writer without reach computes on. */
+static hr_status list_write_back(struct cutter *cutter, uint32_t node) {
+        struct hr_planner *planner = cutter->planner;
+        struct hr_plan *plan = cutter->plan;
+        uint32_t copy;
+
+        if (!plan->result_copy) {
+                plan->result_copy =
+                        planner_keep(planner, planner->graph->node_count, sizeof(uint32_t));
+                if (!plan->result_copy)
+                        return planner_out_of_memory(planner);
+                memset(plan->result_copy, 0xff, planner->graph->node_count * sizeof(uint32_t));
+        }
+        HR_TRY(add_copy(cutter, planner->graph->leaf_count + node, current(cutter)->device, &copy));
+        plan->copies[copy].write_back = true;
+        /* What later readers need is in the base's memory; this copy serves nobody else. */
+        planner->copy_head[plan->copies[copy].tensor] = plan->copies[copy].next;
+        plan->result_copy[node] = copy;
+        current(cutter)->write_back = copy;
+        cutter->cut_after = true;
+        return HR_OK;
+}
+
+static hr_status take_node(struct cutter *cutter, uint32_t node) {
+        struct hr_planner *planner = cutter->planner;
+        struct hr_plan *plan = cutter->plan;
+        uint32_t id = planner->graph->leaf_count + node;
+        const struct hr_tensor *tensor = planner_tensor(planner, id);
+        hr_split_reason reason = HR_SPLIT_DEVICE;
+        bool carried = planner->write_back && planner->write_back[node];
+
+        if (plan->device[id] != (int32_t) current(cutter)->device ||
+            must_cut(cutter, id, &reason))
+                HR_TRY(open_split(cutter, (uint32_t) plan->device[id], node, reason));
+        else if (carried && cutter->has_node)
+                HR_TRY(open_split(cutter, (uint32_t) plan->device[id], node, HR_SPLIT_WRITE_BACK));
+        cutter->has_node = true;
+        HR_TRY(list_inputs(cutter, node));
+        if (carried)
+                HR_TRY(list_write_back(cutter, node));
+        if (tensor->view_base != HR_TENSOR_NONE) {
+                ++planner->version[plan->root[id]];
+                planner->written[plan->root[id]] = true;
+        }
+        return HR_OK;
+}
+
+static hr_status prepare(struct cutter *cutter) {
+        struct hr_planner *planner = cutter->planner;
+        struct hr_plan *plan = cutter->plan;
+        uint32_t nodes = planner->graph->node_count, total = 0;
+
+        plan->source_start = planner_keep(planner, (uint64_t) nodes + 1, sizeof(uint32_t));
+        planner->version = planner_scratch(planner, plan->tensor_count, sizeof(uint32_t));
+        planner->written = planner_scratch(planner, plan->tensor_count, sizeof(bool));
+        planner->copy_head = planner_scratch(planner, plan->tensor_count, sizeof(uint32_t));
+        if (!plan->source_start || !planner->version || !planner->copy_head || !planner->written)
+                return planner_out_of_memory(planner);
+        for (uint32_t i = 0; i < nodes; ++i) {
+                plan->source_start[i] = total;
+                if (!hr_op_is_view(hr_graph_node(planner->graph, i)->op))
+                        total += hr_graph_node(planner->graph, i)->source_count;
+        }
+        plan->source_start[nodes] = total;
+        plan->source_copy = planner_keep(planner, total, sizeof(uint32_t));
+        if (!plan->source_copy)
+                return planner_out_of_memory(planner);
+        memset(plan->source_copy, 0xff, total * sizeof(uint32_t));
+        memset(planner->copy_head, 0xff, plan->tensor_count * sizeof(uint32_t));
+        if (!planner->headrace && planner->in->options.n_copies > 1) {
+                plan->graph_inputs = planner_keep(planner, plan->tensor_count, sizeof(uint32_t));
+                if (!plan->graph_inputs)
+                        return planner_out_of_memory(planner);
+        }
+        return HR_OK;
+}
+
+static hr_status keep_array(struct hr_planner *planner, void **array, size_t bytes) {
+        void *kept = planner_keep(planner, 1, bytes);
+
+        if (!kept)
+                return planner_out_of_memory(planner);
+        if (bytes)
+                memcpy(kept, *array, bytes);
+        *array = kept;
+        return HR_OK;
+}
+
+static hr_status keep(struct cutter *cutter) {
+        struct hr_plan *plan = cutter->plan;
+
+        plan->splits = cutter->splits;
+        HR_TRY(keep_array(cutter->planner, (void **) &plan->splits,
+                          plan->split_count * sizeof *plan->splits));
+        HR_TRY(keep_array(cutter->planner, (void **) &plan->copies,
+                          plan->copy_count * sizeof *plan->copies));
+        return keep_array(cutter->planner, (void **) &plan->inputs,
+                          plan->input_count * sizeof *plan->inputs);
+}
+
+/* Does the node compute anything? */
+static bool is_step(const struct hr_tensor *tensor) {
+        return !hr_op_is_view(tensor->op) && tensor->op != HR_OP_NONE &&
+               !hr_tensor_is_empty(tensor);
+}
+
+static hr_status list_steps(struct hr_planner *planner) {
+        struct hr_plan *plan = planner->plan;
+
+        plan->steps = planner_keep(planner, planner->graph->node_count, sizeof(uint32_t));
+        if (!plan->steps)
+                return planner_out_of_memory(planner);
+        for (uint32_t s = 0; s < plan->split_count; ++s) {
+                struct hr_plan_split *split = &plan->splits[s];
+
+                split->step_first = plan->step_count;
+                for (uint32_t i = split->start; i < split->end; ++i) {
+                        if (is_step(hr_graph_node(planner->graph, i)))
+                                plan->steps[plan->step_count++] = i;
+                }
+                split->step_count = plan->step_count - split->step_first;
+                if (split->step_count)
+                        ++plan->device_splits[split->device];
+        }
+        return HR_OK;
+}
+
+hr_status hr_plan_split(struct hr_planner *planner) {
+        struct cutter cutter = {.planner = planner, .plan = planner->plan};
+        const struct hr_graph *graph = planner->graph;
+        uint32_t first = 0, node = 0;
+
+        HR_TRY(prepare(&cutter));
+        while (node < graph->node_count && hr_op_is_view(hr_graph_node(graph, node)->op))
+                ++node;
+        if (node < graph->node_count)
+                first = (uint32_t) planner->plan->device[graph->leaf_count + node];
+        HR_TRY(open_split(&cutter, first, 0, HR_SPLIT_FIRST));
+        for (; node < graph->node_count; ++node) {
+                if (!hr_op_is_view(hr_graph_node(graph, node)->op))
+                        HR_TRY(take_node(&cutter, node));
+        }
+        current(&cutter)->end = graph->node_count;
+        HR_TRY(keep(&cutter));
+        return list_steps(planner);
+}
