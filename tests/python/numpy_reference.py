@@ -82,6 +82,14 @@ def dequantise(raw: Array, number: Type) -> Array:
     return np.asarray(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(int(number))))
 
 
+def stored(value: Array, number: Type) -> Array:
+    """Values as a tensor of that type keeps them; bf16 as uint16, rounded to nearest even."""
+    if number is Type.BF16:
+        bits = np.ascontiguousarray(value, np.float32).view(np.uint32).astype(np.uint64)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.asarray(value)
+
+
 class Evaluator:
     """Runs one encoded graph. `weights` and `states` map names to arrays or to uint8 rows; states are
     changed in place. `cache` keeps dequantised weights by name and may serve several graphs.
@@ -156,13 +164,9 @@ class Evaluator:
 
     def store(self, i: int, value: Array) -> None:
         """Writes a result, converting to the tensor's type."""
-        t = self.tensors[i]
-        if t.type is Type.BF16:
-            bits = np.ascontiguousarray(value, np.float32).view(np.uint32).astype(np.uint64)
-            value = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
         target = self.window(i)
         with np.errstate(over="ignore"):
-            target[...] = np.asarray(value).reshape(target.shape)
+            target[...] = stored(value, self.tensors[i].type).reshape(target.shape)
 
     def compute(self, i: int) -> None:
         """Evaluates node i."""
@@ -190,7 +194,7 @@ class Evaluator:
         for b3 in range(values.shape[0]):
             for b2 in range(values.shape[1]):
                 rows = ids[0, b3 % ids.shape[1], b2 % ids.shape[2]]
-                target[b3, b2, rows] = values[b3, b2]
+                target[b3, b2, rows] = stored(values[b3, b2], t.type)
 
 
 @dataclass

@@ -92,10 +92,13 @@ def test_file_and_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_command_line_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nobody = ["--connect", f"unix:{tmp_path}/nobody"]
     assert cli.main(["devices", *nobody]) == cli.NO_DAEMON
+    assert cli.main([*nobody, "devices"]) == cli.NO_DAEMON
+    for model in (["m.gguf"], ["--model", "m.gguf"]):
+        assert cli.main(["generate", *model, "--prompt", "p", *nobody]) == cli.NO_DAEMON
     assert cli.main(["stats", "--connect", "http://x"]) == cli.USAGE
     assert cli.layer_split("cpu0:15,cpu1:3") == {"cpu0": 15, "cpu1": 3}
-    for bad in (["generate"], ["nothing"], ["generate", "--model", "m", "--prompt", "p",
-                                            "--tokens", "0"],
+    for bad in (["generate"], ["nothing"], ["generate", "m", "--model", "m", "--prompt", "p"],
+                ["generate", "--model", "m", "--prompt", "p", "--tokens", "0"],
                 ["generate", "--model", "m", "--prompt", "p", "--devices", "a:x"]):
         with pytest.raises(SystemExit) as caught:
             cli.main(bad)
@@ -302,7 +305,7 @@ def test_topology_is_the_same_from_token_to_token() -> None:
 def test_layer_placement() -> None:
     from fnmatch import fnmatchcase
 
-    rules = llama.layer_placement({"a": 1, "b": 10, "c": 0})
+    rules = llama.layer_placement(None, {"a": 1, "b": 10, "c": 0})
 
     def device(name: str) -> str:
         return next(device for pattern, device in rules if fnmatchcase(name, pattern))
@@ -310,5 +313,8 @@ def test_layer_placement() -> None:
     assert [device(f"blk.{i}.ffn_up.weight") for i in (0, 1, 10, 11, 99)] == list("abbcc")
     assert device("kv.0.k") == "a" and device("kv.11.v") == "c"
     assert device("token_embd.weight") == "a" and device("output_norm.weight") == "c"
-    with pytest.raises(ValueError):
-        llama.layer_placement({})
+    config, _ = tiny()
+    assert llama.layer_placement(config, {"a": 1, "b": 1})
+    for bad in ({}, {"a": 1}, {"a": -1, "b": 9}):
+        with pytest.raises(ValueError):
+            llama.layer_placement(config, bad)

@@ -63,14 +63,17 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="headrace", description="Client of the headrace daemon.")
     top.add_argument("--version", action="version", version=f"headrace {__version__}")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--connect", metavar="ADDRESS",
-                        default=os.environ.get("HEADRACE_ADDRESS", DEFAULT_ADDRESS),
-                        help="unix:/path or tcp:host:port (default: $HEADRACE_ADDRESS, else "
-                             f"{DEFAULT_ADDRESS})")
+    for place, default in ((top, os.environ.get("HEADRACE_ADDRESS", DEFAULT_ADDRESS)),
+                           (common, argparse.SUPPRESS)):
+        place.add_argument("--connect", metavar="ADDRESS", default=default,
+                           help="unix:/path or tcp:host:port (default: $HEADRACE_ADDRESS, else "
+                                f"{DEFAULT_ADDRESS})")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     model = argparse.ArgumentParser(add_help=False)
-    model.add_argument("--model", required=True, metavar="FILE",
+    which = model.add_mutually_exclusive_group(required=True)
+    which.add_argument("model", nargs="?", metavar="FILE",
                        help="a GGUF file, relative to one of the daemon's model directories")
+    which.add_argument("--model", dest="model_option", metavar="FILE", help="the same")
     model.add_argument("--devices", type=layer_split, metavar="NAME:LAYERS,...",
                        help="spread the layers, for example cpu0:15,cpu1:15")
     model.add_argument("--ctx", type=positive, default=0, help="tokens the context holds")
@@ -163,9 +166,10 @@ def load_model(client: Client, options: argparse.Namespace) -> Model:
     """The model of the options, loaded in the daemon."""
     from headrace.models.generate import Model
 
+    file = options.model_option or options.model
     began = time.perf_counter()
-    with progress(f"Loading {options.model}"):
-        model = Model.load(client, options.model, options.devices)
+    with progress(f"Loading {file}"):
+        model = Model.load(client, file, options.devices)
     info = model.weights.info
     how = "already in the daemon" if model.weights.already \
         else f"in {time.perf_counter() - began:.2f} s"

@@ -57,7 +57,7 @@ class Model:
         """Loads a GGUF file on the daemon's side; split: {device: layers}, see layer_placement()."""
         placement, name = None, ""
         if split is not None:
-            placement = llama.layer_placement(split)
+            placement = llama.layer_placement(None, split)
             name = f"{path}@" + ",".join(f"{device}:{n}" for device, n in split.items())
         weights = client.load(path, name, placement)
         metadata = parse_metadata(weights.metadata, weights.metadata_count)

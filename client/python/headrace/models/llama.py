@@ -96,15 +96,18 @@ def padded_kv(cells: int, n_ctx: int) -> int:
     return min(-(-cells // KV_STEP) * KV_STEP, n_ctx)
 
 
-def layer_placement(split: Mapping[str, int]) -> list[tuple[str, str]]:
+def layer_placement(config: LlamaConfig | None, split: Mapping[str, int]) -> list[tuple[str, str]]:
     """Placement rules that spread the layers: {"cpu0": 15, "cpu1": 15} puts the first 15 on cpu0, all
     others on cpu1.
 
     Holds for weights and for the cache. The embedding goes to the first device, the last norm and an
-    output matrix of its own to the last.
+    output matrix of its own to the last. With a config, a split of fewer layers than the model has is
+    refused.
     """
     if not split or min(split.values()) < 0:
         raise ValueError("a split names devices and how many layers each takes")
+    if config is not None and sum(split.values()) < config.n_layers:
+        raise ValueError(f"a split of {sum(split.values())} layers, the model has {config.n_layers}")
     devices = list(split)
     rules: list[tuple[str, str]] = []
     layer = 0
