@@ -33,6 +33,7 @@ static hr_status blas_device_new(const struct hr_backend_config *config, struct 
                 .threads = config->threads,
                 .batch_min = config->batch_min,
                 .spin_us = config->spin_us,
+                .memory_cap = config->memory_cap,
         };
 
         return hr_blas_device_new(&blas, diag, ret_device);

@@ -8,6 +8,7 @@ struct hr_blas_config {
         uint32_t threads;        /* our team partitions the product; OpenBLAS itself runs with one */
         uint32_t batch_min;      /* columns (ne1) from which it takes a product; 0 = default */
         uint32_t spin_us;
+        uint64_t memory_cap;     /* bytes, 0 = none */
 };
 
 HR_NODISCARD hr_status hr_blas_device_new(const struct hr_blas_config *config, struct hr_diag *diag,

@@ -264,6 +264,7 @@ hr_status hr_blas_device_new(const struct hr_blas_config *config, struct hr_diag
                         blas->threads == 1 ? "" : "s", blas->batch_min);
         blas->device.ops = &blas_device_ops;
         atomic_init(&blas->device.refs, 1);
+        blas->device.memory_cap = config->memory_cap;
         blas->device.props = (struct hr_device_props) {
                 .name = blas->name,
                 .description = blas->description,
