@@ -20,7 +20,7 @@ const char *hr_device_type_name(hr_device_type type) {
 
 /* ---- Outcome --------------------------------------------------------------------------------- */
 
-enum { PHASE_RUNNING, PHASE_WRITING, PHASE_FAILED };
+enum { PHASE_RUNNING, PHASE_WRITING, PHASE_FAILED, PHASE_ENDED };
 
 hr_status hr_outcome_fail(struct hr_outcome *outcome, hr_status status, const char *reason,
                           uint32_t node, const char *format, ...) {
@@ -41,9 +41,20 @@ hr_status hr_outcome_fail(struct hr_outcome *outcome, hr_status status, const ch
         return status;
 }
 
+void hr_outcome_end(struct hr_outcome *outcome) {
+        int expected = PHASE_RUNNING;
+
+        if (!atomic_compare_exchange_strong(&outcome->phase, &expected, PHASE_ENDED))
+                (void) hr_outcome_diag(outcome); /* whoever writes it now takes no longer than that */
+}
+
 bool hr_outcome_failed(struct hr_outcome *outcome) {
-        return outcome &&
-               atomic_load_explicit(&outcome->phase, memory_order_acquire) != PHASE_RUNNING;
+        int phase;
+
+        if (!outcome)
+                return false;
+        phase = atomic_load_explicit(&outcome->phase, memory_order_acquire);
+        return phase == PHASE_WRITING || phase == PHASE_FAILED;
 }
 
 const struct hr_diag *hr_outcome_diag(struct hr_outcome *outcome) {

@@ -56,7 +56,7 @@ typedef enum hr_buffer_usage {
 
 /* What became of a run. Zeroed is "running". */
 struct hr_outcome {
-        atomic_int phase; /* 0 running, 1 being written, 2 failed: diag is valid */
+        atomic_int phase; /* 0 running, 1 being written, 2 failed: diag is valid, 3 ended well */
         struct hr_diag diag;
 };
 
@@ -65,6 +65,8 @@ struct hr_outcome {
 HR_PRINTF(5, 6)
 hr_status hr_outcome_fail(struct hr_outcome *outcome, hr_status status, const char *reason,
                           uint32_t node, const char *format, ...);
+/* The run is over: whatever fails or cancels it from now on changes nothing. Thread: any. */
+void hr_outcome_end(struct hr_outcome *outcome);
 /* True once a failure or a cancellation is recorded. */
 bool hr_outcome_failed(struct hr_outcome *outcome);
 /* The failure, or NULL while there is none. Waits for a writer that is between its two steps. */

@@ -296,6 +296,7 @@ const char *hr_split_reason_name(hr_split_reason reason);
 /* An input made from a request; owns its arrays. */
 struct hr_plan_facts {
         struct hr_plan_input input;
+        const struct hr_buffer_kind **kinds; /* by the numbers that the input gives them */
         struct hr_arena arena;
 };
 HR_NODISCARD hr_status hr_plan_facts_init(struct hr_plan_facts *facts,

@@ -1,0 +1,213 @@
+/*
+ * From a request to a planning input: kinds, buffers and answers of the devices as plain numbers.
+ *
+ * Each device is asked once per tensor whether it supports it and whether it wants it offloaded; the
+ * passes only look at the masks. Buffers are numbered by what a plan can depend on: all read-only
+ * buffers of one kind are one entry, every writable buffer is its own, in order of first use. Two
+ * requests with the same numbers get the same plan.
+ */
+#include "scheduler/exec.h"
+
+#include <string.h>
+
+struct numbering {
+        const struct hr_buffer_kind **kinds; /* distinct ones, devices' first */
+        uint32_t kind_count;
+        /* Open-addressed: writable buffer -> number + 1. */
+        const struct hr_buffer **keys;
+        uint32_t *numbers;
+        uint32_t mask;
+        uint32_t *weights_of_kind; /* number + 1 of the read-only buffers of a kind */
+        struct hr_plan_buffer *buffers;
+        uint32_t buffer_count;
+};
+
+static hr_status out_of_memory(struct hr_diag *diag) {
+        return hr_fail(diag, HR_E_EXHAUSTED, "memory for the facts of a plan");
+}
+
+static void *take(struct hr_plan_facts *facts, uint64_t count, uint64_t bytes) {
+        uint64_t total;
+
+        return hr_mul_u64(count, bytes, &total) ? hr_arena_alloc(&facts->arena, total, 16) : NULL;
+}
+
+static uint32_t kind_number(struct numbering *numbering, const struct hr_buffer_kind *kind) {
+        for (uint32_t k = 0; k < numbering->kind_count; ++k) {
+                if (numbering->kinds[k] == kind)
+                        return k;
+        }
+        numbering->kinds[numbering->kind_count] = kind;
+        return numbering->kind_count++;
+}
+
+static uint32_t buffer_number(struct numbering *numbering, const struct hr_buffer *buffer,
+                              uint32_t kind) {
+        uint32_t slot, number = numbering->buffer_count;
+
+        if (buffer->usage == HR_USAGE_WEIGHTS) {
+                if (numbering->weights_of_kind[kind])
+                        return numbering->weights_of_kind[kind] - 1;
+                numbering->weights_of_kind[kind] = number + 1;
+        } else {
+                slot = (uint32_t) (((uintptr_t) buffer >> 4) * UINT64_C(0x9e3779b97f4a7c15) >> 32);
+                for (slot &= numbering->mask; numbering->keys[slot];
+                     slot = (slot + 1) & numbering->mask) {
+                        if (numbering->keys[slot] == buffer)
+                                return numbering->numbers[slot];
+                }
+                numbering->keys[slot] = buffer;
+                numbering->numbers[slot] = number;
+        }
+        numbering->buffers[number] = (struct hr_plan_buffer){.kind = kind, .usage = buffer->usage};
+        ++numbering->buffer_count;
+        return number;
+}
+
+static hr_status number_buffers(struct hr_plan_facts *facts, const struct hr_plan_request *request,
+                                struct numbering *numbering, struct hr_diag *diag) {
+        const struct hr_graph *graph = request->graph;
+        uint32_t tensors = hr_graph_tensor_count(graph), room = 16;
+        uint32_t *tensor_buffer = take(facts, tensors, sizeof *tensor_buffer);
+
+        while (room < graph->leaf_count * 2 && room < UINT32_MAX / 2)
+                room *= 2;
+        numbering->mask = room - 1;
+        numbering->keys = take(facts, room, sizeof *numbering->keys);
+        numbering->numbers = take(facts, room, sizeof *numbering->numbers);
+        numbering->weights_of_kind =
+                take(facts, (uint64_t) request->fleet->device_count + graph->leaf_count,
+                     sizeof(uint32_t));
+        numbering->buffers = take(facts, graph->leaf_count, sizeof *numbering->buffers);
+        if (!tensor_buffer || !numbering->keys || !numbering->numbers ||
+            !numbering->weights_of_kind || !numbering->buffers)
+                return out_of_memory(diag);
+        memset(tensor_buffer, 0xff, (size_t) tensors * sizeof *tensor_buffer);
+        for (uint32_t i = 0; i < graph->leaf_count; ++i) {
+                const struct hr_buffer *buffer = request->homes ? request->homes[i].buffer : NULL;
+                uint32_t kind = graph->tensors[i].leaf_kind;
+
+                if ((kind == HR_LEAF_WEIGHT || kind == HR_LEAF_STATE) && !buffer) {
+                        hr_fail_reason(diag, HR_E_NOT_FOUND, "HOME", "leaf %u has no memory", i);
+                        if (diag) {
+                                diag->has_tensor = true;
+                                diag->tensor = i;
+                        }
+                        return HR_E_NOT_FOUND;
+                }
+                if (buffer)
+                        tensor_buffer[i] = buffer_number(numbering, buffer,
+                                                         kind_number(numbering, buffer->kind));
+        }
+        facts->input.tensor_buffer = tensor_buffer;
+        facts->input.buffers = numbering->buffers;
+        facts->input.buffer_count = numbering->buffer_count;
+        return HR_OK;
+}
+
+static hr_status describe_devices(struct hr_plan_facts *facts, const struct hr_fleet *fleet,
+                                  const struct numbering *numbering, struct hr_diag *diag) {
+        uint32_t kinds = numbering->kind_count, words = hr_bit_words(kinds);
+        struct hr_plan_device *devices = take(facts, fleet->device_count, sizeof *devices);
+        struct hr_plan_kind *kind_facts = take(facts, kinds, sizeof *kind_facts);
+        uint64_t *reads = take(facts, (uint64_t) fleet->device_count * words, sizeof *reads);
+        uint64_t *copies = take(facts, (uint64_t) fleet->device_count * words, sizeof *copies);
+
+        if (!devices || !kind_facts || !reads || !copies)
+                return out_of_memory(diag);
+        for (uint32_t k = 0; k < kinds; ++k)
+                kind_facts[k] = (struct hr_plan_kind){.host = numbering->kinds[k]->host,
+                                                      .alignment = numbering->kinds[k]->alignment};
+        for (uint32_t d = 0; d < fleet->device_count; ++d) {
+                const struct hr_device *device = fleet->devices[d];
+
+                devices[d].type = device->props.type;
+                for (uint32_t k = 0; k < kinds; ++k) {
+                        if (numbering->kinds[k] == device->props.kind)
+                                devices[d].kind = k;
+                        if (hr_device_reads_kind(device, numbering->kinds[k]))
+                                hr_bit_set(reads + (size_t) d * words, k);
+                        if (hr_queue_can_copy(fleet->queues[d], numbering->kinds[k]))
+                                hr_bit_set(copies + (size_t) d * words, k);
+                }
+        }
+        facts->input.device_count = fleet->device_count;
+        facts->input.kind_count = kinds;
+        facts->input.devices = devices;
+        facts->input.kinds = kind_facts;
+        facts->input.reads = reads;
+        facts->input.copies = copies;
+        return HR_OK;
+}
+
+static hr_status ask_devices(struct hr_plan_facts *facts, const struct hr_plan_request *request,
+                             struct hr_diag *diag) {
+        const struct hr_fleet *fleet = request->fleet;
+        uint32_t tensors = hr_graph_tensor_count(request->graph);
+        uint32_t words = hr_bit_words(fleet->device_count);
+        uint64_t *supports = take(facts, (uint64_t) tensors * words, sizeof *supports);
+        uint64_t *offload = take(facts, (uint64_t) tensors * words, sizeof *offload);
+
+        if (!supports || !offload)
+                return out_of_memory(diag);
+        for (uint32_t i = 0; i < tensors; ++i) {
+                for (uint32_t d = 0; d < fleet->device_count; ++d) {
+                        if (hr_device_supports_op(fleet->devices[d], request->graph, i))
+                                hr_bit_set(supports + (size_t) i * words, d);
+                        if (request->options.op_offload && i >= request->graph->leaf_count &&
+                            hr_device_wants_offload(fleet->devices[d], request->graph, i))
+                                hr_bit_set(offload + (size_t) i * words, d);
+                }
+        }
+        facts->input.supports = supports;
+        facts->input.offload = offload;
+        return HR_OK;
+}
+
+static hr_status fill(struct hr_plan_facts *facts, const struct hr_plan_request *request,
+                      bool with_support, struct hr_diag *diag) {
+        struct numbering numbering = {0};
+
+        facts->input.graph = request->graph;
+        facts->input.pins = request->pins;
+        facts->input.options = request->options;
+        numbering.kinds = take(facts,
+                               (uint64_t) request->fleet->device_count + request->graph->leaf_count,
+                               sizeof *numbering.kinds);
+        if (!numbering.kinds)
+                return out_of_memory(diag);
+        for (uint32_t d = 0; d < request->fleet->device_count; ++d)
+                (void) kind_number(&numbering, request->fleet->devices[d]->props.kind);
+        HR_TRY(number_buffers(facts, request, &numbering, diag));
+        facts->kinds = numbering.kinds;
+        HR_TRY(describe_devices(facts, request->fleet, &numbering, diag));
+        return with_support ? ask_devices(facts, request, diag) : HR_OK;
+}
+
+hr_status hr_plan_facts_init(struct hr_plan_facts *facts, const struct hr_plan_request *request,
+                             bool with_support, struct hr_diag *diag) {
+        hr_status status;
+
+        memset(facts, 0, sizeof *facts);
+        hr_arena_init(&facts->arena, 0);
+        status = fill(facts, request, with_support, diag);
+        if (status != HR_OK)
+                hr_plan_facts_deinit(facts);
+        return status;
+}
+
+void hr_plan_facts_deinit(struct hr_plan_facts *facts) {
+        hr_arena_deinit(&facts->arena);
+        memset(&facts->input, 0, sizeof facts->input);
+}
+
+hr_status hr_plan_new(const struct hr_plan_request *request, struct hr_diag *diag,
+                      struct hr_plan **ret_plan) {
+        struct hr_plan_facts facts;
+        hr_status status;
+
+        HR_TRY(hr_plan_facts_init(&facts, request, true, diag));
+        status = hr_plan_make(&facts.input, diag, ret_plan);
+        hr_plan_facts_deinit(&facts);
+        return status;
+}

@@ -1,0 +1,276 @@
+/*
+ * Runs: a walk over the bound tape of a slot.
+ *
+ * Starting a run submits every command at once and returns; queues and events keep the order. From
+ * the first submission on the run ends through its notifications only: a command that cannot be
+ * submitted is a failure of the run, the rest of the tape still goes out (its computations do
+ * nothing), and `done` is called when every lane has passed its end.
+ *
+ *   free --start--> submitted --notifications--> done --finish--> free        (a slot)
+ *
+ * A run that uses a state which another pipeline used last first makes the lanes that touch states
+ * wait for the ends of the other pipeline's lanes.
+ */
+#include "scheduler/exec.h"
+
+#include <string.h>
+
+#include "core/clock.h"
+
+static void count(atomic_uint_fast64_t *counter, uint64_t more) {
+        atomic_fetch_add_explicit(counter, more, memory_order_relaxed);
+}
+
+/* ---- Before ------------------------------------------------------------------------------------ */
+
+static hr_status check_inputs(const struct hr_pipeline *pipeline, const struct hr_run *run,
+                              struct hr_diag *diag) {
+        const struct hr_graph *graph = pipeline->graph;
+
+        for (uint32_t i = 0; i < graph->input_count; ++i) {
+                uint64_t wanted = pipeline->plan->span[graph->inputs[i]];
+
+                if (run->inputs[i].bytes == wanted && (run->inputs[i].data || wanted == 0))
+                        continue;
+                hr_fail_reason(diag, HR_E_INVALID, "SIZE",
+                               "input %u (tensor %u) takes %llu bytes, not %llu", i,
+                               graph->inputs[i], (unsigned long long) wanted,
+                               (unsigned long long) run->inputs[i].bytes);
+                if (diag) {
+                        diag->has_tensor = true;
+                        diag->tensor = graph->inputs[i];
+                        diag->limit = wanted;
+                        diag->actual = run->inputs[i].bytes;
+                }
+                return HR_E_INVALID;
+        }
+        return HR_OK;
+}
+
+static uint32_t output_index(const struct hr_graph *graph, uint32_t tensor) {
+        uint32_t low = 0, high = graph->output_count;
+
+        while (low < high) {
+                uint32_t middle = low + (high - low) / 2;
+
+                if (graph->outputs[middle] < tensor)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low < graph->output_count && graph->outputs[low] == tensor ? low : HR_NO_INDEX;
+}
+
+static hr_status choose_outputs(const struct hr_pipeline *pipeline, const struct hr_run *run,
+                                struct hr_slot *slot, struct hr_diag *diag) {
+        const struct hr_graph *graph = pipeline->graph;
+
+        memset(slot->wanted, 0, graph->output_count * sizeof *slot->wanted);
+        for (uint32_t i = 0; i < run->output_count; ++i) {
+                const struct hr_run_output *output = &run->outputs[i];
+                uint32_t index = output_index(graph, output->tensor);
+
+                if (index == HR_NO_INDEX)
+                        return hr_fail_reason(diag, HR_E_INVALID, "OUTPUT",
+                                              "tensor %u is no output of the graph",
+                                              output->tensor);
+                if (slot->wanted[index])
+                        return hr_fail_reason(diag, HR_E_INVALID, "OUTPUT",
+                                              "tensor %u is asked for twice", output->tensor);
+                if (output->bytes != pipeline->plan->span[output->tensor] ||
+                    (!output->data && output->bytes))
+                        return hr_fail_reason(
+                                diag, HR_E_INVALID, "SIZE", "output tensor %u has %llu bytes, not %llu",
+                                output->tensor,
+                                (unsigned long long) pipeline->plan->span[output->tensor],
+                                (unsigned long long) output->bytes);
+                slot->wanted[index] = output;
+        }
+        return HR_OK;
+}
+
+/* ---- The end ----------------------------------------------------------------------------------- */
+
+static void run_end(struct hr_run *run) {
+        struct hr_exec_counters *counters = &run->pipeline->fleet->counters;
+
+        hr_outcome_end(&run->outcome);
+        run->ended_ns = hr_clock_now_ns();
+        if (run->outcome.diag.status == HR_OK)
+                count(&counters->runs_ok, 1);
+        else if (run->outcome.diag.status == HR_E_CANCELLED)
+                count(&counters->runs_cancelled, 1);
+        else
+                count(&counters->runs_failed, 1);
+        run->done(run, run->arg);
+}
+
+/* Thread: any. */
+static void on_notify(void *arg) {
+        struct hr_run *run = arg;
+
+        if (atomic_fetch_sub_explicit(&run->pending, 1, memory_order_acq_rel) == 1)
+                run_end(run);
+}
+
+/* ---- Submission -------------------------------------------------------------------------------- */
+
+static hr_status submit_notify(const struct hr_bound_command *command, struct hr_run *run,
+                               struct hr_diag *diag) {
+        hr_status status = hr_queue_notify(command->queue, on_notify, run, diag);
+
+        /* A queue that takes no notification any more delivers none: it counts as arrived. The last
+         * one is held back by the starter's own share of `pending`. */
+        if (status != HR_OK)
+                atomic_fetch_sub_explicit(&run->pending, 1, memory_order_acq_rel);
+        return status;
+}
+
+static hr_status submit(const struct hr_bound_command *command, const struct hr_slot *slot,
+                        struct hr_run *run, struct hr_diag *diag) {
+        struct hr_outcome *outcome = &run->outcome;
+        const struct hr_run_output *wanted;
+
+        switch (command->code) {
+        case HR_COMMAND_WAIT:
+                return hr_queue_wait(command->queue, command->event, diag);
+        case HR_COMMAND_RECORD:
+                return hr_queue_record(command->queue, command->event, diag);
+        case HR_COMMAND_INPUT:
+                return hr_queue_write(
+                        command->queue, command->to,
+                        (const uint8_t *) run->inputs[command->index].data + command->from_offset,
+                        command->bytes, outcome, diag);
+        case HR_COMMAND_WRITE:
+                return hr_queue_write(command->queue, command->to, command->from, command->bytes,
+                                      outcome, diag);
+        case HR_COMMAND_READ:
+                return hr_queue_read(command->queue, command->from, command->to, command->bytes,
+                                     outcome, diag);
+        case HR_COMMAND_COPY:
+                return hr_queue_copy(command->queue, command->from, command->to, command->kind,
+                                     command->bytes, outcome, diag);
+        case HR_COMMAND_COMPUTE:
+                return hr_queue_compute(command->queue, command->program, 0, command->step_count,
+                                        outcome, diag);
+        case HR_COMMAND_READ_BACK:
+                wanted = slot->wanted[command->index];
+                if (!wanted)
+                        return HR_OK;
+                return hr_queue_read(command->queue, command->from, wanted->data, command->bytes,
+                                     outcome, diag);
+        case HR_COMMAND_NOTIFY:
+                return submit_notify(command, run, diag);
+        }
+        return HR_OK;
+}
+
+/* The lanes of this pipeline that touch states wait for those of the pipeline that used them last. */
+static hr_status wait_for_pipeline(const struct hr_pipeline *pipeline,
+                                   const struct hr_pipeline *other, struct hr_diag *diag) {
+        uint64_t ends = other->event_count - other->plan->lane_count;
+
+        for (uint32_t l = 0; l < pipeline->plan->lane_count; ++l) {
+                uint32_t first = pipeline->plan->tape.lane_first[l];
+
+                if (!pipeline->plan->state_lane[l] || first == HR_NO_INDEX)
+                        continue;
+                for (uint32_t m = 0; m < other->plan->lane_count; ++m) {
+                        uint32_t last = other->plan->tape.lane_last[m];
+
+                        if (!other->plan->state_lane[m] || last == HR_NO_INDEX || last == first)
+                                continue;
+                        HR_TRY(hr_queue_wait(pipeline->fleet->queues[first],
+                                             other->events[ends + m], diag));
+                }
+        }
+        return HR_OK;
+}
+
+static hr_status take_states(struct hr_pipeline *pipeline, uint32_t slot, struct hr_diag *diag) {
+        const struct hr_pipeline *waited = NULL;
+
+        for (uint32_t i = 0; i < pipeline->state_count; ++i) {
+                struct hr_state_use *state = pipeline->states[i];
+
+                if (state->pipeline && state->pipeline != pipeline && state->pipeline != waited) {
+                        waited = state->pipeline;
+                        HR_TRY(wait_for_pipeline(pipeline, waited, diag));
+                }
+                state->pipeline = pipeline;
+                state->slot = slot;
+        }
+        return HR_OK;
+}
+
+static void submit_all(struct hr_pipeline *pipeline, struct hr_slot *slot, struct hr_run *run) {
+        uint32_t commands = pipeline->plan->tape.count;
+        struct hr_diag diag = {0};
+
+        if (take_states(pipeline, run->slot, &diag) != HR_OK)
+                (void) hr_outcome_fail(&run->outcome, diag.status, diag.reason, HR_DIAG_NO_INDEX,
+                                       "%s", diag.words);
+        for (uint32_t i = 0; i < commands; ++i) {
+                if (HR_LIKELY(submit(&slot->commands[i], slot, run, &diag) == HR_OK))
+                        continue;
+                (void) hr_outcome_fail(&run->outcome, diag.status, diag.reason, HR_DIAG_NO_INDEX,
+                                       "%s", diag.words);
+                hr_diag_clear(&diag);
+        }
+}
+
+static void count_start(struct hr_pipeline *pipeline, const struct hr_run *run) {
+        struct hr_exec_counters *counters = &pipeline->fleet->counters;
+        uint64_t in = 0, out = 0;
+
+        for (uint32_t i = 0; i < pipeline->graph->input_count; ++i)
+                in += run->inputs[i].bytes;
+        for (uint32_t i = 0; i < run->output_count; ++i)
+                out += run->outputs[i].bytes;
+        count(&counters->runs_started, 1);
+        count(&counters->splits_computed, pipeline->computed_splits);
+        count(&counters->nodes_computed, pipeline->computed_nodes);
+        count(&counters->bytes_copied, pipeline->copied_bytes);
+        count(&counters->bytes_in, in);
+        count(&counters->bytes_out, out);
+}
+
+hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run, struct hr_diag *diag) {
+        uint32_t index = (uint32_t) (pipeline->sequence % pipeline->slot_count);
+        struct hr_slot *slot = &pipeline->slots[index];
+
+        HR_ASSERT(run->done != NULL);
+        if (slot->taken)
+                return hr_fail_reason(diag, HR_E_UNAVAILABLE, "SLOT", "slot %u is taken", index);
+        HR_TRY(check_inputs(pipeline, run, diag));
+        HR_TRY(choose_outputs(pipeline, run, slot, diag));
+        slot->taken = true;
+        ++pipeline->in_flight;
+        run->pipeline = pipeline;
+        run->sequence = pipeline->sequence++;
+        run->slot = index;
+        memset(&run->outcome, 0, sizeof run->outcome);
+        /* One share more than there are notifications: the run cannot end while it is submitted. */
+        atomic_store_explicit(&run->pending, pipeline->notify_count + 1, memory_order_relaxed);
+        run->started_ns = hr_clock_now_ns();
+        run->ended_ns = 0;
+        count_start(pipeline, run);
+        submit_all(pipeline, slot, run);
+        on_notify(run);
+        return HR_OK;
+}
+
+void hr_run_cancel(struct hr_run *run, hr_status status, const char *reason) {
+        (void) hr_outcome_fail(&run->outcome, status, reason, HR_DIAG_NO_INDEX,
+                               "the run was stopped");
+}
+
+void hr_run_finish(struct hr_run *run) {
+        struct hr_pipeline *pipeline = run->pipeline;
+
+        HR_ASSERT(pipeline->slots[run->slot].taken);
+        HR_ASSERT(pipeline->in_flight > 0);
+        pipeline->slots[run->slot].taken = false;
+        --pipeline->in_flight;
+        pipeline->constants_pending = false;
+}

@@ -1,0 +1,93 @@
+/*
+ * The devices in priority order, one queue each, and the counters of what runs on them.
+ */
+#include "scheduler/exec.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static hr_status fleet_fill(struct hr_fleet *fleet, struct hr_device *const *devices,
+                            uint32_t device_count, struct hr_diag *diag) {
+        fleet->devices = calloc(device_count, sizeof *fleet->devices);
+        fleet->queues = calloc(device_count, sizeof *fleet->queues);
+        if (!fleet->devices || !fleet->queues)
+                return hr_fail(diag, HR_E_EXHAUSTED, "memory for a fleet of %u", device_count);
+        for (uint32_t d = 0; d < device_count; ++d) {
+                fleet->devices[d] = hr_device_ref(devices[d]);
+                ++fleet->device_count;
+                HR_TRY(hr_queue_new(devices[d], diag, &fleet->queues[d]));
+        }
+        return HR_OK;
+}
+
+hr_status hr_fleet_new(struct hr_device *const *devices, uint32_t device_count,
+                       struct hr_diag *diag, struct hr_fleet **ret_fleet) {
+        struct hr_fleet *fleet;
+        hr_status status;
+
+        if (device_count == 0 || devices[device_count - 1]->props.type != HR_DEVICE_CPU)
+                return hr_fail_reason(diag, HR_E_INVALID, "DEVICES",
+                                      "the last device is not of type CPU");
+        fleet = calloc(1, sizeof *fleet);
+        if (!fleet)
+                return hr_fail(diag, HR_E_EXHAUSTED, "memory for a fleet");
+        fleet->epoch = 1;
+        status = fleet_fill(fleet, devices, device_count, diag);
+        if (status != HR_OK) {
+                hr_fleet_free(fleet);
+                return status;
+        }
+        *ret_fleet = fleet;
+        return HR_OK;
+}
+
+struct hr_fleet *hr_fleet_free(struct hr_fleet *fleet) {
+        if (!fleet)
+                return NULL;
+        for (uint32_t d = 0; d < fleet->device_count; ++d) {
+                hr_queue_free(fleet->queues[d]);
+                hr_device_unref(fleet->devices[d]);
+        }
+        free(fleet->queues);
+        free(fleet->devices);
+        free(fleet);
+        return NULL;
+}
+
+uint32_t hr_fleet_device_count(const struct hr_fleet *fleet) {
+        return fleet->device_count;
+}
+
+struct hr_device *hr_fleet_device(const struct hr_fleet *fleet, uint32_t index) {
+        HR_ASSERT(index < fleet->device_count);
+        return fleet->devices[index];
+}
+
+struct hr_queue *hr_fleet_queue(const struct hr_fleet *fleet, uint32_t index) {
+        HR_ASSERT(index < fleet->device_count);
+        return fleet->queues[index];
+}
+
+uint64_t hr_fleet_epoch(const struct hr_fleet *fleet) {
+        return fleet->epoch;
+}
+
+int64_t hr_fleet_find(const struct hr_fleet *fleet, const char *name) {
+        for (uint32_t d = 0; d < fleet->device_count; ++d) {
+                if (strcmp(fleet->devices[d]->props.name, name) == 0)
+                        return d;
+        }
+        return -1;
+}
+
+struct hr_exec_stats hr_fleet_exec_stats(const struct hr_fleet *fleet) {
+        const struct hr_exec_counters *counters = &fleet->counters;
+
+#define LOAD(name) .name = atomic_load_explicit(&counters->name, memory_order_relaxed)
+        return (struct hr_exec_stats){
+                LOAD(runs_started),    LOAD(runs_ok),        LOAD(runs_failed),
+                LOAD(runs_cancelled),  LOAD(splits_computed), LOAD(nodes_computed),
+                LOAD(bytes_copied),    LOAD(bytes_in),       LOAD(bytes_out),
+        };
+#undef LOAD
+}

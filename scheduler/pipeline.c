@@ -1,0 +1,582 @@
+/*
+ * A plan bound to memory: pools, slots, events, programs, and the tape in pointers.
+ *
+ * Everything that running needs is taken here, so that running takes nothing. When memory does not
+ * suffice for all slots, one slot after the other is given up; the last step is a plan of its own for
+ * one slot, in which copies share memory with other tensors. It has the same splits.
+ */
+#include "scheduler/exec.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/clock.h"
+#include "core/log.h"
+
+/* A device that has not written a few constants by then is lost. */
+#define SETTLE_TIMEOUT_NS (30 * HR_NS_PER_S)
+
+static void *take(struct hr_pipeline *pipeline, uint64_t count, uint64_t bytes) {
+        uint64_t total;
+
+        return hr_mul_u64(count, bytes, &total) ? hr_arena_alloc(&pipeline->arena, total, 16)
+                                                : NULL;
+}
+
+static hr_status out_of_memory(struct hr_diag *diag) {
+        return hr_fail(diag, HR_E_EXHAUSTED, "host memory for a pipeline");
+}
+
+/* ---- Addresses -------------------------------------------------------------------------------- */
+
+static void *address_of(const struct hr_pipeline *pipeline, const struct hr_place *place,
+                        uint32_t slot, bool host) {
+        const struct hr_plan_pool *pool;
+        const struct hr_leaf_home *home;
+        uint8_t *base;
+
+        switch (place->where) {
+        case HR_WHERE_NONE:
+                break;
+        case HR_WHERE_SHARED:
+                return (uint8_t *) pipeline->pools[place->index]->base + place->offset;
+        case HR_WHERE_SLOT:
+                pool = &pipeline->plan->pools[place->index];
+                return (uint8_t *) pipeline->pools[place->index]->base + pool->shared_bytes +
+                       slot * pool->slot_bytes + place->offset;
+        case HR_WHERE_HOME:
+                home = &pipeline->homes[place->index];
+                base = host ? home->buffer->host_base : home->buffer->base;
+                return base ? base + home->offset + place->offset : NULL;
+        case HR_WHERE_STAGING:
+                return pipeline->staging + slot * pipeline->plan->staging_bytes + place->offset;
+        }
+        return NULL;
+}
+
+static bool is_per_slot(const struct hr_place *place) {
+        return place->where == HR_WHERE_SLOT;
+}
+
+static struct hr_place tensor_place(const struct hr_plan *plan, uint32_t tensor) {
+        struct hr_place place = plan->place[plan->root[tensor]];
+
+        place.offset += plan->root_offset[tensor];
+        return place;
+}
+
+static struct hr_operand operand_of(const struct hr_pipeline *pipeline, uint32_t tensor,
+                                    uint32_t copy, uint32_t slot) {
+        const struct hr_plan *plan = pipeline->plan;
+        const struct hr_tensor *t = &pipeline->graph->tensors[tensor];
+        struct hr_place place = copy == HR_NO_COPY ? tensor_place(plan, tensor)
+                                                   : plan->copies[copy].place;
+        struct hr_operand operand = {.type = t->type, .id = tensor};
+
+        memcpy(operand.ne, t->ne, sizeof operand.ne);
+        memcpy(operand.nb, t->nb, sizeof operand.nb);
+        if (plan->span[tensor] == 0)
+                return operand;
+        operand.data = address_of(pipeline, &place, slot, false);
+        operand.room = copy == HR_NO_COPY
+                               ? plan->span[plan->root[tensor]] - plan->root_offset[tensor]
+                               : plan->copies[copy].bytes;
+        return operand;
+}
+
+/* ---- Memory ----------------------------------------------------------------------------------- */
+
+static hr_status reserve_pools(struct hr_pipeline *pipeline, uint64_t bytes_max,
+                               struct hr_diag *diag) {
+        const struct hr_plan *plan = pipeline->plan;
+        uint64_t total = 0;
+
+        for (uint32_t k = 0; k < plan->kind_count; ++k) {
+                const struct hr_plan_pool *pool = &plan->pools[k];
+                uint64_t bytes;
+
+                if (!hr_mul_u64(pool->slot_bytes, pipeline->slot_count, &bytes) ||
+                    !hr_add_u64(bytes, pool->shared_bytes, &bytes) ||
+                    !hr_add_u64(total, bytes, &total))
+                        return hr_fail(diag, HR_E_EXHAUSTED, "compute memory beyond 64 bits");
+        }
+        if (bytes_max && total > bytes_max) {
+                hr_fail_reason(diag, HR_E_EXHAUSTED, "DEVICE_MEMORY",
+                               "%llu bytes of compute memory asked, %llu allowed",
+                               (unsigned long long) total, (unsigned long long) bytes_max);
+                if (diag) {
+                        diag->limit = bytes_max;
+                        diag->actual = total;
+                }
+                return HR_E_EXHAUSTED;
+        }
+        for (uint32_t k = 0; k < plan->kind_count; ++k) {
+                const struct hr_plan_pool *pool = &plan->pools[k];
+                uint64_t bytes = pool->shared_bytes + pool->slot_bytes * pipeline->slot_count;
+
+                if (bytes == 0)
+                        continue;
+                HR_TRY(hr_buffer_new(pipeline->fleet->devices[pool->owner], bytes, HR_USAGE_COMPUTE,
+                                     diag, &pipeline->pools[k]));
+                pipeline->device_bytes[pool->owner] += bytes;
+        }
+        if (plan->staging_bytes) {
+                uint64_t bytes;
+
+                if (!hr_mul_u64(plan->staging_bytes, pipeline->slot_count, &bytes))
+                        return out_of_memory(diag);
+                pipeline->staging = aligned_alloc(64, (size_t) bytes);
+                if (!pipeline->staging)
+                        return out_of_memory(diag);
+        }
+        return HR_OK;
+}
+
+static hr_status make_events(struct hr_pipeline *pipeline, struct hr_diag *diag) {
+        const struct hr_tape *tape = &pipeline->plan->tape;
+        uint64_t lanes_first = (uint64_t) tape->slot_event_count * pipeline->slot_count;
+
+        pipeline->event_count = lanes_first + pipeline->plan->lane_count;
+        pipeline->events = take(pipeline, pipeline->event_count, sizeof *pipeline->events);
+        if (!pipeline->events)
+                return out_of_memory(diag);
+        for (uint32_t i = 0; i < tape->count; ++i) {
+                const struct hr_command *command = &tape->commands[i];
+                struct hr_device *device = pipeline->fleet->devices[command->device];
+
+                if (command->code != HR_COMMAND_RECORD)
+                        continue;
+                if (command->index >= tape->slot_event_count) {
+                        HR_TRY(hr_event_new(device, diag,
+                                            &pipeline->events[lanes_first + command->index -
+                                                              tape->slot_event_count]));
+                        continue;
+                }
+                for (uint32_t s = 0; s < pipeline->slot_count; ++s)
+                        HR_TRY(hr_event_new(
+                                device, diag,
+                                &pipeline->events[(uint64_t) s * tape->slot_event_count +
+                                                  command->index]));
+        }
+        return HR_OK;
+}
+
+static struct hr_event *event_of(const struct hr_pipeline *pipeline, uint32_t event,
+                                 uint32_t slot) {
+        uint32_t slot_events = pipeline->plan->tape.slot_event_count;
+
+        return event < slot_events
+                       ? pipeline->events[(uint64_t) slot * slot_events + event]
+                       : pipeline->events[(uint64_t) slot_events * pipeline->slot_count + event -
+                                          slot_events];
+}
+
+/* ---- Programs --------------------------------------------------------------------------------- */
+
+static bool split_is_per_slot(const struct hr_plan *plan, const struct hr_graph *graph,
+                              const struct hr_plan_split *split) {
+        for (uint32_t k = 0; k < split->step_count; ++k) {
+                uint32_t node = plan->steps[split->step_first + k], id = graph->leaf_count + node;
+
+                if (is_per_slot(&plan->place[plan->root[id]]) ||
+                    (plan->result_copy && plan->result_copy[node] != HR_NO_COPY))
+                        return true;
+                for (uint32_t i = 0; i < graph->tensors[id].source_count; ++i) {
+                        uint32_t source = hr_graph_source(graph, &graph->tensors[id], i);
+                        uint32_t copy = plan->source_copy[plan->source_start[node] + i];
+
+                        if (copy != HR_NO_COPY ? is_per_slot(&plan->copies[copy].place)
+                                               : source != HR_TENSOR_NONE &&
+                                                         is_per_slot(&plan->place[plan->root[source]]))
+                                return true;
+                }
+        }
+        return false;
+}
+
+static hr_status fill_step(struct hr_pipeline *pipeline, uint32_t node, uint32_t slot,
+                           struct hr_step *step, struct hr_diag *diag) {
+        const struct hr_plan *plan = pipeline->plan;
+        const struct hr_graph *graph = pipeline->graph;
+        uint32_t id = graph->leaf_count + node;
+        const struct hr_tensor *t = &graph->tensors[id];
+        struct hr_operand *sources = take(pipeline, t->source_count, sizeof *sources);
+
+        if (!sources)
+                return out_of_memory(diag);
+        for (uint32_t i = 0; i < t->source_count; ++i) {
+                uint32_t source = hr_graph_source(graph, t, i);
+
+                if (source == HR_TENSOR_NONE)
+                        sources[i] = (struct hr_operand){.type = HR_OPERAND_ABSENT};
+                else
+                        sources[i] = operand_of(pipeline, source,
+                                                plan->source_copy[plan->source_start[node] + i],
+                                                slot);
+        }
+        *step = (struct hr_step){
+                .op = t->op,
+                .node = node,
+                .params = t->params,
+                .result = operand_of(pipeline, id,
+                                     plan->result_copy ? plan->result_copy[node] : HR_NO_COPY,
+                                     slot),
+                .source_count = t->source_count,
+                .sources = sources,
+        };
+        return HR_OK;
+}
+
+static hr_status make_program(struct hr_pipeline *pipeline, uint32_t s, uint32_t slot,
+                              struct hr_diag *diag) {
+        const struct hr_plan_split *split = &pipeline->plan->splits[s];
+        struct hr_step *steps = take(pipeline, split->step_count, sizeof *steps);
+        struct hr_steps *list = take(pipeline, 1, sizeof *list);
+        struct hr_program **program = &pipeline->slots[slot].programs[s];
+
+        if (!steps || !list)
+                return out_of_memory(diag);
+        for (uint32_t k = 0; k < split->step_count; ++k)
+                HR_TRY(fill_step(pipeline, pipeline->plan->steps[split->step_first + k], slot,
+                                 &steps[k], diag));
+        *list = (struct hr_steps){.count = split->step_count, .steps = steps};
+        HR_TRY(hr_program_new(pipeline->fleet->devices[split->device], list, diag, program));
+        pipeline->device_bytes[split->device] += (*program)->scratch_bytes;
+        return HR_OK;
+}
+
+static hr_status make_programs(struct hr_pipeline *pipeline, struct hr_diag *diag) {
+        const struct hr_plan *plan = pipeline->plan;
+
+        for (uint32_t s = 0; s < plan->split_count; ++s) {
+                const struct hr_plan_split *split = &plan->splits[s];
+                bool per_slot;
+
+                if (split->step_count == 0)
+                        continue;
+                ++pipeline->computed_splits;
+                pipeline->computed_nodes += split->step_count;
+                per_slot = split_is_per_slot(plan, pipeline->graph, split);
+                for (uint32_t slot = 0; slot < (per_slot ? pipeline->slot_count : 1); ++slot)
+                        HR_TRY(make_program(pipeline, s, slot, diag));
+        }
+        return HR_OK;
+}
+
+/* ---- The tape in pointers --------------------------------------------------------------------- */
+
+static void bind_command(struct hr_pipeline *pipeline, const struct hr_command *command,
+                         uint32_t slot, struct hr_bound_command *bound) {
+        struct hr_program *program = NULL;
+        bool host_source = command->code == HR_COMMAND_WRITE;
+
+        if (command->code == HR_COMMAND_COMPUTE) {
+                program = pipeline->slots[slot].programs[command->index];
+                if (!program)
+                        program = pipeline->slots[0].programs[command->index];
+        }
+        *bound = (struct hr_bound_command){
+                .code = command->code,
+                .index = command->index,
+                .queue = pipeline->fleet->queues[command->device],
+                .program = program,
+                .step_count = program ? program->steps->count : 0,
+                .kind = pipeline->kinds[command->kind],
+                .from = command->code == HR_COMMAND_INPUT
+                                ? NULL
+                                : address_of(pipeline, &command->from, slot, host_source),
+                .to = address_of(pipeline, &command->to, slot, false),
+                .from_offset = command->from.offset,
+                .bytes = command->bytes,
+        };
+        if (command->code == HR_COMMAND_WAIT || command->code == HR_COMMAND_RECORD)
+                bound->event = event_of(pipeline, command->index, slot);
+}
+
+static hr_status bind_tape(struct hr_pipeline *pipeline, struct hr_diag *diag) {
+        const struct hr_tape *tape = &pipeline->plan->tape;
+
+        for (uint32_t slot = 0; slot < pipeline->slot_count; ++slot) {
+                struct hr_slot *s = &pipeline->slots[slot];
+
+                s->commands = take(pipeline, tape->count, sizeof *s->commands);
+                s->wanted = take(pipeline, pipeline->graph->output_count, sizeof(void *));
+                if (!s->commands || !s->wanted)
+                        return out_of_memory(diag);
+                for (uint32_t i = 0; i < tape->count; ++i)
+                        bind_command(pipeline, &tape->commands[i], slot, &s->commands[i]);
+        }
+        for (uint32_t i = 0; i < tape->count; ++i)
+                pipeline->notify_count += tape->commands[i].code == HR_COMMAND_NOTIFY;
+        pipeline->copied_bytes = pipeline->plan->copied_bytes;
+        return HR_OK;
+}
+
+/* ---- Constants -------------------------------------------------------------------------------- */
+
+static hr_status write_constant(struct hr_pipeline *pipeline, uint32_t leaf, uint64_t offset,
+                                uint64_t bytes, uint32_t device, const struct hr_place *place,
+                                struct hr_diag *diag) {
+        const struct hr_graph *graph = pipeline->graph;
+        struct hr_queue *queue = pipeline->fleet->queues[device];
+        void *to = address_of(pipeline, place, 0, false);
+
+        if (!to || bytes == 0)
+                return HR_OK;
+        pipeline->constants_pending = true;
+        return hr_queue_write(queue, to, graph->constants + graph->constant_offsets[leaf] + offset,
+                              bytes, NULL, diag);
+}
+
+/* The queues that start the lanes wait for the constants that other queues write. */
+static hr_status order_constants(struct hr_pipeline *pipeline, const bool *wrote,
+                                 struct hr_diag *diag) {
+        const struct hr_plan *plan = pipeline->plan;
+
+        for (uint32_t d = 0; d < plan->device_count; ++d) {
+                struct hr_event *event = NULL;
+                uint32_t first;
+                hr_status status;
+
+                if (!wrote[d] || plan->lane[d] == HR_NO_INDEX)
+                        continue;
+                first = plan->tape.lane_first[plan->lane[d]];
+                if (first == HR_NO_INDEX || first == d)
+                        continue;
+                HR_TRY(hr_event_new(pipeline->fleet->devices[d], diag, &event));
+                status = hr_queue_record(pipeline->fleet->queues[d], event, diag);
+                if (status == HR_OK)
+                        status = hr_queue_wait(pipeline->fleet->queues[first], event, diag);
+                pipeline->constant_events[d] = event;
+                HR_TRY(status);
+        }
+        return HR_OK;
+}
+
+static hr_status write_constants(struct hr_pipeline *pipeline, struct hr_diag *diag) {
+        const struct hr_plan *plan = pipeline->plan;
+        bool *wrote = take(pipeline, plan->device_count, sizeof *wrote);
+
+        pipeline->constant_events =
+                take(pipeline, plan->device_count, sizeof *pipeline->constant_events);
+        if (!wrote || !pipeline->constant_events)
+                return out_of_memory(diag);
+        for (uint32_t i = 0; i < plan->leaf_count; ++i) {
+                uint32_t device = plan->device[i] < 0 ? plan->device_count - 1
+                                                      : (uint32_t) plan->device[i];
+
+                if (pipeline->graph->tensors[i].leaf_kind != HR_LEAF_CONSTANT ||
+                    plan->place[i].where == HR_WHERE_NONE)
+                        continue;
+                wrote[device] = true;
+                HR_TRY(write_constant(pipeline, i, 0, plan->span[i], device, &plan->place[i], diag));
+        }
+        for (uint32_t c = 0; c < plan->copy_count; ++c) {
+                const struct hr_plan_copy *copy = &plan->copies[c];
+
+                if (copy->method != HR_COPY_CONSTANT)
+                        continue;
+                wrote[copy->device] = true;
+                HR_TRY(write_constant(pipeline, plan->root[copy->tensor],
+                                      plan->root_offset[copy->tensor], copy->bytes, copy->device,
+                                      &copy->place, diag));
+        }
+        return order_constants(pipeline, wrote, diag);
+}
+
+/* ---- Life ------------------------------------------------------------------------------------- */
+
+static hr_status take_homes(struct hr_pipeline *pipeline, const struct hr_leaf_home *homes,
+                            struct hr_diag *diag) {
+        const struct hr_plan *plan = pipeline->plan;
+
+        pipeline->homes = take(pipeline, plan->leaf_count, sizeof *pipeline->homes);
+        if (!pipeline->homes)
+                return out_of_memory(diag);
+        for (uint32_t i = 0; homes && i < plan->leaf_count; ++i) {
+                uint64_t end;
+
+                if (!homes[i].buffer)
+                        continue;
+                if (!hr_add_u64(homes[i].offset, plan->span[i], &end) ||
+                    end > homes[i].buffer->bytes)
+                        return hr_fail_reason(diag, HR_E_INVALID, "HOME",
+                                              "leaf %u does not fit the buffer it lives in", i);
+                pipeline->homes[i] = homes[i];
+                hr_buffer_ref(homes[i].buffer);
+        }
+        return HR_OK;
+}
+
+static hr_status take_states(struct hr_pipeline *pipeline,
+                             const struct hr_pipeline_request *request, struct hr_diag *diag) {
+        pipeline->states = take(pipeline, request->state_count, sizeof *pipeline->states);
+        if (!pipeline->states)
+                return out_of_memory(diag);
+        for (uint32_t i = 0; i < request->state_count; ++i)
+                pipeline->states[i] = request->states[i];
+        pipeline->state_count = request->state_count;
+        return HR_OK;
+}
+
+/* The kinds behind the plan's numbers, found in the same way as when it was made. */
+static hr_status take_kinds(struct hr_pipeline *pipeline, const struct hr_plan_request *request,
+                            struct hr_diag *diag) {
+        struct hr_plan_facts facts;
+
+        HR_TRY(hr_plan_facts_init(&facts, request, false, diag));
+        if (facts.input.kind_count != pipeline->plan->kind_count ||
+            facts.input.device_count != pipeline->plan->device_count ||
+            request->graph->node_count != pipeline->plan->node_count ||
+            request->graph->leaf_count != pipeline->plan->leaf_count) {
+                hr_plan_facts_deinit(&facts);
+                return hr_fail_reason(diag, HR_E_PRECONDITION, "PLAN",
+                                      "the plan was made for another graph, placement or fleet");
+        }
+        pipeline->kinds = take(pipeline, facts.input.kind_count, sizeof *pipeline->kinds);
+        if (pipeline->kinds)
+                memcpy(pipeline->kinds, facts.kinds,
+                       facts.input.kind_count * sizeof *pipeline->kinds);
+        hr_plan_facts_deinit(&facts);
+        return pipeline->kinds ? HR_OK : out_of_memory(diag);
+}
+
+static hr_status fill(struct hr_pipeline *pipeline, const struct hr_pipeline_request *request,
+                      const struct hr_plan_request *plan_request, struct hr_diag *diag) {
+        const struct hr_plan *plan = pipeline->plan;
+
+        pipeline->pools = take(pipeline, plan->kind_count, sizeof *pipeline->pools);
+        pipeline->slots = take(pipeline, pipeline->slot_count, sizeof *pipeline->slots);
+        pipeline->device_bytes = take(pipeline, plan->device_count, sizeof(uint64_t));
+        if (!pipeline->pools || !pipeline->slots || !pipeline->device_bytes)
+                return out_of_memory(diag);
+        for (uint32_t s = 0; s < pipeline->slot_count; ++s) {
+                pipeline->slots[s].programs = take(pipeline, plan->split_count, sizeof(void *));
+                if (!pipeline->slots[s].programs)
+                        return out_of_memory(diag);
+        }
+        HR_TRY(take_kinds(pipeline, plan_request, diag));
+        HR_TRY(take_homes(pipeline, request->homes, diag));
+        HR_TRY(take_states(pipeline, request, diag));
+        HR_TRY(reserve_pools(pipeline, request->device_bytes_max, diag));
+        HR_TRY(make_events(pipeline, diag));
+        HR_TRY(make_programs(pipeline, diag));
+        HR_TRY(bind_tape(pipeline, diag));
+        return write_constants(pipeline, diag);
+}
+
+static hr_status bind(const struct hr_pipeline_request *request,
+                      const struct hr_plan_request *plan_request, struct hr_plan *plan,
+                      uint32_t slot_count, struct hr_diag *diag, struct hr_pipeline **ret_pipeline) {
+        struct hr_pipeline *pipeline = calloc(1, sizeof *pipeline);
+        hr_status status;
+
+        if (!pipeline)
+                return out_of_memory(diag);
+        hr_arena_init(&pipeline->arena, 0);
+        pipeline->plan = hr_plan_ref(plan);
+        pipeline->graph = hr_graph_ref(request->graph);
+        pipeline->fleet = request->fleet;
+        pipeline->slot_count = slot_count;
+        status = fill(pipeline, request, plan_request, diag);
+        if (status != HR_OK) {
+                hr_pipeline_free(pipeline);
+                return status;
+        }
+        *ret_pipeline = pipeline;
+        return HR_OK;
+}
+
+hr_status hr_pipeline_new(const struct hr_pipeline_request *request, struct hr_diag *diag,
+                          struct hr_pipeline **ret_pipeline) {
+        struct hr_plan *plan = request->plan;
+        struct hr_plan_request plan_request = {.graph = request->graph,
+                                               .fleet = request->fleet,
+                                               .homes = request->homes,
+                                               .pins = plan->pins,
+                                               .options = plan->options};
+        HR_CLEANUP(hr_plan_unrefp) struct hr_plan *single = NULL;
+        struct hr_diag first = {0};
+        hr_status status = HR_E_EXHAUSTED;
+
+        if (plan->fault.status != HR_OK)
+                return hr_fail_reason(diag, HR_E_PRECONDITION, "UNSOUND",
+                                      "rules = ggml give a plan that cannot be run: %.160s",
+                                      plan->fault.words);
+        for (uint32_t n = plan->n_copies; n > (plan->n_copies > 1 ? 1U : 0U); --n) {
+                struct hr_diag attempt = {0};
+
+                status = bind(request, &plan_request, plan, n, &attempt, ret_pipeline);
+                if (status == HR_OK)
+                        return HR_OK;
+                if (first.status == HR_OK)
+                        first = attempt;
+                if (status != HR_E_EXHAUSTED)
+                        break;
+        }
+        if (status == HR_E_EXHAUSTED && plan->n_copies > 1) {
+                plan_request.options.n_copies = 1;
+                HR_TRY(hr_plan_new(&plan_request, diag, &single));
+                return bind(request, &plan_request, single, 1, diag, ret_pipeline);
+        }
+        if (diag && diag->status == HR_OK)
+                *diag = first;
+        return status;
+}
+
+/* Waits until the writes of constants are over: no run's end has shown it. */
+static void settle_constants(struct hr_pipeline *pipeline) {
+        for (uint32_t d = 0; d < pipeline->fleet->device_count; ++d) {
+                struct hr_event *event = NULL;
+
+                if (hr_event_new(pipeline->fleet->devices[d], NULL, &event) == HR_OK) {
+                        if (hr_queue_record(pipeline->fleet->queues[d], event, NULL) != HR_OK ||
+                            hr_event_synchronize(event, SETTLE_TIMEOUT_NS, NULL) != HR_OK)
+                                hr_log(HR_LOG_DEBUG, "pipeline", "device %u does not settle", d);
+                        hr_event_free(event);
+                }
+        }
+}
+
+struct hr_pipeline *hr_pipeline_free(struct hr_pipeline *pipeline) {
+        if (!pipeline)
+                return NULL;
+        HR_ASSERT(pipeline->in_flight == 0);
+        if (pipeline->constants_pending)
+                settle_constants(pipeline);
+        for (uint32_t i = 0; i < pipeline->state_count; ++i) {
+                if (pipeline->states[i]->pipeline == pipeline)
+                        pipeline->states[i]->pipeline = NULL;
+        }
+        for (uint32_t s = 0; pipeline->slots && s < pipeline->slot_count; ++s) {
+                for (uint32_t i = 0; pipeline->slots[s].programs && i < pipeline->plan->split_count;
+                     ++i)
+                        hr_program_free(pipeline->slots[s].programs[i]);
+        }
+        for (uint64_t i = 0; pipeline->events && i < pipeline->event_count; ++i)
+                hr_event_free(pipeline->events[i]);
+        for (uint32_t d = 0; pipeline->constant_events && d < pipeline->plan->device_count; ++d)
+                hr_event_free(pipeline->constant_events[d]);
+        for (uint32_t k = 0; pipeline->pools && k < pipeline->plan->kind_count; ++k)
+                hr_buffer_unref(pipeline->pools[k]);
+        for (uint32_t i = 0; pipeline->homes && i < pipeline->plan->leaf_count; ++i)
+                hr_buffer_unref(pipeline->homes[i].buffer);
+        free(pipeline->staging);
+        hr_arena_deinit(&pipeline->arena);
+        hr_plan_unref(pipeline->plan);
+        hr_graph_unref(pipeline->graph);
+        free(pipeline);
+        return NULL;
+}
+
+uint32_t hr_pipeline_copies(const struct hr_pipeline *pipeline) {
+        return pipeline->slot_count;
+}
+
+uint64_t hr_pipeline_bytes(const struct hr_pipeline *pipeline, uint32_t device) {
+        return device < pipeline->plan->device_count ? pipeline->device_bytes[device] : 0;
+}
+
+bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline) {
+        return !pipeline->slots[pipeline->sequence % pipeline->slot_count].taken;
+}
