@@ -26,11 +26,20 @@ LANES_INLINE lanes_f load_row_part(uint32_t type, const uint8_t *row, int64_t i,
         return load_row(type, (const uint8_t *) halves, 0);
 }
 
+/* The rows of the next block come in a line: into the first-level cache when it is their turn soon,
+ * into the second from farther away. */
+LANES_INLINE void prefetch_row(const uint8_t *next) {
+        __builtin_prefetch(next + 16384, 0, 2);
+        __builtin_prefetch(next, 0, 3);
+}
+
 /* `rows` (1 or ROWS) x `width` results. */
 LANES_INLINE void dot_block(uint32_t type, const uint8_t *const *row, const int rows,
                             const uint8_t *columns, uint64_t column_stride, const int width,
                             int64_t k, float *ret_out, uint64_t out_stride) {
         lanes_f sum[CPU_FLOAT_WIDTH][ROWS], w[ROWS];
+        const int bytes = type == HR_TYPE_F32 ? 4 : 2;
+        const int64_t next = rows == ROWS ? ROWS * (row[1] - row[0]) : 0; /* the next block's rows */
         int64_t i = 0;
 
         for (int c = 0; c < width; c++)
@@ -38,8 +47,11 @@ LANES_INLINE void dot_block(uint32_t type, const uint8_t *const *row, const int 
                         sum[c][r] = lanes_set_f(0);
         for (; i + CPU_LANES <= k; i += CPU_LANES) {
 #pragma GCC unroll 4
-                for (int r = 0; r < rows; r++)
+                for (int r = 0; r < rows; r++) {
+                        if (width == 1 && rows == ROWS && next)
+                                prefetch_row(row[0] + next + bytes * (ROWS * i + r * CPU_LANES));
                         w[r] = load_row(type, row[r], i);
+                }
 #pragma GCC unroll 8
                 for (int c = 0; c < width; c++) {
                         const uint8_t *column = columns + column_stride * (uint64_t) c;

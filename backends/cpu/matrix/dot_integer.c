@@ -152,6 +152,22 @@ SHAPE(32_signed, 32, 32, false, true)
 #define dot_q5_K dot_256_32_minimum
 #define dot_q6_K dot_256_16_plain
 
+/* How far ahead of the next tile the second-level cache is filled. */
+#define PREFETCH_FAR 16384
+
+/* Asks for the bytes of the next tile while this one is multiplied, and for those after it from farther
+ * away: rows are short, and the processor does not see from one to the next. `at`: where in its rows
+ * this tile is, `bytes`: what it goes on by. */
+LANES_INLINE void prefetch_next(const uint8_t *base, uint64_t stride, uint64_t at,
+                                const uint64_t bytes) {
+        const uint8_t *next = base + stride * CPU_LANES + at * CPU_LANES;
+
+        for (uint64_t i = 0; i < bytes * CPU_LANES; i += 64) {
+                __builtin_prefetch(next + i + PREFETCH_FAR, 0, 2);
+                __builtin_prefetch(next + i, 0, 3);
+        }
+}
+
 LANES_INLINE void rows_at(const uint8_t *base, uint64_t stride, uint32_t rows,
                           const uint8_t *ret_row[CPU_LANES]) {
         for (uint32_t i = 0; i < CPU_LANES; i++)
@@ -192,16 +208,23 @@ static void pack_columns(const float *const *values, uint32_t width, int64_t k,
                 }
 }
 
-#define X(name, type, unit, bytes, g, s, offset, minimum, signed_bytes)                            \
+#define X(name, type, unit, bytes, g, s, offset, minimum, signed_bytes, wide)                      \
         static void pack_##name(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,    \
                                 uint8_t *ret_tile) {                                               \
                 lanes_u *w = (lanes_u *) ret_tile;                                                 \
                 lanes_f *scale = (lanes_f *) (ret_tile + k * CPU_LANES);                           \
                 lanes_f *low = scale + k / (g);                                                    \
                 const uint8_t *row[CPU_LANES];                                                     \
+                int64_t b = 0, units = k / unit;                                                   \
                                                                                                    \
                 rows_at(base, stride, rows, row);                                                  \
-                for (int64_t b = 0; b < k / unit; b++) {                                           \
+                for (; b + wide <= units; b += wide) {                                             \
+                        unpack_wide_##name(row, (uint64_t) b * bytes, w, scale, low);              \
+                        w += unit / 4 * wide;                                                      \
+                        scale += unit / (g) * wide;                                                \
+                        low += unit / (g) * wide;                                                  \
+                }                                                                                  \
+                for (; b < units; b++) {                                                           \
                         unpack_##name(row, (uint64_t) b * bytes, w, scale, low);                   \
                         w += unit / 4;                                                             \
                         scale += unit / (g);                                                       \
@@ -213,12 +236,20 @@ static void pack_columns(const float *const *values, uint32_t width, int64_t k,
                 const struct shape shape = {g, s, minimum, signed_bytes};                          \
                 struct columns at = columns_at(column, k, 1, shape);                               \
                 const uint8_t *row[CPU_LANES];                                                     \
-                lanes_u w[unit / 4];                                                               \
-                lanes_f scale[unit / (g)], low[unit / (g)];                                        \
+                lanes_u w[unit / 4 * wide];                                                        \
+                lanes_f scale[unit / (g) * wide], low[unit / (g) * wide];                          \
                 lanes_f total[CPU_WIDTH] = {lanes_set_f(0)};                                       \
+                int64_t b = 0, units = k / unit;                                                   \
                                                                                                    \
                 rows_at(base, stride, rows, row);                                                  \
-                for (int64_t b = 0; b < k / unit; b++) {                                           \
+                for (; b + wide <= units; b += wide) {                                             \
+                        prefetch_next(base, stride, (uint64_t) b * bytes, bytes * wide);           \
+                        unpack_wide_##name(row, (uint64_t) b * bytes, w, scale, low);              \
+                        _Pragma("GCC unroll 3") for (int i = 0; i < wide; i++)                     \
+                                dot_span(w + unit / 4 * i, scale + unit / (g) * i,                 \
+                                         low + unit / (g) * i, &at, 1, shape, total);              \
+                }                                                                                  \
+                for (; b < units; b++) {                                                           \
                         unpack_##name(row, (uint64_t) b * bytes, w, scale, low);                   \
                         dot_span(w, scale, low, &at, 1, shape, total);                             \
                 }                                                                                  \
@@ -226,8 +257,8 @@ static void pack_columns(const float *const *values, uint32_t width, int64_t k,
         }                                                                                          \
         static void columns_##name(const float *const *values, uint32_t width, int64_t k,          \
                                    uint8_t *ret_columns) {                                         \
-                pack_columns(values, width, k, (struct shape){g, s, minimum, signed_bytes},        \
-                             offset, ret_columns);                                                 \
+                pack_columns(values, width, k, (struct shape){g, s, minimum, signed_bytes}, offset,\
+                             ret_columns);                                                         \
         }                                                                                          \
         const struct cpu_tile CPU_ISA(tile_##name) = {                                             \
                 .group = g,                                                                        \

@@ -67,15 +67,19 @@ LANES_INLINE void lanes_transpose16(__m512i r[16], lanes_u ret[16]) {
 }
 
 #define LANES_HAVE_LOAD16 1
-/* `dwords` (1 .. 16) dwords of each row; the rest is zero and not read. */
-LANES_INLINE void lanes_load16(const uint8_t *const *row, uint64_t at, unsigned dwords,
-                               lanes_u ret[16]) {
-        __mmask16 mask = (__mmask16) ((1U << dwords) - 1);
+/* The first `bytes` (1 .. 64, even) bytes of each row; dword d of the result is made of the 16-bit words
+ * order[2 * d] and order[2 * d + 1] of them. NULL = in order. */
+LANES_INLINE void lanes_load16(const uint8_t *const *row, uint64_t at, const unsigned bytes,
+                               const uint16_t *order, lanes_u ret[16]) {
+        const __mmask32 mask = bytes == 64 ? 0xffffffffU : (1U << bytes / 2) - 1;
         __m512i r[16];
 
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; i++)
-                r[i] = _mm512_maskz_loadu_epi32(mask, row[i] + at);
+        for (int i = 0; i < 16; i++) {
+                r[i] = _mm512_maskz_loadu_epi16(mask, row[i] + at);
+                if (order)
+                        r[i] = _mm512_permutexvar_epi16(_mm512_loadu_si512(order), r[i]);
+        }
         lanes_transpose16(r, ret);
 }
 

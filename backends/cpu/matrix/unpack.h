@@ -6,7 +6,8 @@
  * types' description in core/README.md. `at` is the byte offset of the unit in its rows.
  *
  * TYPES lists what dot_integer.c makes of each:
- *   X(name, TYPE, unit elements, unit bytes, group, span, offset, minimum, signed bytes)
+ *   X(name, TYPE, unit elements, unit bytes, group, span, offset, minimum, signed bytes, wide)
+ * `wide` units in a row may be had at once from unpack_wide_<type>().
  */
 #pragma once
 
@@ -14,18 +15,24 @@
 
 #define CPU_FULL_OFFSET (CPU_SIGNED_BYTES ? 0 : 128)
 
+#ifdef LANES_HAVE_LOAD16
+#define CPU_WIDE(units) units
+#else
+#define CPU_WIDE(units) 1
+#endif
+
 #define CPU_BLOCK_TYPES                                                                            \
-        X(q4_0, Q4_0, 32, 18, 32, 32, 8, false, false)                                             \
-        X(q4_1, Q4_1, 32, 20, 32, 32, 0, true, false)                                              \
-        X(q5_0, Q5_0, 32, 22, 32, 32, 16, false, false)                                            \
-        X(q5_1, Q5_1, 32, 24, 32, 32, 0, true, false)                                              \
-        X(q8_0, Q8_0, 32, 34, 32, 32, CPU_FULL_OFFSET, false, CPU_SIGNED_BYTES)                    \
-        X(iq4_nl, IQ4_NL, 32, 18, 32, 32, CPU_FULL_OFFSET, false, CPU_SIGNED_BYTES)                \
-        X(q2_K, Q2_K, 256, 84, 16, 256, 0, true, false)                                            \
-        X(q3_K, Q3_K, 256, 110, 16, 256, 4, false, false)                                          \
-        X(q4_K, Q4_K, 256, 144, 32, 256, 0, true, false)                                           \
-        X(q5_K, Q5_K, 256, 176, 32, 256, 0, true, false)                                           \
-        X(q6_K, Q6_K, 256, 210, 16, 256, 32, false, false)
+        X(q4_0, Q4_0, 32, 18, 32, 32, 8, false, false, CPU_WIDE(3))                                \
+        X(q4_1, Q4_1, 32, 20, 32, 32, 0, true, false, CPU_WIDE(3))                                 \
+        X(q5_0, Q5_0, 32, 22, 32, 32, 16, false, false, CPU_WIDE(2))                               \
+        X(q5_1, Q5_1, 32, 24, 32, 32, 0, true, false, CPU_WIDE(2))                                 \
+        X(q8_0, Q8_0, 32, 34, 32, 32, CPU_FULL_OFFSET, false, CPU_SIGNED_BYTES, 1)                 \
+        X(iq4_nl, IQ4_NL, 32, 18, 32, 32, CPU_FULL_OFFSET, false, CPU_SIGNED_BYTES, CPU_WIDE(3))   \
+        X(q2_K, Q2_K, 256, 84, 16, 256, 0, true, false, 1)                                         \
+        X(q3_K, Q3_K, 256, 110, 16, 256, 4, false, false, 1)                                       \
+        X(q4_K, Q4_K, 256, 144, 32, 256, 0, true, false, 1)                                        \
+        X(q5_K, Q5_K, 256, 176, 32, 256, 0, true, false, 1)                                        \
+        X(q6_K, Q6_K, 256, 210, 16, 256, 32, false, false, 1)
 
 #define NIBBLES 0x0f0f0f0fU
 
@@ -251,3 +258,100 @@ LANES_INLINE void unpack_q6_K(const uint8_t *const *row, uint64_t at, lanes_u *w
                 }
         }
 }
+
+/* ---- Several units at once: one load of a row brings them all -------------------------------- */
+
+#ifdef LANES_HAVE_LOAD16
+
+LANES_INLINE void split_nibbles(const lanes_u *q, lanes_u *w) {
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+                w[j] = q[j] & NIBBLES;
+                w[4 + j] = q[j] >> 4 & NIBBLES;
+        }
+}
+
+LANES_INLINE void unpack_wide_q4_0(const uint8_t *const *row, uint64_t at, lanes_u *w,
+                                   lanes_f *scale, lanes_f *minimum) {
+        /* the three d, then the quants */
+        static const uint16_t order[32] = {0,  9,  18, 18, 1,  2,  3,  4,  5,  6,  7,  8,  10, 11, 12, 13,
+                                           14, 15, 16, 17, 19, 20, 21, 22, 23, 24, 25, 26, 31, 31, 31, 31};
+        lanes_u q[16];
+
+        (void) minimum;
+        lanes_load16(row, at, 54, order, q);
+        scale[0] = lanes_half(q[0] & 0xffffU);
+        scale[1] = lanes_half(q[0] >> 16);
+        scale[2] = lanes_half(q[1] & 0xffffU);
+#pragma GCC unroll 3
+        for (int b = 0; b < 3; b++)
+                split_nibbles(q + 2 + 4 * b, w + 8 * b);
+}
+
+LANES_INLINE void unpack_wide_iq4_nl(const uint8_t *const *row, uint64_t at, lanes_u *w,
+                                     lanes_f *scale, lanes_f *minimum) {
+        unpack_wide_q4_0(row, at, w, scale, minimum);
+#pragma GCC unroll 24
+        for (int j = 0; j < 24; j++)
+                w[j] = lanes_table16(w[j], iq4_nl_bytes[CPU_SIGNED_BYTES ? 0 : 1]);
+}
+
+LANES_INLINE void unpack_wide_q4_1(const uint8_t *const *row, uint64_t at, lanes_u *w,
+                                   lanes_f *scale, lanes_f *minimum) {
+        lanes_u q[16];
+
+        lanes_load16(row, at, 60, NULL, q);
+#pragma GCC unroll 3
+        for (int b = 0; b < 3; b++) {
+                scale[b] = lanes_half(q[5 * b] & 0xffffU);
+                minimum[b] = lanes_half(q[5 * b] >> 16);
+                split_nibbles(q + 5 * b + 1, w + 8 * b);
+        }
+}
+
+LANES_INLINE void unpack_wide_q5_0(const uint8_t *const *row, uint64_t at, lanes_u *w,
+                                   lanes_f *scale, lanes_f *minimum) {
+        /* both d, both words of fifth bits, then the quants */
+        static const uint16_t order[32] = {0,  11, 1,  2,  12, 13, 3,  4,  5,  6,  7,  8,  9,  10, 14, 15,
+                                           16, 17, 18, 19, 20, 21, 31, 31, 31, 31, 31, 31, 31, 31, 31, 31};
+        lanes_u q[16];
+
+        (void) minimum;
+        lanes_load16(row, at, 44, order, q);
+        scale[0] = lanes_half(q[0] & 0xffffU);
+        scale[1] = lanes_half(q[0] >> 16);
+#pragma GCC unroll 2
+        for (int b = 0; b < 2; b++) {
+                split_nibbles(q + 3 + 4 * b, w + 8 * b);
+                unpack_fifth_bits(q[1 + b], w + 8 * b);
+        }
+}
+
+LANES_INLINE void unpack_wide_q5_1(const uint8_t *const *row, uint64_t at, lanes_u *w,
+                                   lanes_f *scale, lanes_f *minimum) {
+        lanes_u q[16];
+
+        lanes_load16(row, at, 48, NULL, q);
+#pragma GCC unroll 2
+        for (int b = 0; b < 2; b++) {
+                scale[b] = lanes_half(q[6 * b] & 0xffffU);
+                minimum[b] = lanes_half(q[6 * b] >> 16);
+                split_nibbles(q + 6 * b + 2, w + 8 * b);
+                unpack_fifth_bits(q[6 * b + 1], w + 8 * b);
+        }
+}
+
+#else
+#define unpack_wide_q4_0 unpack_q4_0
+#define unpack_wide_q4_1 unpack_q4_1
+#define unpack_wide_q5_0 unpack_q5_0
+#define unpack_wide_q5_1 unpack_q5_1
+#define unpack_wide_iq4_nl unpack_iq4_nl
+#endif
+
+#define unpack_wide_q8_0 unpack_q8_0
+#define unpack_wide_q2_K unpack_q2_K
+#define unpack_wide_q3_K unpack_q3_K
+#define unpack_wide_q4_K unpack_q4_K
+#define unpack_wide_q5_K unpack_q5_K
+#define unpack_wide_q6_K unpack_q6_K
