@@ -222,6 +222,16 @@ static hr_status set_string(const struct origin *origin, const struct key *key, 
         return HR_OK;
 }
 
+/* Can a file hold it? No control characters, no blank at either end, nothing that begins a comment.
+ */
+static bool path_is_plain(const char *path, size_t bytes) {
+        for (size_t i = 0; i < bytes; i++)
+                if ((unsigned char) path[i] < ' ' || path[i] == 0x7f ||
+                    (path[i] == ';' && (i == 0 || path[i - 1] == ' ')))
+                        return false;
+        return bytes == 0 || (path[0] != ' ' && path[bytes - 1] != ' ');
+}
+
 static hr_status check_ops(const struct origin *origin, const struct key *key, const char *text) {
         for (const char *next = text; *next != '\0';) {
                 const size_t name_bytes = strcspn(next, ",");
@@ -296,8 +306,10 @@ static hr_status add_directories(const struct origin *origin, const struct key *
                 const size_t bytes = strcspn(text, ":");
                 char **grown;
 
-                if (text[0] != '/')
-                        return hr_config_fail(origin, key, "'%.*s' is no absolute path",
+                if (text[0] != '/' || !path_is_plain(text, bytes))
+                        return hr_config_fail(origin, key,
+                                              "'%.*s' is no absolute path, or has blanks "
+                                              "at its ends",
                                               (int) HR_MIN(bytes, 60U), text);
                 grown = reallocarray(config->directories, config->directory_count + 1,
                                      sizeof *grown);
@@ -378,6 +390,10 @@ hr_status hr_config_set_value(const struct origin *origin, const struct key *key
                 HR_TRY(check_ops(origin, key, text));
                 return set_string(origin, key, text, field);
         case KIND_PATH:
+                if (!path_is_plain(text, strlen(text)))
+                        return hr_config_fail(origin, key,
+                                              "has blanks at its ends, a control "
+                                              "character or a comment");
                 if (strlen(text) > key->high)
                         return hr_config_fail(origin, key, "longer than %" PRIu64 " bytes",
                                               key->high);
