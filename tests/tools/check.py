@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "build" / "check"
+RECORDED = ROOT.parent / "shared" / "golden"
 CLOSING_LINE = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped\s*$", re.MULTILINE)
 TAIL_LINES = 40
 # Debian's python3 comes first: it has the module that the generator of nanopb needs.
@@ -157,6 +158,22 @@ def count_of_program(outcome: str, output: str) -> Count:
     return Count(skipped=1) if outcome == "SKIP" else Count(failed=1)
 
 
+def program_suite(name: str, folder: Path, command: Sequence[str], data: Path) -> Suite:
+    """A test program over data that lie outside the checkout; skipped where they do not."""
+
+    def run() -> Result:
+        log = LOGS / f"{name}.log"
+        if not data.is_dir():
+            return Result(Count(skipped=1), log)
+        if not (folder / command[0]).exists():
+            return Result(Count(failed=1), log, [f"{folder / command[0]} has not been built"])
+        code = execute([folder / command[0], *command[1:], data], log, environment())
+        count = count_of_program("OK" if code == 0 else "FAIL", log.read_text("utf-8", "replace"))
+        return Result(count, log, tail(log) if count.failed else [])
+
+    return Suite(name, run)
+
+
 # ---- Python ------------------------------------------------------------------------------------
 
 
@@ -216,6 +233,15 @@ def suites(full: bool) -> list[Suite]:
     at_asan = {**long_form, **sanitizers, "HEADRACE_BUILD": str(asan)}
     found = [
         meson_suite("c", main, [], env=long_form),
+        # The whole recorded sets; the parts of them in tests/golden/data run with suite c.
+        program_suite("golden-plans", main, ["tests/golden/golden_plans"], RECORDED / "plans"),
+        program_suite("golden-ops", main, ["tests/golden/golden_ops"], RECORDED / "ops"),
+        program_suite(
+            "golden-ops-blas",
+            main,
+            ["tests/golden/golden_ops", "--device", "blas", "--allow-unsupported"],
+            RECORDED / "ops",
+        ),
         pytest_suite("lint", ["tests/lint"], at_main),
         mypy_suite(),
         pytest_suite("python", ["tests/python"], at_main),
