@@ -38,7 +38,8 @@ def generate() -> None:
     newest = max(PROTO.stat().st_mtime, Path(__file__).stat().st_mtime)
     if all(path.exists() and path.stat().st_mtime > newest for path in outputs):
         return
-    command = compiler() + [
+    command = [
+        *compiler(),
         f"-I{PROTO.parent}",
         f"--python_out={PACKAGE}",
         f"--pyi_out={PACKAGE}",

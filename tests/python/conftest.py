@@ -1,4 +1,4 @@
-"""Unit tests of the client: no daemon. Makes the package and these helpers importable as they lie."""
+"""Unit tests of the client, without a daemon. Makes the package importable as it lies."""
 
 from __future__ import annotations
 

@@ -62,8 +62,18 @@ def cases(place: Path, family: str) -> list[GoldenCase]:
         elif word[0] == "T":
             tensors.append(_tensor(word))
         elif word[0] == "E":
-            found.append(GoldenCase(family, int(head[1]), head[2], head[3], float(head[4]),
-                                    int(head[8]), head[9], tuple(tensors)))
+            found.append(
+                GoldenCase(
+                    family,
+                    int(head[1]),
+                    head[2],
+                    head[3],
+                    float(head[4]),
+                    int(head[8]),
+                    head[9],
+                    tuple(tensors),
+                )
+            )
     return found
 
 
@@ -76,9 +86,17 @@ def _tensor(word: list[str]) -> GoldenTensor:
     count = int(word[20])
     params = word[21 + count]
     return GoldenTensor(
-        index=int(word[1]), role=word[2], op=word[3], sub=word[4], type=int(word[6]),
-        ne=_quad(word[7:11]), nb=_quad(word[11:15]), view_of=int(word[16]),
-        view_offset=int(word[17]), stored=word[18] == "1", extra=int(word[19]),
+        index=int(word[1]),
+        role=word[2],
+        op=word[3],
+        sub=word[4],
+        type=int(word[6]),
+        ne=_quad(word[7:11]),
+        nb=_quad(word[11:15]),
+        view_of=int(word[16]),
+        view_offset=int(word[17]),
+        stored=word[18] == "1",
+        extra=int(word[19]),
         sources=tuple(map(int, word[21 : 21 + count])),
         params=() if params == "-" else tuple(int(p, 16) for p in params.split(",")),
     )

@@ -1,8 +1,10 @@
-"""Evaluates an encoded graph with numpy: an oracle that shares nothing with the builder or the daemon.
+"""Evaluates an encoded graph with numpy: an oracle that shares nothing with the builder or the
+daemon.
 
-It reads the wire bytes (message Graph), keeps the memory of every tensor that is no view as bytes, and
-looks at each tensor through its extents and strides, so that views and writes through views mean what
-they say. Block types are dequantised; arithmetic is float32, products may be float64 (`exact`).
+It reads the wire bytes (message Graph), keeps the memory of every tensor that is no view as bytes,
+and looks at each tensor through its extents and strides, so that views and writes through views
+mean what they say. Block types are dequantised; arithmetic is float32, products may be float64
+(`exact`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from headrace import headrace_pb2 as pb
 from headrace.op import ABSENT, Glu, LeafKind, Op, Unary
 from headrace.types import Type, tensor_bytes
@@ -61,13 +62,25 @@ def parse(encoded: bytes) -> tuple[list[Node], list[bytes]]:
         n = i - leaves
         name = g.names[int(ends[i]) - g.name_length[i] : int(ends[i])].decode() if g.names else ""
         base, offset = views.get(i, (-1, 0))
-        tensors.append(Node(
-            op=g.op[n] if n >= 0 else 0, type=number, flags=g.flags[i],
-            ne=tuple(int(x) for x in ne[i]), nb=nb, kind=g.leaf_kind[i] if n < 0 else 0,
-            sources=sources[source_ends[n] - g.source_count[n] : source_ends[n]] if n >= 0 else [],
-            params=params[param_ends[n] - g.param_count[n] : param_ends[n]] if n >= 0
-            else params[:0],
-            base=base, offset=int(offset), name=name))
+        tensors.append(
+            Node(
+                op=g.op[n] if n >= 0 else 0,
+                type=number,
+                flags=g.flags[i],
+                ne=tuple(int(x) for x in ne[i]),
+                nb=nb,
+                kind=g.leaf_kind[i] if n < 0 else 0,
+                sources=sources[source_ends[n] - g.source_count[n] : source_ends[n]]
+                if n >= 0
+                else [],
+                params=params[param_ends[n] - g.param_count[n] : param_ends[n]]
+                if n >= 0
+                else params[:0],
+                base=base,
+                offset=int(offset),
+                name=name,
+            )
+        )
     constants, at = [], 0
     for size in g.constant_bytes:
         constants.append(g.constants[at : at + size])
@@ -91,12 +104,17 @@ def stored(value: Array, number: Type) -> Array:
 
 
 class Evaluator:
-    """Runs one encoded graph. `weights` and `states` map names to arrays or to uint8 rows; states are
-    changed in place. `cache` keeps dequantised weights by name and may serve several graphs.
+    """Runs one encoded graph. `weights` and `states` map names to arrays or to uint8 rows; states
+    are changed in place. `cache` keeps dequantised weights by name and may serve several graphs.
     """
 
-    def __init__(self, encoded: bytes, weights: Memory | None = None,
-                 states: Memory | None = None, cache: dict[str, Array] | None = None) -> None:
+    def __init__(
+        self,
+        encoded: bytes,
+        weights: Memory | None = None,
+        states: Memory | None = None,
+        cache: dict[str, Array] | None = None,
+    ) -> None:
         self.tensors, constants = parse(encoded)
         self.memory: dict[int, Array] = {}
         self.cache: dict[str, Array] = {} if cache is None else cache
@@ -155,8 +173,9 @@ class Evaluator:
             return self.cache[t.name]
         row = t.type.row_bytes(t.ne[0])
         root = i if t.base < 0 else t.base
-        rows = np.ndarray((*t.ne[:0:-1], row), np.uint8, self.memory[root].data, t.offset,
-                          (*t.nb[:0:-1], 1))
+        rows = np.ndarray(
+            (*t.ne[:0:-1], row), np.uint8, self.memory[root].data, t.offset, (*t.nb[:0:-1], 1)
+        )
         result = dequantise(np.ascontiguousarray(rows), t.type)
         if t.kind == LeafKind.WEIGHT:
             self.cache[t.name] = result
@@ -210,8 +229,11 @@ class Call:
 
     def real(self, i: int) -> float:
         """Parameter word i as float32."""
-        return float(self.node.params[i : i + 1].view(np.float32)[0]) \
-            if i < len(self.node.params) else 0.0
+        return (
+            float(self.node.params[i : i + 1].view(np.float32)[0])
+            if i < len(self.node.params)
+            else 0.0
+        )
 
 
 def tile(value: Array, shape: tuple[int, ...]) -> Array:
@@ -377,8 +399,10 @@ def rope_angles(c: Call, pairs: int) -> tuple[Array, Array]:
         theta = theta / c.sources[2].reshape(-1)[:pairs].astype(np.float64)
     angle = theta * scale
     if ext:
-        ends = [n_dims * math.log(n_ctx / (beta * 2 * math.pi)) / (2 * math.log(base))
-                for beta in (c.real(9), c.real(10))]
+        ends = [
+            n_dims * math.log(n_ctx / (beta * 2 * math.pi)) / (2 * math.log(base))
+            for beta in (c.real(9), c.real(10))
+        ]
         low = max(0, math.floor(ends[0]))
         high = min(n_dims - 1, math.ceil(ends[1]))
         ramp = (1 - np.clip((j - low) / max(0.001, high - low), 0, 1)) * ext
@@ -452,7 +476,11 @@ OPS: dict[Op, Callable[[Call], Array]] = {
 }  # fmt: skip
 
 
-def evaluate(encoded: bytes, inputs: Mapping[str, Any], weights: Memory | None = None,
-             states: Memory | None = None) -> list[Array]:
+def evaluate(
+    encoded: bytes,
+    inputs: Mapping[str, Any],
+    weights: Memory | None = None,
+    states: Memory | None = None,
+) -> list[Array]:
     """Outputs of one run."""
     return Evaluator(encoded, weights, states).run(inputs)

@@ -1,6 +1,7 @@
 """A scripted daemon for tests of the client: reads and writes frames on a socket.
 
-Its framing is written out here once more, so that both sides of a test cannot be wrong in the same way.
+Its framing is written out here once more, so that both sides of a test cannot be wrong in the same
+way.
 """
 
 from __future__ import annotations
@@ -24,16 +25,24 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def frame(type: int, call_id: int, message: bytes = b"", body: bytes = b"", flags: int = END,
-          word: int = 0) -> bytes:
+def frame(
+    type: int,
+    call_id: int,
+    message: bytes = b"",
+    body: bytes = b"",
+    flags: int = END,
+    word: int = 0,
+) -> bytes:
     """One frame."""
-    head = struct.pack("<2sBBHHQIII", b"HR", 1, type, flags, 0, call_id, len(message), len(body),
-                       word)
+    head = struct.pack(
+        "<2sBBHHQIII", b"HR", 1, type, flags, 0, call_id, len(message), len(body), word
+    )
     return head + struct.pack("<I", crc32c(head)) + message + body
 
 
-def error_frame(type: int, call_id: int, code: int, reason: str, words: str = "",
-                **fields: object) -> bytes:
+def error_frame(
+    type: int, call_id: int, code: int, reason: str, words: str = "", **fields: object
+) -> bytes:
     """A failed reply."""
     message = pb.Error(code=code, reason=reason, words=words, **fields).SerializeToString()
     return frame(type | 0x80, call_id, message, flags=END | ERROR, word=code)
@@ -70,8 +79,9 @@ class Peer:
     def receive(self) -> Frame:
         """The next frame of the client; asserts that its header is right."""
         head = self._exactly(32)
-        magic, version, type, flags, fds, call_id, m, b, word, crc = \
-            struct.unpack("<2sBBHHQIIII", head)
+        magic, version, type, flags, fds, call_id, m, b, word, crc = struct.unpack(
+            "<2sBBHHQIIII", head
+        )
         assert (magic, version, fds) == (b"HR", 1, 0)
         assert crc == crc32c(head[:28])
         return Frame(type, flags, call_id, self._exactly(m), self._exactly(b), word)
@@ -85,8 +95,12 @@ class Peer:
         hello = self.receive()
         assert hello.type == 1
         limits = pb.Limits(message_bytes_max=65536, body_bytes_max=body_max)
-        reply = pb.HelloReply(protocol=1, daemon_version="test", limits=limits,
-                              devices=[pb.DeviceInfo(name="cpu0", type="CPU")])
+        reply = pb.HelloReply(
+            protocol=1,
+            daemon_version="test",
+            limits=limits,
+            devices=[pb.DeviceInfo(name="cpu0", type="CPU")],
+        )
         self.send(frame(0x81, hello.call_id, reply.SerializeToString()))
         return hello
 

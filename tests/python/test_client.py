@@ -10,14 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import headrace
 import numpy as np
 import pytest
-from peer import MORE, Frame, Peer, error_frame, frame
-
-import headrace
 from headrace import aio, client, errors, flows, transport
 from headrace import headrace_pb2 as pb
 from headrace.client import Client, Operation
+from peer import MORE, Frame, Peer, error_frame, frame
 
 
 class Daemon:
@@ -54,8 +53,9 @@ class Daemon:
 
 def graph_reply(request: Frame, handle: int = 7, origin: str = "new") -> bytes:
     """A submit's answer for a graph of one input and one output."""
-    message = pb.SubmitReply(handle=handle, origin=origin, split_count=1, n_copies=1, input_count=1,
-                             output_count=1)
+    message = pb.SubmitReply(
+        handle=handle, origin=origin, split_count=1, n_copies=1, input_count=1, output_count=1
+    )
     return frame(request.type | 0x80, request.call_id, message.SerializeToString())
 
 
@@ -78,8 +78,9 @@ def test_hello_and_devices() -> None:
         request = peer.receive()
         assert request.type == 16 and request.word == 5000
         device = pb.DeviceInfo(name="cpu0", type="CPU", memory_total=5, threads=2)
-        peer.send(frame(0x90, request.call_id,
-                        pb.DevicesReply(devices=[device]).SerializeToString()))
+        peer.send(
+            frame(0x90, request.call_id, pb.DevicesReply(devices=[device]).SerializeToString())
+        )
 
     daemon = Daemon(script)
     with daemon.connect() as link:
@@ -125,8 +126,14 @@ def test_wrong_inputs_are_found_before_anything_is_sent() -> None:
     daemon = Daemon(lambda peer: peer.send(graph_reply(peer.receive())))
     with daemon.connect() as link:
         handle = link.submit(small_graph())
-        for bad in ({"z": [1, 2, 3, 4]}, {}, [], {"x": [1, 2]}, {"x": ["a"] * 4},
-                    {"x": [1j, 2, 3, 4]}):
+        for bad in (
+            {"z": [1, 2, 3, 4]},
+            {},
+            [],
+            {"x": [1, 2]},
+            {"x": ["a"] * 4},
+            {"x": [1j, 2, 3, 4]},
+        ):
             with pytest.raises(ValueError):
                 handle.run(bad)
     daemon.join()
@@ -159,9 +166,12 @@ def test_thirty_two_threads_share_a_client() -> None:
         choice = random.Random(5)
         for n in range(threads * rounds):
             held.append(peer.receive())
-            # Keeps a few back so that replies overtake each other, never more than the threads need.
-            while len(held) > 8 or (held and n >= threads * (rounds - 1)) or (
-                    held and choice.random() < 0.5):
+            # Keeps a few back so that replies overtake each other, fewer than there are threads.
+            while (
+                len(held) > 8
+                or (held and n >= threads * (rounds - 1))
+                or (held and choice.random() < 0.5)
+            ):
                 peer.send(doubled(held.pop(choice.randrange(len(held)))))
 
     daemon = Daemon(script)
@@ -221,12 +231,15 @@ def test_upload_under_credit_with_other_calls_between() -> None:
 
     daemon = Daemon(script, body_max=16_384)
     with daemon.connect() as link:
+
         def pings() -> None:
             for _ in range(20):
                 link.ping()
 
         other = threading.Thread(target=pings)
-        put = link.begin(flows.put("w", {"a": data, "b": ("i8", (3,), b"\1\2\3")}, None, True), 10)
+        put = link.begin(
+            flows.put("w", {"a": data, "b": ("i8", (3,), b"\1\2\3")}, None, True, link.body_max), 10
+        )
         other.start()
         weights = put.result()
         other.join(10)
@@ -243,8 +256,7 @@ def test_sending_reads_when_both_directions_are_full() -> None:
         request = peer.receive()
         # A flood that nobody waits for fills the client's side while it sends.
         for _ in range(64):
-            peer.send(frame(6, 1 << 63 | 1,
-                            pb.GoAway(reason="x" * 60_000).SerializeToString()))
+            peer.send(frame(6, 1 << 63 | 1, pb.GoAway(reason="x" * 60_000).SerializeToString()))
         peer.send(doubled(request))
         peer.send(doubled(peer.receive()))
 
@@ -411,7 +423,8 @@ def test_async_gather_and_eviction() -> None:
         async with await async_client(daemon) as link:
             handle = await link.submit(small_graph())
             results = await asyncio.gather(
-                *(handle.run([np.full(4, i, np.float32)]) for i in range(10)))
+                *(handle.run([np.full(4, i, np.float32)]) for i in range(10))
+            )
             assert [r[0][0] for r in results] == [2 * i for i in range(10)]
 
     daemon = Daemon(script)

@@ -12,12 +12,11 @@ from typing import Any
 import golden
 import numpy as np
 import pytest
-from numpy_reference import evaluate, parse
-
 from headrace import headrace_pb2 as pb
 from headrace.graph import Glu, Graph, Op, RopeMode, Tensor, Unary
 from headrace.op import LeafKind
 from headrace.types import Type, as_shape, as_type
+from numpy_reference import evaluate, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 RNG = np.random.default_rng(7)
@@ -90,20 +89,22 @@ def run(build: Callable[[Graph, list[Tensor]], Tensor], *inputs: Any) -> Any:
 
 def test_views_mean_what_numpy_means() -> None:
     x = random(2, 3, 4, 5)
-    assert (run(lambda g, i: g.cont(g.permute(i[0], (2, 0, 3, 1))), x)
-            == x.transpose(2, 0, 3, 1)).all()
+    assert (
+        run(lambda g, i: g.cont(g.permute(i[0], (2, 0, 3, 1))), x) == x.transpose(2, 0, 3, 1)
+    ).all()
     assert (run(lambda g, i: g.cont(g.transpose(i[0])), x) == np.swapaxes(x, -1, -2)).all()
     assert (run(lambda g, i: g.reshape(i[0], (6, -1)), x) == x.reshape(6, 20)).all()
-    assert (run(lambda g, i: g.cont(g.slice(g.permute(i[0], (0, 2, 1, 3)), 2, 1, 3)), x)
-            == x.transpose(0, 2, 1, 3)[:, :, 1:3]).all()
+    assert (
+        run(lambda g, i: g.cont(g.slice(g.permute(i[0], (0, 2, 1, 3)), 2, 1, 3)), x)
+        == x.transpose(0, 2, 1, 3)[:, :, 1:3]
+    ).all()
     assert (run(lambda g, i: g.cont(g.slice(i[0], -1, 2, 5)), x) == x[..., 2:5]).all()
-    assert (run(lambda g, i: g.cont(g.view(i[0], (4, 5), offset=x.strides[1])), x)
-            == x[0, 1]).all()
-    assert (run(lambda g, i: g.concat(i[0], i[1], 1), x, x[:, :1])
-            == np.concatenate([x, x[:, :1]], 1)).all()
+    assert (run(lambda g, i: g.cont(g.view(i[0], (4, 5), offset=x.strides[1])), x) == x[0, 1]).all()
+    assert (
+        run(lambda g, i: g.concat(i[0], i[1], 1), x, x[:, :1]) == np.concatenate([x, x[:, :1]], 1)
+    ).all()
     assert (run(lambda g, i: g.repeat(i[0], (2, 6, 8, 5)), x) == np.tile(x, (1, 2, 2, 1))).all()
-    assert (run(lambda g, i: g.permute(g.permute(i[0], (1, 2, 0)), (2, 0, 1)), x[0])
-            == x[0]).all()
+    assert (run(lambda g, i: g.permute(g.permute(i[0], (1, 2, 0)), (2, 0, 1)), x[0]) == x[0]).all()
 
 
 def test_products_and_rows() -> None:
@@ -168,26 +169,29 @@ def test_types() -> None:
     assert block.shape == (32,) and block.nbytes == 18
 
 
-@pytest.mark.parametrize("bad", [
-    lambda g, x: g.mul_mat(x, g.input("b", (3, 5))),
-    lambda g, x: g.add(x, g.input("b", (3, 5))),
-    lambda g, x: g.reshape(x, (5, 5)),
-    lambda g, x: g.reshape(g.transpose(x), (24,)),
-    lambda g, x: g.permute(x, (0, 0)),
-    lambda g, x: g.concat(x, g.input("b", (5, 5)), 0),
-    lambda g, x: g.get_rows(x, g.input("b", (2, 2), "i32")),
-    lambda g, x: g.rope(x, g.input("p", (9,), "i32"), n_dims=2),
-    lambda g, x: g.output(g.transpose(x)),
-    lambda g, x: g.input("x", (1,)),
-    lambda g, x: g.weight("w", (5, 31), "q4_0"),
-    lambda g, x: g.input("y", (1, 1, 1, 1, 1)),
-    lambda g, x: g.sqr(Graph().input("z", (2,))),
-    lambda g, x: g.constant(["a"]),
-    lambda g, x: g.constant([[1], [2, 3]]),
-    lambda g, x: g.slice(x, 0, 3, 9),
-    lambda g, x: g.top_k(x, 7),
-    lambda g, x: g.name(x, "other"),
-])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda g, x: g.mul_mat(x, g.input("b", (3, 5))),
+        lambda g, x: g.add(x, g.input("b", (3, 5))),
+        lambda g, x: g.reshape(x, (5, 5)),
+        lambda g, x: g.reshape(g.transpose(x), (24,)),
+        lambda g, x: g.permute(x, (0, 0)),
+        lambda g, x: g.concat(x, g.input("b", (5, 5)), 0),
+        lambda g, x: g.get_rows(x, g.input("b", (2, 2), "i32")),
+        lambda g, x: g.rope(x, g.input("p", (9,), "i32"), n_dims=2),
+        lambda g, x: g.output(g.transpose(x)),
+        lambda g, x: g.input("x", (1,)),
+        lambda g, x: g.weight("w", (5, 31), "q4_0"),
+        lambda g, x: g.input("y", (1, 1, 1, 1, 1)),
+        lambda g, x: g.sqr(Graph().input("z", (2,))),
+        lambda g, x: g.constant(["a"]),
+        lambda g, x: g.constant([[1], [2, 3]]),
+        lambda g, x: g.slice(x, 0, 3, 9),
+        lambda g, x: g.top_k(x, 7),
+        lambda g, x: g.name(x, "other"),
+    ],
+)
 def test_refusals(bad: Callable[[Graph, Tensor], object]) -> None:
     g = Graph()
     with pytest.raises((ValueError, TypeError)):
@@ -234,18 +238,32 @@ Rebuild = Callable[[Graph, golden.GoldenTensor, list[Any]], Tensor]
 
 def elementwise(name: str, *words: int) -> Rebuild:
     """An operator on its sources with leading float parameters, in place when recorded so."""
+
     def build(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
         extra = {"inplace": True} if t.view_of >= 0 else {}
         return getattr(g, name)(*s, *(f32(t, w) for w in words), **extra)  # type: ignore[no-any-return]
+
     return build
 
 
 def rope(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
     """ROPE and ROPE_BACK."""
-    return g.rope(*s, n_dims=i32(t, 1), mode=RopeMode(i32(t, 2)), n_ctx_orig=i32(t, 4),
-                  base=f32(t, 5), scale=f32(t, 6), ext_factor=f32(t, 7), attn_factor=f32(t, 8),
-                  beta_fast=f32(t, 9), beta_slow=f32(t, 10), sections=ints(t, 11, 15)[::-1],
-                  n_offs=i32(t, 15), back=t.op == "ROPE_BACK", inplace=t.view_of >= 0)
+    return g.rope(
+        *s,
+        n_dims=i32(t, 1),
+        mode=RopeMode(i32(t, 2)),
+        n_ctx_orig=i32(t, 4),
+        base=f32(t, 5),
+        scale=f32(t, 6),
+        ext_factor=f32(t, 7),
+        attn_factor=f32(t, 8),
+        beta_fast=f32(t, 9),
+        beta_slow=f32(t, 10),
+        sections=ints(t, 11, 15)[::-1],
+        n_offs=i32(t, 15),
+        back=t.op == "ROPE_BACK",
+        inplace=t.view_of >= 0,
+    )
 
 
 def unary(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
@@ -257,44 +275,58 @@ def unary(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
 
 def window(name: str) -> Rebuild:
     """SET and ACC."""
+
     def build(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
         strides = (i32(t, 2), i32(t, 1), i32(t, 0), s[0].nb[0])
         return getattr(g, name)(*s, strides=strides, offset=i32(t, 3), inplace=bool(i32(t, 4)))  # type: ignore[no-any-return]
+
     return build
 
 
 def pads(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
     """PAD."""
     sides = [(i32(t, 2 * i), i32(t, 2 * i + 1)) for i in range(4)]
-    return g.pad(s[0], sides[s[0].ndim - 1::-1], circular=bool(i32(t, 8)))
+    return g.pad(s[0], sides[s[0].ndim - 1 :: -1], circular=bool(i32(t, 8)))
 
 
 def im2col(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
     """IM2COL."""
     if i32(t, 6):
-        return g.im2col(*s, stride=ints(t, 0, 2), padding=ints(t, 2, 4), dilation=ints(t, 4, 6),
-                        type=t.type)
+        return g.im2col(
+            *s, stride=ints(t, 0, 2), padding=ints(t, 2, 4), dilation=ints(t, 4, 6), type=t.type
+        )
     return g.im2col_1d(*s, stride=i32(t, 0), padding=i32(t, 2), dilation=i32(t, 4), type=t.type)
 
 
 def attention(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
     """FLASH_ATTN_EXT."""
     q, k, v, mask, sinks = (*s, None, None)[:5]
-    return g.flash_attn_ext(q, k, v, mask, sinks=sinks, scale=f32(t, 0), max_bias=f32(t, 1),
-                            softcap=f32(t, 2), precise=i32(t, 3) == 10)
+    return g.flash_attn_ext(
+        q,
+        k,
+        v,
+        mask,
+        sinks=sinks,
+        scale=f32(t, 0),
+        max_bias=f32(t, 1),
+        softcap=f32(t, 2),
+        precise=i32(t, 3) == 10,
+    )
 
 
 def soft_max(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
     """SOFT_MAX."""
     x, mask, sinks = (*s, None, None)[:3]
-    return g.soft_max(x, mask, sinks=sinks, scale=f32(t, 0), max_bias=f32(t, 1),
-                      inplace=t.view_of >= 0)
+    return g.soft_max(
+        x, mask, sinks=sinks, scale=f32(t, 0), max_bias=f32(t, 1), inplace=t.view_of >= 0
+    )
 
 
 def conv(name: str) -> Rebuild:
     """CONV_2D and CONV_2D_DW."""
-    return lambda g, t, s: getattr(g, name)(*s, stride=ints(t, 0, 2), padding=ints(t, 2, 4),
-                                            dilation=ints(t, 4, 6))
+    return lambda g, t, s: getattr(g, name)(
+        *s, stride=ints(t, 0, 2), padding=ints(t, 2, 4), dilation=ints(t, 4, 6)
+    )
 
 
 REBUILD: dict[str, Rebuild] = {
@@ -385,8 +417,11 @@ def rebuild(case: golden.GoldenCase) -> tuple[Graph, list[Tensor], Counter[str]]
             tensors.append(g.input(f"t{t.index}", as_shape(t.ne, 4), t.type))
         elif t.op == "CPY":
             target = t.sources[1] if len(t.sources) > 1 and t.sources[1] != t.index else -1
-            tensors.append(g.cpy(tensors[t.sources[0]], tensors[target]) if target >= 0
-                           else g.cast(tensors[t.sources[0]], t.type))
+            tensors.append(
+                g.cpy(tensors[t.sources[0]], tensors[target])
+                if target >= 0
+                else g.cast(tensors[t.sources[0]], t.type)
+            )
             used["CPY"] += 1
         elif t.op == "CONT" and t.ne == tensors[t.sources[0]].ne:
             tensors.append(g.cont(tensors[t.sources[0]]))
@@ -395,9 +430,19 @@ def rebuild(case: golden.GoldenCase) -> tuple[Graph, list[Tensor], Counter[str]]
             tensors.append(REBUILD[t.op](g, t, sources))
             used[t.op] += 1
         else:
-            tensors.append(g.node(Op[t.op], Type(t.type), t.ne, sources, t.params, nb=t.nb,
-                                  ndim=4, over=tensors[t.view_of] if t.view_of >= 0 else None,
-                                  offset=t.view_offset))
+            tensors.append(
+                g.node(
+                    Op[t.op],
+                    Type(t.type),
+                    t.ne,
+                    sources,
+                    t.params,
+                    nb=t.nb,
+                    ndim=4,
+                    over=tensors[t.view_of] if t.view_of >= 0 else None,
+                    offset=t.view_offset,
+                )
+            )
     return g, tensors, used
 
 
@@ -413,8 +458,15 @@ def test_inference_equals_the_recorded_cases() -> None:
             used += seen
             for t, ours in zip(case.tensors, tensors, strict=True):
                 theirs = (t.op, t.type, t.ne, t.nb, t.params, t.view_of >= 0, t.view_offset)
-                got = (ours.op.name, ours.type, ours.ne, ours.nb, trimmed(ours.params),
-                       ours.base is not None, ours.offset)
+                got = (
+                    ours.op.name,
+                    ours.type,
+                    ours.ne,
+                    ours.nb,
+                    trimmed(ours.params),
+                    ours.base is not None,
+                    ours.offset,
+                )
                 if t.op == "NONE":
                     theirs, got = theirs[1:4], got[1:4]
                 if theirs != got:

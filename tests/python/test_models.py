@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy_reference import Evaluator
-
 from headrace import cli
 from headrace.models import llama
 from headrace.models.gguf_file import GgufError, GgufFile, parse_metadata
 from headrace.models.sample import Sampler
 from headrace.models.tokenizer import TextStream, Tokenizer, UnsupportedTokenizer, byte_alphabet
 from headrace.types import TensorInfo, Type
+from numpy_reference import Evaluator
 
 
 def packed(text: str) -> bytes:
@@ -52,8 +51,12 @@ def test_every_truncation_of_metadata_is_refused() -> None:
     for length in range(len(raw)):
         with pytest.raises(GgufError):
             parse_metadata(raw[:length], len(PAIRS))
-    for bad in (pair("k", 13, b""), pair("k", 9, struct.pack("<IQ", 5, 1 << 60)),
-                pair("k", 9, struct.pack("<IQ", 8, 1 << 60)), struct.pack("<Q", 1 << 63)):
+    for bad in (
+        pair("k", 13, b""),
+        pair("k", 9, struct.pack("<IQ", 5, 1 << 60)),
+        pair("k", 9, struct.pack("<IQ", 8, 1 << 60)),
+        struct.pack("<Q", 1 << 63),
+    ):
         with pytest.raises(GgufError):
             parse_metadata(bad, 1)
 
@@ -64,8 +67,9 @@ def gguf_bytes(tensors: dict[str, tuple[Type, tuple[int, ...], bytes]]) -> bytes
     data = b""
     for name, (number, shape, raw) in tensors.items():
         head += packed(name) + struct.pack("<I", len(shape))
-        head += struct.pack(f"<{len(shape)}Q", *reversed(shape)) + struct.pack("<IQ", number,
-                                                                               len(data))
+        head += struct.pack(f"<{len(shape)}Q", *reversed(shape)) + struct.pack(
+            "<IQ", number, len(data)
+        )
         data += raw + bytes(-len(raw) % 32)
     return head + bytes(-len(head) % 32) + data
 
@@ -73,8 +77,9 @@ def gguf_bytes(tensors: dict[str, tuple[Type, tuple[int, ...], bytes]]) -> bytes
 def test_file_and_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     path = tmp_path / "m.gguf"
-    path.write_bytes(gguf_bytes({"w": (Type.F32, (2, 3), values.tobytes()),
-                                 "q": (Type.Q4_0, (32,), bytes(18))}))
+    path.write_bytes(
+        gguf_bytes({"w": (Type.F32, (2, 3), values.tobytes()), "q": (Type.Q4_0, (32,), bytes(18))})
+    )
     file = GgufFile(path)
     assert file["w"] == TensorInfo("w", Type.F32, (2, 3)) and list(file) == ["w", "q"]
     assert (file.read("w").view(np.float32) == values).all() and file.read("q").shape == (18,)
@@ -97,9 +102,13 @@ def test_command_line_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert cli.main(["generate", *model, "--prompt", "p", *nobody]) == cli.NO_DAEMON
     assert cli.main(["stats", "--connect", "http://x"]) == cli.USAGE
     assert cli.layer_split("cpu0:15,cpu1:3") == {"cpu0": 15, "cpu1": 3}
-    for bad in (["generate"], ["nothing"], ["generate", "m", "--model", "m", "--prompt", "p"],
-                ["generate", "--model", "m", "--prompt", "p", "--tokens", "0"],
-                ["generate", "--model", "m", "--prompt", "p", "--devices", "a:x"]):
+    for bad in (
+        ["generate"],
+        ["nothing"],
+        ["generate", "m", "--model", "m", "--prompt", "p"],
+        ["generate", "--model", "m", "--prompt", "p", "--tokens", "0"],
+        ["generate", "--model", "m", "--prompt", "p", "--devices", "a:x"],
+    ):
         with pytest.raises(SystemExit) as caught:
             cli.main(bad)
         assert caught.value.code == cli.USAGE
@@ -115,11 +124,18 @@ def byte_pairs(**extra: Any) -> Tokenizer:
     merges = ["h e", "l l", "he ll", "hell o", "Ġ w", "1 2", "12 3"]
     tokens += [merge.replace(" ", "") for merge in merges] + ["<|im_start|>", "<|im_end|>"]
     types = [1] * (len(tokens) - 2) + [3, 3]
-    return Tokenizer({
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": merges, "tokenizer.ggml.eos_token_id": len(tokens) - 1,
-        "tokenizer.ggml.bos_token_id": len(tokens) - 2, **extra})
+    return Tokenizer(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": types,
+            "tokenizer.ggml.merges": merges,
+            "tokenizer.ggml.eos_token_id": len(tokens) - 1,
+            "tokenizer.ggml.bos_token_id": len(tokens) - 2,
+            **extra,
+        }
+    )
 
 
 def shown(tokenizer: Tokenizer, text: str, **options: Any) -> list[str]:
@@ -152,14 +168,29 @@ def test_text_stream_gives_whole_characters() -> None:
 
 
 def test_sentence_pieces() -> None:
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "\u2581", "h", "i",
-             "hi", "\u2581hi", "\u2581h"]
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{i:02X}>" for i in range(256)),
+        "\u2581",
+        "h",
+        "i",
+        "hi",
+        "\u2581hi",
+        "\u2581h",
+    ]
     types = [2, 3, 3, *[6] * 256, *[1] * 6]
     scores = [0.0] * 259 + [-5.0, -6.0, -7.0, -1.0, -2.0, -3.0]
-    meta = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": words,
-            "tokenizer.ggml.token_type": types, "tokenizer.ggml.scores": scores,
-            "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
-            "tokenizer.ggml.unknown_token_id": 0}
+    meta = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
     t = Tokenizer(meta)
     assert shown(t, "hi") == ["<s>", "\u2581hi"]
     assert shown(t, "hih", bos=False) == ["\u2581hi", "h"]
@@ -168,11 +199,15 @@ def test_sentence_pieces() -> None:
 
 
 def test_chat_template() -> None:
-    template = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
-                "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
     t = byte_pairs(**{"tokenizer.chat_template": template})
-    assert t.chat([{"role": "user", "content": "hello"}]) == \
-        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        t.chat([{"role": "user", "content": "hello"}])
+        == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    )
     with pytest.raises(UnsupportedTokenizer):
         byte_pairs().chat([])
     with pytest.raises(Exception):  # noqa: B017 - whatever the sandbox calls it
@@ -188,6 +223,7 @@ def test_chat_template() -> None:
 def test_sampler() -> None:
     logits = np.log(np.array([0.1, 0.5, 0.2, 0.15, 0.05], np.float32))
     assert Sampler()(logits) == 1
+
     def count(**options: Any) -> list[float]:
         sampler = Sampler(seed=3, **options)
         drawn = np.bincount([sampler(logits) for _ in range(4000)], minlength=5)
@@ -210,24 +246,44 @@ def test_sampler() -> None:
 def tiny(architecture: str = "llama", **extra: Any) -> tuple[llama.LlamaConfig, dict[str, Any]]:
     """A two-layer model with random f32 weights."""
     prefix = architecture
-    config = llama.LlamaConfig.from_metadata({
-        "general.architecture": architecture, f"{prefix}.block_count": 2,
-        f"{prefix}.embedding_length": 32, f"{prefix}.attention.head_count": 4,
-        f"{prefix}.attention.head_count_kv": 2, f"{prefix}.context_length": 512,
-        f"{prefix}.attention.layer_norm_rms_epsilon": 1e-5, **extra})
+    config = llama.LlamaConfig.from_metadata(
+        {
+            "general.architecture": architecture,
+            f"{prefix}.block_count": 2,
+            f"{prefix}.embedding_length": 32,
+            f"{prefix}.attention.head_count": 4,
+            f"{prefix}.attention.head_count_kv": 2,
+            f"{prefix}.context_length": 512,
+            f"{prefix}.attention.layer_norm_rms_epsilon": 1e-5,
+            **extra,
+        }
+    )
     rng = np.random.default_rng(11)
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (50, 32), "output_norm.weight": (32,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (50, 32),
+        "output_norm.weight": (32,),
+    }
     for i in range(2):
-        shapes |= {f"blk.{i}.attn_norm.weight": (32,), f"blk.{i}.ffn_norm.weight": (32,),
-                   f"blk.{i}.attn_q.weight": (32, 32), f"blk.{i}.attn_k.weight": (16, 32),
-                   f"blk.{i}.attn_v.weight": (16, 32), f"blk.{i}.attn_output.weight": (32, 32),
-                   f"blk.{i}.ffn_up.weight": (64, 32), f"blk.{i}.ffn_gate.weight": (64, 32),
-                   f"blk.{i}.ffn_down.weight": (32, 64)}
+        shapes |= {
+            f"blk.{i}.attn_norm.weight": (32,),
+            f"blk.{i}.ffn_norm.weight": (32,),
+            f"blk.{i}.attn_q.weight": (32, 32),
+            f"blk.{i}.attn_k.weight": (16, 32),
+            f"blk.{i}.attn_v.weight": (16, 32),
+            f"blk.{i}.attn_output.weight": (32, 32),
+            f"blk.{i}.ffn_up.weight": (64, 32),
+            f"blk.{i}.ffn_gate.weight": (64, 32),
+            f"blk.{i}.ffn_down.weight": (32, 64),
+        }
         if architecture == "qwen2":
-            shapes |= {f"blk.{i}.attn_q.bias": (32,), f"blk.{i}.attn_k.bias": (16,),
-                       f"blk.{i}.attn_v.bias": (16,)}
-    return config, {name: rng.standard_normal(shape).astype(np.float32) / 3
-                    for name, shape in shapes.items()}
+            shapes |= {
+                f"blk.{i}.attn_q.bias": (32,),
+                f"blk.{i}.attn_k.bias": (16,),
+                f"blk.{i}.attn_v.bias": (16,),
+            }
+    return config, {
+        name: rng.standard_normal(shape).astype(np.float32) / 3 for name, shape in shapes.items()
+    }
 
 
 class Tiny:
@@ -236,8 +292,10 @@ class Tiny:
     def __init__(self, architecture: str = "llama", flash: bool = True, **extra: Any) -> None:
         self.config, self.weights = tiny(architecture, **extra)
         self.infos = {n: TensorInfo(n, Type.F32, w.shape) for n, w in self.weights.items()}
-        self.state = {name: np.zeros(shape, np.float16)
-                      for name, (_, shape) in llama.kv_state(self.config, 512).items()}
+        self.state = {
+            name: np.zeros(shape, np.float16)
+            for name, (_, shape) in llama.kv_state(self.config, 512).items()
+        }
         self.flash = flash
         self.past = 0
 
@@ -245,12 +303,18 @@ class Tiny:
         """Logits of the last token."""
         n, past = len(tokens), self.past
         n_kv = llama.padded_kv(past + n, 512)
-        built = llama.LlamaGraph(self.config, self.infos, n_tokens=n, n_kv=n_kv, n_ctx=512,
-                                 flash=self.flash)
+        built = llama.LlamaGraph(
+            self.config, self.infos, n_tokens=n, n_kv=n_kv, n_ctx=512, flash=self.flash
+        )
         cells = np.arange(past, past + n)
         mask = np.where(np.arange(n_kv) <= cells[:, None], 0, -np.inf).astype(np.float16)
-        inputs = {"tokens": np.array(tokens, np.int32), "positions": cells.astype(np.int32),
-                  "cells": cells, "mask": mask, "outputs": np.array([n - 1], np.int32)}
+        inputs = {
+            "tokens": np.array(tokens, np.int32),
+            "positions": cells.astype(np.int32),
+            "cells": cells,
+            "mask": mask,
+            "outputs": np.array([n - 1], np.int32),
+        }
         assert {t.name for t in built.graph.inputs} <= set(inputs)
         (logits,) = Evaluator(built.graph.encode(), self.weights, self.state).run(inputs)
         self.past += n
@@ -297,8 +361,9 @@ def test_topology_is_the_same_from_token_to_token() -> None:
     config, weights = tiny()
     infos = {n: TensorInfo(n, Type.F32, w.shape) for n, w in weights.items()}
     assert [llama.padded_kv(n, 600) for n in (1, 256, 257, 512, 513)] == [256, 256, 512, 512, 600]
-    one, other = (llama.LlamaGraph(config, infos, n_tokens=1, n_kv=256, n_ctx=512).graph
-                  for _ in range(2))
+    one, other = (
+        llama.LlamaGraph(config, infos, n_tokens=1, n_kv=256, n_ctx=512).graph for _ in range(2)
+    )
     assert one.encode() == other.encode()
 
 

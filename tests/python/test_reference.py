@@ -1,4 +1,6 @@
-"""The oracle against the recorded cases: numpy_reference agrees with them wherever it knows the op."""
+"""The oracle against the recorded cases: numpy_reference agrees with them wherever it knows the
+op.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,11 @@ from typing import Any
 import golden
 import numpy as np
 import pytest
-from numpy_reference import OPS, Evaluator, dequantise
-from test_graph import rebuild
-
 from headrace.models.gguf_file import GgufFile
 from headrace.op import Op
 from headrace.types import Type, as_shape, tensor_bytes
+from numpy_reference import OPS, Evaluator, dequantise
+from test_graph import rebuild
 
 KNOWN = {op.name for op in OPS} | {"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "SET_ROWS"}
 FAMILIES = ["binary", "layout", "math", "unary", "glu", "norm", "reduce", "soft_max", "rope",
@@ -51,7 +52,10 @@ def evaluable(case: golden.GoldenCase) -> bool:
     for t in case.tensors:
         if t.op not in KNOWN or (t.op == "ROPE" and t.params[2:3] not in ((0,), (2,), ())):
             return False
-        if t.op not in ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE") and Type(t.type).is_block:
+        if (
+            t.op not in ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
+            and Type(t.type).is_block
+        ):
             return False
         if t.op == "UNARY" and t.params[:1] == (17,):
             return False
@@ -67,8 +71,11 @@ def check(place: Path, case: golden.GoldenCase, file: GgufFile) -> str:
     inputs = {}
     for t in case.tensors:
         if t.op == "NONE":
-            inputs[f"t{t.index}"] = np.array(file.read(f"c{case.number}.t{t.index}")) \
-                if t.stored else np.zeros(tensor_bytes(Type(t.type), t.ne), np.uint8)
+            inputs[f"t{t.index}"] = (
+                np.array(file.read(f"c{case.number}.t{t.index}"))
+                if t.stored
+                else np.zeros(tensor_bytes(Type(t.type), t.ne), np.uint8)
+            )
     evaluator.run(inputs)
     leaves = len(graph.leaves)
     for t, ours in zip(case.tensors, tensors, strict=True):

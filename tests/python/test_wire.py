@@ -1,15 +1,14 @@
-"""The I/O-free core: framing, replies in pieces, uploads under credit, what a broken peer causes."""
+"""The I/O-free core: framing, replies in pieces, uploads under credit, broken peers."""
 
 from __future__ import annotations
 
 import struct
 
 import pytest
-from peer import END, MORE, crc32c, error_frame, frame
-
 from headrace import errors, wire
 from headrace import headrace_pb2 as pb
 from headrace.wire import Credit, Failure, GoingAway, Kind, Reply, Wire
+from peer import END, MORE, crc32c, error_frame, frame
 
 
 def test_crc_known_values() -> None:
@@ -35,7 +34,9 @@ def test_reply_byte_by_byte_and_all_at_once() -> None:
         for at in range(0, len(data), step):
             events += w.feed(data[at : at + step])
         assert [(e.call_id, e.message, bytes(e.body)) for e in events if isinstance(e, Reply)] == [
-            (b.call_id, b"pong", b"xy"), (a.call_id, b"devs", b"")]
+            (b.call_id, b"pong", b"xy"),
+            (a.call_id, b"devs", b""),
+        ]
         assert not w.calls
 
 
@@ -46,7 +47,8 @@ def test_long_reply_goes_into_the_callers_memory() -> None:
     data = bytes(i * 7 % 256 for i in range(100_000))
     events = []
     stream = frame(0xE0, call.call_id, b"m", data[:60_000], MORE) + frame(
-        0x85, call.call_id, pb.Data(offset=60_000).SerializeToString(), data[60_000:])
+        0x85, call.call_id, pb.Data(offset=60_000).SerializeToString(), data[60_000:]
+    )
     direct = 0
     while stream:
         target = w.buffer()
@@ -64,9 +66,11 @@ def test_long_reply_goes_into_the_callers_memory() -> None:
 def test_long_reply_without_memory_is_joined() -> None:
     w = Wire()
     call = w.call(Kind.EXPLAIN, b"")
-    (reply,) = w.feed(frame(0xD2, call.call_id, b"", b"one ", MORE)
-                      + frame(0x85, call.call_id, b"", b"two ", MORE)
-                      + frame(0x85, call.call_id, b"", b"three"))
+    (reply,) = w.feed(
+        frame(0xD2, call.call_id, b"", b"one ", MORE)
+        + frame(0x85, call.call_id, b"", b"two ", MORE)
+        + frame(0x85, call.call_id, b"", b"three")
+    )
     assert isinstance(reply, Reply) and bytes(reply.body) == b"one two three"
 
 
@@ -90,11 +94,13 @@ def test_upload_waits_for_credit() -> None:
     first, second = (b"".join(w.upload(call)) for _ in range(2))
     assert w.upload(call) == []
     assert first == frame(5, call.call_id, b"", body[:10], MORE)
-    assert second == frame(5, call.call_id, pb.Data(offset=10).SerializeToString(), body[10:16],
-                           MORE)
+    assert second == frame(
+        5, call.call_id, pb.Data(offset=10).SerializeToString(), body[10:16], MORE
+    )
     w.feed(grant)
-    assert b"".join(w.upload(call)) == frame(5, call.call_id, pb.Data(offset=16).SerializeToString(),
-                                             body[16:], END)
+    assert b"".join(w.upload(call)) == frame(
+        5, call.call_id, pb.Data(offset=16).SerializeToString(), body[16:], END
+    )
     assert not call.uploading
 
 
@@ -106,12 +112,46 @@ def test_stream_sends_its_first_part_inline() -> None:
     assert b"".join(w.upload(call)) == frame(5, call.call_id, b"", b"data", END)
 
 
+def test_stream_whose_first_part_is_long() -> None:
+    w = Wire()
+    w.body_max = 5
+    call = w.call(Kind.WEIGHTS_PUT, b"p", [b"manifest", b"da", b"ta"], stream=True)
+    assert b"".join(call.frames) == frame(33, call.call_id, b"p", b"", MORE)
+    w.feed(frame(4, call.call_id, pb.Credit(bytes=8).SerializeToString()))
+    sent = [b"".join(w.upload(call)) for _ in range(2)]
+    assert w.upload(call) == []
+    w.feed(frame(4, call.call_id, pb.Credit(bytes=4).SerializeToString()))
+    sent.append(b"".join(w.upload(call)))
+    offset = pb.Data(offset=5).SerializeToString()
+    assert sent == [
+        frame(5, call.call_id, b"", b"manif", MORE),
+        frame(5, call.call_id, offset, b"est", MORE),
+        frame(5, call.call_id, b"", b"data", END),
+    ]
+    assert not call.uploading
+
+
 def test_error_reply_becomes_its_class() -> None:
     w = Wire()
     call = w.call(Kind.SUBMIT, b"")
-    (failure,) = w.feed(error_frame(80, call.call_id, 3, "SHAPE", "no", has_node=True, node=4,
-                                    has_tensor=True, tensor=9, field="ne", limit=1, actual=2,
-                                    retry_after_ms=1500, digest=b"d"))
+    (failure,) = w.feed(
+        error_frame(
+            80,
+            call.call_id,
+            3,
+            "SHAPE",
+            "no",
+            has_node=True,
+            node=4,
+            has_tensor=True,
+            tensor=9,
+            field="ne",
+            limit=1,
+            actual=2,
+            retry_after_ms=1500,
+            digest=b"d",
+        )
+    )
     assert isinstance(failure, Failure)
     e = failure.error
     assert type(e) is errors.InvalidArgument and isinstance(e, errors.RequestError)
@@ -120,16 +160,27 @@ def test_error_reply_becomes_its_class() -> None:
     assert "SHAPE" in str(e) and "node 4" in str(e)
 
 
-@pytest.mark.parametrize(("code", "reason", "kind"), [
-    (1, "CANCELLED", errors.Cancelled), (4, "DEADLINE", errors.DeadlineExceeded),
-    (5, "NOT_FOUND", errors.NotFound), (8, "MEMORY", errors.Exhausted),
-    (11, "INDEX", errors.OutOfRange), (12, "OP", errors.Unsupported),
-    (13, "INTERNAL", errors.InternalError), (13, "FATAL", errors.DaemonFailed),
-    (14, "UNAVAILABLE", errors.Unavailable), (14, "DEVICE_LOST", errors.DeviceLost),
-    (14, "EOF", errors.ConnectionLost), (15, "DIGEST", errors.DataLoss),
-    (16, "UNAUTHENTICATED", errors.Unauthenticated), (3, "BAD_MAGIC", errors.ProtocolError),
-    (3, "ARITY", errors.InvalidArgument), (99, "", errors.UnknownError),
-])
+@pytest.mark.parametrize(
+    ("code", "reason", "kind"),
+    [
+        (1, "CANCELLED", errors.Cancelled),
+        (4, "DEADLINE", errors.DeadlineExceeded),
+        (5, "NOT_FOUND", errors.NotFound),
+        (8, "MEMORY", errors.Exhausted),
+        (11, "INDEX", errors.OutOfRange),
+        (12, "OP", errors.Unsupported),
+        (13, "INTERNAL", errors.InternalError),
+        (13, "FATAL", errors.DaemonFailed),
+        (14, "UNAVAILABLE", errors.Unavailable),
+        (14, "DEVICE_LOST", errors.DeviceLost),
+        (14, "EOF", errors.ConnectionLost),
+        (15, "DIGEST", errors.DataLoss),
+        (16, "UNAUTHENTICATED", errors.Unauthenticated),
+        (3, "BAD_MAGIC", errors.ProtocolError),
+        (3, "ARITY", errors.InvalidArgument),
+        (99, "", errors.UnknownError),
+    ],
+)
 def test_error_classes(code: int, reason: str, kind: type[errors.HeadraceError]) -> None:
     assert errors.error_class(code, reason) is kind
 
@@ -165,14 +216,21 @@ def broken(offset: int, value: bytes) -> bytes:
     return bytes(data) + struct.pack("<I", crc32c(bytes(data)))
 
 
-@pytest.mark.parametrize(("data", "reason"), [
-    (broken(0, b"XX"), "BAD_MAGIC"), (broken(2, b"\x02"), "BAD_VERSION"),
-    (frame(0x82, 1)[:28] + b"\0\0\0\0", "BAD_HEADER_CRC"), (broken(3, b"\x02"), "BAD_TYPE"),
-    (broken(3, b"\x90"), "BAD_TYPE"), (broken(4, b"\x20"), "BAD_FLAGS"),
-    (broken(6, b"\x01"), "BAD_FLAGS"), (broken(8, b"\x07"), "BAD_ID"),
-    (broken(16, struct.pack("<I", 1 << 20)), "MESSAGE_TOO_LONG"),
-    (broken(20, struct.pack("<I", 1 << 30)), "BODY_TOO_LONG"),
-])
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (broken(0, b"XX"), "BAD_MAGIC"),
+        (broken(2, b"\x02"), "BAD_VERSION"),
+        (frame(0x82, 1)[:28] + b"\0\0\0\0", "BAD_HEADER_CRC"),
+        (broken(3, b"\x02"), "BAD_TYPE"),
+        (broken(3, b"\x90"), "BAD_TYPE"),
+        (broken(4, b"\x20"), "BAD_FLAGS"),
+        (broken(6, b"\x01"), "BAD_FLAGS"),
+        (broken(8, b"\x07"), "BAD_ID"),
+        (broken(16, struct.pack("<I", 1 << 20)), "MESSAGE_TOO_LONG"),
+        (broken(20, struct.pack("<I", 1 << 30)), "BODY_TOO_LONG"),
+    ],
+)
 def test_broken_frames(data: bytes, reason: str) -> None:
     w = Wire()
     w.call(Kind.PING, b"")

@@ -119,8 +119,14 @@ class _Connection(asyncio.BufferedProtocol):
         if self.failure is not None:
             raise self.failure
         timeout_ms = 0 if timeout is None else min(max(1, int(timeout * 1000)), 0xFFFFFFFF)
-        call = self.wire.call(request.kind, request.message, request.body, stream=request.stream,
-                              timeout_ms=timeout_ms, into=request.into)
+        call = self.wire.call(
+            request.kind,
+            request.message,
+            request.body,
+            stream=request.stream,
+            timeout_ms=timeout_ms,
+            into=request.into,
+        )
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._replies[call.call_id] = future
         if call.uploading:
@@ -146,8 +152,9 @@ class _Connection(asyncio.BufferedProtocol):
 class AsyncState(handles.StateInfo):
     """Writable tensors in the daemon, owned by this session."""
 
-    def __init__(self, client: AsyncClient, handle: int, nbytes: int,
-                 tensors: Sequence[TensorInfo]) -> None:
+    def __init__(
+        self, client: AsyncClient, handle: int, nbytes: int, tensors: Sequence[TensorInfo]
+    ) -> None:
         super().__init__(handle, nbytes, tensors)
         self._client = client
 
@@ -171,8 +178,14 @@ class AsyncGraphHandle(handles.SubmittedGraph):
         super().__init__(graph, submit)
         self._client = client
 
-    async def run(self, inputs: Inputs = (), *, outputs: Sequence[int | str] | None = None,
-                  priority: int = 0, timeout: float | None = None) -> handles.RunResult:
+    async def run(
+        self,
+        inputs: Inputs = (),
+        *,
+        outputs: Sequence[int | str] | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> handles.RunResult:
         """Evaluates the graph and returns its outputs."""
         flow = flows.run(self, inputs, outputs, priority, self._client.body_max)
         return await self._client.drive(flow, timeout)
@@ -187,7 +200,7 @@ class AsyncGraphHandle(handles.SubmittedGraph):
 
 
 class AsyncClient:
-    """A connection and its session; an asynchronous context manager. Methods as in client.Client."""
+    """A connection and its session; an asynchronous context manager. Methods as in Client."""
 
     def __init__(self, connection: _Connection, timeout: float | None) -> None:
         self._connection = connection
@@ -202,8 +215,12 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                        trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -250,17 +267,29 @@ class AsyncClient:
         """Returns when all earlier runs of this session have ended."""
         await self.drive(flows.sync(), timeout)
 
-    async def load(self, path: str, name: str = "", placement: Placement | None = None, *,
-                   timeout: float | None = None) -> handles.WeightSet:
+    async def load(
+        self,
+        path: str,
+        name: str = "",
+        placement: Placement | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> handles.WeightSet:
         """A GGUF file on the daemon's side, as a weight set."""
         flow = flows.load(path, name, placement)
         return await self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
 
-    async def put(self, name: str, tensors: Mapping[str, Content],
-                  placement: Placement | None = None, *, digest: bool = True,
-                  timeout: float | None = None) -> handles.WeightSet:
+    async def put(
+        self,
+        name: str,
+        tensors: Mapping[str, Content],
+        placement: Placement | None = None,
+        *,
+        digest: bool = True,
+        timeout: float | None = None,
+    ) -> handles.WeightSet:
         """Uploads arrays as a weight set."""
-        flow = flows.put(name, tensors, placement, digest)
+        flow = flows.put(name, tensors, placement, digest, self.body_max)
         return await self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
 
     async def weights(self, *, timeout: float | None = None) -> list[handles.SetInfo]:
@@ -271,19 +300,34 @@ class AsyncClient:
         """Gives a weight set back."""
         await self.drive(flows.drop(weights.handle), timeout)
 
-    async def state(self, spec: Mapping[str, tuple[TypeLike, Sequence[int]]],
-                    placement: Placement | None = None, *,
-                    timeout: float | None = None) -> AsyncState:
+    async def state(
+        self,
+        spec: Mapping[str, tuple[TypeLike, Sequence[int]]],
+        placement: Placement | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> AsyncState:
         """Zero-filled tensors {name: (type, shape)}."""
         tensors = flows.state_tensors(spec)
-        handle, size = await self.drive(flows.state_alloc(tensors, placement), timeout)
+        flow = flows.state_alloc(tensors, placement, self.body_max)
+        handle, size = await self.drive(flow, timeout)
         return AsyncState(self, handle, size, tensors)
 
-    async def submit(self, graph: Graph, *, weights: Sequence[handles.WeightSet] = (),
-                     states: Sequence[handles.StateInfo] = (), pins: Placement | None = None,
-                     rules: str = "headrace", n_copies: int = 0, op_offload: bool = False,
-                     strict: bool = False, dry_run: bool = False, fresh: bool = False,
-                     timeout: float | None = None) -> AsyncGraphHandle:
+    async def submit(
+        self,
+        graph: Graph,
+        *,
+        weights: Sequence[handles.WeightSet] = (),
+        states: Sequence[handles.StateInfo] = (),
+        pins: Placement | None = None,
+        rules: str = "headrace",
+        n_copies: int = 0,
+        op_offload: bool = False,
+        strict: bool = False,
+        dry_run: bool = False,
+        fresh: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncGraphHandle:
         """Has a graph checked and planned; see client.Client.submit()."""
         options = flows.SubmitOptions(pins, rules, n_copies, op_offload, strict, dry_run, fresh)
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
@@ -292,9 +336,15 @@ class AsyncClient:
         return handle
 
 
-async def connect(address: str, *, name: str = "headrace-python", session: str = "",
-                  credentials: bytes = b"", token: bytes = b"",
-                  timeout: float | None = TIMEOUT_S) -> AsyncClient:
+async def connect(
+    address: str,
+    *,
+    name: str = "headrace-python",
+    session: str = "",
+    credentials: bytes = b"",
+    token: bytes = b"",
+    timeout: float | None = TIMEOUT_S,
+) -> AsyncClient:
     """Connects to unix:/path or tcp:host:port and says hello."""
     loop = asyncio.get_running_loop()
     sock = await loop.run_in_executor(None, open_socket, address, timeout)

@@ -63,25 +63,43 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="headrace", description="Client of the headrace daemon.")
     top.add_argument("--version", action="version", version=f"headrace {__version__}")
     common = argparse.ArgumentParser(add_help=False)
-    for place, default in ((top, os.environ.get("HEADRACE_ADDRESS", DEFAULT_ADDRESS)),
-                           (common, argparse.SUPPRESS)):
-        place.add_argument("--connect", metavar="ADDRESS", default=default,
-                           help="unix:/path or tcp:host:port (default: $HEADRACE_ADDRESS, else "
-                                f"{DEFAULT_ADDRESS})")
+    for place, default in (
+        (top, os.environ.get("HEADRACE_ADDRESS", DEFAULT_ADDRESS)),
+        (common, argparse.SUPPRESS),
+    ):
+        place.add_argument(
+            "--connect",
+            metavar="ADDRESS",
+            default=default,
+            help="unix:/path or tcp:host:port (default: $HEADRACE_ADDRESS, else "
+            f"{DEFAULT_ADDRESS})",
+        )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     model = argparse.ArgumentParser(add_help=False)
     which = model.add_mutually_exclusive_group(required=True)
-    which.add_argument("model", nargs="?", metavar="FILE",
-                       help="a GGUF file, relative to one of the daemon's model directories")
+    which.add_argument(
+        "model",
+        nargs="?",
+        metavar="FILE",
+        help="a GGUF file, relative to one of the daemon's model directories",
+    )
     which.add_argument("--model", dest="model_option", metavar="FILE", help="the same")
-    model.add_argument("--devices", type=layer_split, metavar="NAME:LAYERS,...",
-                       help="spread the layers, for example cpu0:15,cpu1:15")
+    model.add_argument(
+        "--devices",
+        type=layer_split,
+        metavar="NAME:LAYERS,...",
+        help="spread the layers, for example cpu0:15,cpu1:15",
+    )
     model.add_argument("--ctx", type=positive, default=0, help="tokens the context holds")
-    model.add_argument("--n-copies", type=natural, default=0, help="slots of the plan (0: it decides)")
-    model.add_argument("--rules", choices=("headrace", "ggml"), default="headrace",
-                       help="how the graph is split")
-    model.add_argument("--no-flash", action="store_true",
-                       help="attention by soft_max instead of flash_attn_ext")
+    model.add_argument(
+        "--n-copies", type=natural, default=0, help="slots of the plan (0: it decides)"
+    )
+    model.add_argument(
+        "--rules", choices=("headrace", "ggml"), default="headrace", help="how the graph is split"
+    )
+    model.add_argument(
+        "--no-flash", action="store_true", help="attention by soft_max instead of flash_attn_ext"
+    )
 
     generate = commands.add_parser("generate", parents=[common, model], help="continue a prompt")
     generate.add_argument("--prompt", required=True, help="the text ('-': read from stdin)")
@@ -90,15 +108,19 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--top-k", type=natural, default=40, help="0: all tokens")
     generate.add_argument("--top-p", type=float, default=0.95)
     generate.add_argument("--seed", type=int)
-    generate.add_argument("--chat", action="store_true",
-                          help="the prompt is a user's message in the model's chat template")
+    generate.add_argument(
+        "--chat",
+        action="store_true",
+        help="the prompt is a user's message in the model's chat template",
+    )
     generate.add_argument("--ignore-end", action="store_true", help="go on after an end token")
     generate.set_defaults(run=run_generate)
 
     devices = commands.add_parser("devices", parents=[common], help="the daemon's devices")
     devices.set_defaults(run=run_devices)
-    explain = commands.add_parser("explain", parents=[common, model],
-                                  help="how the daemon would run a model's graph")
+    explain = commands.add_parser(
+        "explain", parents=[common, model], help="how the daemon would run a model's graph"
+    )
     explain.add_argument("--batch", type=positive, default=1, help="tokens in the graph")
     explain.set_defaults(run=run_explain)
     stats = commands.add_parser("stats", parents=[common], help="the daemon's counters")
@@ -154,8 +176,12 @@ def progress(words: str) -> Iterator[None]:
         print(f"{words} ...", file=sys.stderr)
         yield
         return
-    bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
-                   console=Console(stderr=True))
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    )
     with bar:
         task = bar.add_task(words, total=None)
         yield
@@ -171,17 +197,25 @@ def load_model(client: Client, options: argparse.Namespace) -> Model:
     with progress(f"Loading {file}"):
         model = Model.load(client, file, options.devices)
     info = model.weights.info
-    how = "already in the daemon" if model.weights.already \
+    how = (
+        "already in the daemon"
+        if model.weights.already
         else f"in {time.perf_counter() - began:.2f} s"
-    print(f"{info.name}: {info.tensors} tensors, {info.nbytes / 1e6:.1f} MB, {how}",
-          file=sys.stderr)
+    )
+    print(
+        f"{info.name}: {info.tensors} tensors, {info.nbytes / 1e6:.1f} MB, {how}", file=sys.stderr
+    )
     return model
 
 
 def make_context(model: Model, options: argparse.Namespace, least: int) -> Context:
     """A context of the options that holds at least that many tokens."""
-    return model.context(options.ctx or max(least, 256), flash=not options.no_flash,
-                         n_copies=options.n_copies, rules=options.rules)
+    return model.context(
+        options.ctx or max(least, 256),
+        flash=not options.no_flash,
+        n_copies=options.n_copies,
+        rules=options.rules,
+    )
 
 
 # ---- commands ------------------------------------------------------------------------------------
@@ -223,14 +257,18 @@ def write(text: str) -> None:
 def report(context: Context) -> None:
     """Speeds, plan cache and splits, to stderr."""
     t = context.timing
-    lines = [rate("prompt", t.prompt_tokens, t.prompt_s),
-             rate("generation", t.generated_tokens, t.generated_s)]
+    lines = [
+        rate("prompt", t.prompt_tokens, t.prompt_s),
+        rate("generation", t.generated_tokens, t.generated_s),
+    ]
     misses = f" ({', '.join(t.misses)})" if t.misses else ""
     lines.append(f"plan cache: {t.hits} hits, {len(t.misses)} misses{misses}")
     for (count, cells), handle in context.graphs.items():
         shares = ", ".join(f"{share.device} {share.splits}" for share in handle.plan.devices)
-        lines.append(f"splits of {count} token(s), {cells} cells: {shares or 'none'} "
-                     f"(copies {handle.plan.n_copies})")
+        lines.append(
+            f"splits of {count} token(s), {cells} cells: {shares or 'none'} "
+            f"(copies {handle.plan.n_copies})"
+        )
     print("\n".join(lines), file=sys.stderr)
 
 
@@ -243,10 +281,22 @@ def rate(what: str, tokens: int, seconds: float) -> str:
 def run_devices(options: argparse.Namespace) -> int:
     """One line per device, in priority order."""
     with connect(options.connect, name="headrace devices") as client:
-        rows = [("name", "type", "memory", "total MB", "free MB", "used MB", "threads",
-                 "description")]
-        rows += [(d.name, d.type, d.memory_kind, mega(d.memory_total), mega(d.memory_free),
-                  mega(d.memory_used), str(d.threads), d.description) for d in client.devices()]
+        rows = [
+            ("name", "type", "memory", "total MB", "free MB", "used MB", "threads", "description")
+        ]
+        rows += [
+            (
+                d.name,
+                d.type,
+                d.memory_kind,
+                mega(d.memory_total),
+                mega(d.memory_free),
+                mega(d.memory_used),
+                str(d.threads),
+                d.description,
+            )
+            for d in client.devices()
+        ]
     table(rows)
     return 0
 
@@ -260,7 +310,9 @@ def table(rows: Sequence[Sequence[str]]) -> None:
     """Columns as wide as they need to be."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
 
 
 def run_explain(options: argparse.Namespace) -> int:
@@ -300,14 +352,22 @@ def run_inspect(options: argparse.Namespace) -> int:
     if options.tensor is not None:
         print_values(file, options.tensor)
         return 0
-    print(f"GGUF version {file.version}, {len(file)} tensors, "
-          f"{sum(t.nbytes for t in file.values()) / 1e6:.1f} MB")
+    print(
+        f"GGUF version {file.version}, {len(file)} tensors, "
+        f"{sum(t.nbytes for t in file.values()) / 1e6:.1f} MB"
+    )
     for key, value in file.metadata.items():
         print(f"{key} = {shortened(value)}")
     if options.tensors:
-        table([("tensor", "type", "shape", "bytes"),
-               *((t.name, t.type.name.lower(), str(t.shape), str(t.nbytes))
-                 for t in file.values())])
+        table(
+            [
+                ("tensor", "type", "shape", "bytes"),
+                *(
+                    (t.name, t.type.name.lower(), str(t.shape), str(t.nbytes))
+                    for t in file.values()
+                ),
+            ]
+        )
     return 0
 
 
@@ -320,13 +380,18 @@ def print_values(file: Any, name: str) -> None:
     info = file[name]
     raw = file.read(name)
     dtype = info.type.dtype
-    values = raw.view(dtype) if dtype is not None \
+    values = (
+        raw.view(dtype)
+        if dtype is not None
         else dequantize(raw, GGMLQuantizationType(int(info.type)))
+    )
     values = np.asarray(values, np.float64)
     print(f"{name}: {info.type.name.lower()} {info.shape}, {info.nbytes} bytes")
     if values.size:
-        print(f"least {values.min():.6g}, greatest {values.max():.6g}, mean {values.mean():.6g}, "
-              f"deviation {values.std():.6g}, zeros {int((values == 0).sum())}")
+        print(
+            f"least {values.min():.6g}, greatest {values.max():.6g}, mean {values.mean():.6g}, "
+            f"deviation {values.std():.6g}, zeros {int((values == 0).sum())}"
+        )
 
 
 def shortened(value: Any) -> str:

@@ -39,8 +39,13 @@ class Operation(Generic[T]):
         try:
             request: Request = self._flow.send(reply) if error is None else self._flow.throw(error)
             self._pending = self._transport.start(
-                request.kind, request.message, request.body, stream=request.stream,
-                timeout=self._timeout, into=request.into)
+                request.kind,
+                request.message,
+                request.body,
+                stream=request.stream,
+                timeout=self._timeout,
+                into=request.into,
+            )
         except StopIteration as stop:
             self._value, self._pending = stop.value, None
         except Exception as failure:
@@ -74,8 +79,9 @@ class Operation(Generic[T]):
 class State(handles.StateInfo):
     """Writable tensors in the daemon, owned by this session."""
 
-    def __init__(self, client: Client, handle: int, nbytes: int,
-                 tensors: Sequence[TensorInfo]) -> None:
+    def __init__(
+        self, client: Client, handle: int, nbytes: int, tensors: Sequence[TensorInfo]
+    ) -> None:
         super().__init__(handle, nbytes, tensors)
         self._client = client
 
@@ -95,16 +101,22 @@ class State(handles.StateInfo):
 class GraphHandle(handles.SubmittedGraph):
     """A submitted graph: run it as often as wanted, from any thread.
 
-    plan: the summary of the latest submit. A graph that the daemon has evicted is submitted again by
-    the next run, once per run.
+    plan: the summary of the latest submit. A graph that the daemon has evicted is submitted again
+    by the next run, once per run.
     """
 
     def __init__(self, client: Client, graph: Graph, submit: bytes) -> None:
         super().__init__(graph, submit)
         self._client = client
 
-    def run(self, inputs: Inputs = (), *, outputs: Sequence[int | str] | None = None,
-            priority: int = 0, timeout: float | None = None) -> handles.RunResult:
+    def run(
+        self,
+        inputs: Inputs = (),
+        *,
+        outputs: Sequence[int | str] | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> handles.RunResult:
         """Evaluates the graph and returns its outputs.
 
         inputs: {name: array}, or arrays in the graph's order. outputs: which, by name or position
@@ -113,10 +125,16 @@ class GraphHandle(handles.SubmittedGraph):
         flow = flows.run(self, inputs, outputs, priority, self._client.body_max)
         return self._client.drive(flow, timeout)
 
-    def run_async(self, inputs: Inputs = (), *, outputs: Sequence[int | str] | None = None,
-                  priority: int = 0, timeout: float | None = None) -> Operation[handles.RunResult]:
-        """Starts a run and returns at once; inputs may be overwritten when this returns, unless they
-        are longer than one frame (Client.body_max).
+    def run_async(
+        self,
+        inputs: Inputs = (),
+        *,
+        outputs: Sequence[int | str] | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Operation[handles.RunResult]:
+        """Starts a run and returns at once; inputs may be overwritten when this returns, unless
+        they are longer than one frame (Client.body_max).
         """
         flow = flows.run(self, inputs, outputs, priority, self._client.body_max)
         return self._client.begin(flow, timeout)
@@ -146,8 +164,12 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -197,8 +219,14 @@ class Client:
 
     # ---- weights and states --------------------------------------------------------------------
 
-    def load(self, path: str, name: str = "", placement: Placement | None = None, *,
-             timeout: float | None = None) -> handles.WeightSet:
+    def load(
+        self,
+        path: str,
+        name: str = "",
+        placement: Placement | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> handles.WeightSet:
         """A GGUF file below one of the daemon's model directories, as a weight set.
 
         placement: which tensors live where: {glob: device} or pairs, the first match counts; device
@@ -207,10 +235,17 @@ class Client:
         flow = flows.load(path, name, placement)
         return self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
 
-    def put(self, name: str, tensors: Mapping[str, Content], placement: Placement | None = None, *,
-            digest: bool = True, timeout: float | None = None) -> handles.WeightSet:
+    def put(
+        self,
+        name: str,
+        tensors: Mapping[str, Content],
+        placement: Placement | None = None,
+        *,
+        digest: bool = True,
+        timeout: float | None = None,
+    ) -> handles.WeightSet:
         """Uploads arrays, or (type, shape, bytes) for types numpy lacks, as a weight set."""
-        flow = flows.put(name, tensors, placement, digest)
+        flow = flows.put(name, tensors, placement, digest, self.body_max)
         return self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
 
     def weights(self, *, timeout: float | None = None) -> list[handles.SetInfo]:
@@ -221,26 +256,42 @@ class Client:
         """Gives a weight set back; it goes when nobody holds it any more."""
         self.drive(flows.drop(weights.handle), timeout)
 
-    def state(self, spec: Mapping[str, tuple[TypeLike, Sequence[int]]],
-              placement: Placement | None = None, *, timeout: float | None = None) -> State:
+    def state(
+        self,
+        spec: Mapping[str, tuple[TypeLike, Sequence[int]]],
+        placement: Placement | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> State:
         """Zero-filled tensors {name: (type, shape)}; they live as long as the session."""
         tensors = flows.state_tensors(spec)
-        handle, size = self.drive(flows.state_alloc(tensors, placement), timeout)
+        flow = flows.state_alloc(tensors, placement, self.body_max)
+        handle, size = self.drive(flow, timeout)
         return State(self, handle, size, tensors)
 
     # ---- graphs --------------------------------------------------------------------------------
 
-    def submit(self, graph: Graph, *, weights: Sequence[handles.WeightSet] = (),
-               states: Sequence[handles.StateInfo] = (), pins: Placement | None = None,
-               rules: str = "headrace", n_copies: int = 0, op_offload: bool = False,
-               strict: bool = False, dry_run: bool = False, fresh: bool = False,
-               timeout: float | None = None) -> GraphHandle:
+    def submit(
+        self,
+        graph: Graph,
+        *,
+        weights: Sequence[handles.WeightSet] = (),
+        states: Sequence[handles.StateInfo] = (),
+        pins: Placement | None = None,
+        rules: str = "headrace",
+        n_copies: int = 0,
+        op_offload: bool = False,
+        strict: bool = False,
+        dry_run: bool = False,
+        fresh: bool = False,
+        timeout: float | None = None,
+    ) -> GraphHandle:
         """Has a graph checked and planned.
 
-        weights, states: where the leaves of those kinds are looked up by name, first set first. pins:
-        {glob over tensor names: device}. rules: "headrace" or "ggml". n_copies: runs in flight at once
-        (0: the plan decides). strict: no node may fall back to the last device. dry_run: plan only.
-        fresh: plan anew even if cached.
+        weights, states: where the leaves of those kinds are looked up by name, first set first.
+        pins: {glob over tensor names: device}. rules: "headrace" or "ggml". n_copies: runs in
+        flight at once (0: the plan decides). strict: no node may fall back to the last device.
+        dry_run: plan only. fresh: plan anew even if cached.
         """
         options = flows.SubmitOptions(pins, rules, n_copies, op_offload, strict, dry_run, fresh)
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
@@ -249,9 +300,15 @@ class Client:
         return handle
 
 
-def connect(address: str, *, name: str = "headrace-python", session: str = "",
-            credentials: bytes = b"", token: bytes = b"",
-            timeout: float | None = TIMEOUT_S) -> Client:
+def connect(
+    address: str,
+    *,
+    name: str = "headrace-python",
+    session: str = "",
+    credentials: bytes = b"",
+    token: bytes = b"",
+    timeout: float | None = TIMEOUT_S,
+) -> Client:
     """Connects to unix:/path or tcp:host:port and says hello.
 
     name: shown to the operator. session, token: joins or resumes a named session.

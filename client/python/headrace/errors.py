@@ -1,8 +1,8 @@
 """What can go wrong: one class per status, under one class per scope.
 
 Scopes say who is affected: RequestError only this call; PeerError this connection; DeviceError a
-device (the daemon plans anew without it); DaemonError the daemon. Mistakes found on this side before
-anything is sent are ValueError.
+device (the daemon plans anew without it); DaemonError the daemon. Mistakes found on this side
+before anything is sent are ValueError.
 """
 
 from __future__ import annotations
@@ -18,10 +18,20 @@ class HeadraceError(Exception):
 
     code: int = 2
 
-    def __init__(self, words: str, *, reason: str = "", code: int | None = None,
-                 node: int | None = None, tensor: int | None = None, field: str = "",
-                 limit: int = 0, actual: int = 0, retry_after: float = 0.0,
-                 digest: bytes = b"") -> None:
+    def __init__(
+        self,
+        words: str,
+        *,
+        reason: str = "",
+        code: int | None = None,
+        node: int | None = None,
+        tensor: int | None = None,
+        field: str = "",
+        limit: int = 0,
+        actual: int = 0,
+        retry_after: float = 0.0,
+        digest: bytes = b"",
+    ) -> None:
         super().__init__(words)
         self.words = words
         self.reason = reason
@@ -35,8 +45,11 @@ class HeadraceError(Exception):
         self.digest = digest
 
     def __str__(self) -> str:
-        place = [f"{name} {value}" for name, value in
-                 (("node", self.node), ("tensor", self.tensor)) if value is not None]
+        place = [
+            f"{name} {value}"
+            for name, value in (("node", self.node), ("tensor", self.tensor))
+            if value is not None
+        ]
         if self.field:
             place.append(self.field)
         where = f" [{', '.join(place)}]" if place else ""

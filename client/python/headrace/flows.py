@@ -57,13 +57,21 @@ def rules(placement: Placement | None) -> list[pb.PlacementRule]:
 
 def hello(client_name: str, session: str, credentials: bytes, token: bytes) -> Flow[handles.Hello]:
     """The first request on a connection."""
-    message = pb.Hello(protocol_min=PROTOCOL, protocol_max=PROTOCOL, client_name=client_name,
-                       session_name=session, credentials=credentials, resume_token=token)
+    message = pb.Hello(
+        protocol_min=PROTOCOL,
+        protocol_max=PROTOCOL,
+        client_name=client_name,
+        session_name=session,
+        credentials=credentials,
+        resume_token=token,
+    )
     reply = yield Request(Kind.HELLO, message.SerializeToString())
     answer = handles.hello_of(parse(pb.HelloReply, reply.message))
     if answer.protocol != PROTOCOL:
-        raise ProtocolError(f"the daemon speaks protocol {answer.protocol}, this client "
-                            f"{PROTOCOL}", reason="BAD_VERSION")
+        raise ProtocolError(
+            f"the daemon speaks protocol {answer.protocol}, this client {PROTOCOL}",
+            reason="BAD_VERSION",
+        )
     return answer
 
 
@@ -107,8 +115,13 @@ def load(path: str, name: str, placement: Placement | None) -> Flow[handles.Weig
     reply = yield Request(Kind.WEIGHTS_LOAD, message.SerializeToString())
     loaded = parse(pb.WeightsLoadReply, reply.message)
     tensors = yield from set_tensors(loaded.set.handle)
-    return handles.WeightSet(handles.set_of(loaded.set), tensors, bytes(reply.body),
-                             loaded.metadata_count, loaded.already)
+    return handles.WeightSet(
+        handles.set_of(loaded.set),
+        tensors,
+        bytes(reply.body),
+        loaded.metadata_count,
+        loaded.already,
+    )
 
 
 def set_tensors(handle: int) -> Flow[list[TensorInfo]]:
@@ -132,8 +145,13 @@ def content(name: str, value: Content) -> tuple[TensorInfo, memoryview]:
     return info, as_bytes(array, info.type, info.shape, name)
 
 
-def put(name: str, tensors: Mapping[str, Content], placement: Placement | None,
-        digest: bool) -> Flow[handles.WeightSet]:
+def put(
+    name: str,
+    tensors: Mapping[str, Content],
+    placement: Placement | None,
+    digest: bool,
+    body_max: int,
+) -> Flow[handles.WeightSet]:
     """Uploads tensors as a set."""
     pairs = [content(key, value) for key, value in tensors.items()]
     infos = [info for info, _ in pairs]
@@ -144,12 +162,23 @@ def put(name: str, tensors: Mapping[str, Content], placement: Placement | None,
             parts.append(bytes(PADDING - len(data) % PADDING))
     total = sum(map(len, parts))
     manifest = handles.manifest_bytes(infos)
-    message = pb.WeightsPut(name=name, total_bytes=total, placement=rules(placement),
-                            digest=leaf_digest(parts) if digest else b"")
-    reply = yield Request(Kind.WEIGHTS_PUT, message.SerializeToString(), [manifest, *parts],
-                          stream=True)
+    message = pb.WeightsPut(
+        name=name,
+        total_bytes=total,
+        placement=rules(placement),
+        digest=leaf_digest(parts) if digest else b"",
+        manifest_bytes=declared(manifest, body_max),
+    )
+    reply = yield Request(
+        Kind.WEIGHTS_PUT, message.SerializeToString(), [manifest, *parts], stream=True
+    )
     info = handles.set_of(parse(pb.WeightsPutReply, reply.message).set)
     return handles.WeightSet(info, infos)
+
+
+def declared(body: bytes, body_max: int) -> int:
+    """The total that a message declares of a body: 0 when one frame holds it."""
+    return len(body) if len(body) > body_max else 0
 
 
 def leaf_digest(parts: Sequence[Buffer]) -> bytes:
@@ -162,7 +191,7 @@ def leaf_digest(parts: Sequence[Buffer]) -> bytes:
             piece = view[:room]
             leaf.update(piece)
             room -= len(piece)
-            view = view[len(piece):]
+            view = view[len(piece) :]
             if room == 0:
                 leaves.update(leaf.digest())
                 leaf, room = hashlib.sha256(), LEAF_BYTES
@@ -185,27 +214,31 @@ def drop(handle: int) -> Flow[None]:
 # ---- state ---------------------------------------------------------------------------------------
 
 
-def state_alloc(tensors: Sequence[TensorInfo], placement: Placement | None) -> Flow[tuple[int, int]]:
+def state_alloc(
+    tensors: Sequence[TensorInfo], placement: Placement | None, body_max: int
+) -> Flow[tuple[int, int]]:
     """Handle and bytes of a new, zero-filled state."""
-    message = pb.StateAlloc(placement=rules(placement))
-    reply = yield Request(Kind.STATE_ALLOC, message.SerializeToString(),
-                          [handles.manifest_bytes(tensors)])
+    manifest = handles.manifest_bytes(tensors)
+    message = pb.StateAlloc(placement=rules(placement), manifest_bytes=declared(manifest, body_max))
+    reply = yield Request(Kind.STATE_ALLOC, message.SerializeToString(), [manifest])
     made = parse(pb.StateAllocReply, reply.message)
     return made.handle, made.bytes
 
 
 def state_tensors(spec: Mapping[str, tuple[TypeLike, Sequence[int]]]) -> list[TensorInfo]:
     """A state's tensors from {name: (type, shape)}."""
-    return [TensorInfo(name, as_type(number), tuple(shape))
-            for name, (number, shape) in spec.items()]
+    return [
+        TensorInfo(name, as_type(number), tuple(shape)) for name, (number, shape) in spec.items()
+    ]
 
 
 def state_read(state: handles.StateInfo, name: str) -> Flow[Array]:
     """A tensor of a state as an array."""
     info = state[name]
     memory = np.empty(info.nbytes, np.uint8)
-    message = pb.StateRead(handle=state.handle, tensor=state.index(name), offset=0,
-                           bytes=info.nbytes)
+    message = pb.StateRead(
+        handle=state.handle, tensor=state.index(name), offset=0, bytes=info.nbytes
+    )
     reply = yield Request(Kind.STATE_READ, message.SerializeToString(), into=memory.data)
     if len(reply.body) != info.nbytes:
         raise ProtocolError(f"{len(reply.body)} bytes of {info.nbytes}", reason="PROTOCOL")
@@ -216,8 +249,9 @@ def state_write(state: handles.StateInfo, name: str, value: npt.ArrayLike) -> Fl
     """Replaces a tensor of a state."""
     info = state[name]
     data = as_bytes(value, info.type, info.shape, name)
-    message = pb.StateWrite(handle=state.handle, tensor=state.index(name), offset=0,
-                            bytes=len(data))
+    message = pb.StateWrite(
+        handle=state.handle, tensor=state.index(name), offset=0, bytes=len(data)
+    )
     yield Request(Kind.STATE_WRITE, message.SerializeToString(), [data])
 
 
@@ -248,10 +282,17 @@ class SubmitOptions:
             raise ValueError(f"rules {self.rules!r}: headrace or ggml")
         pins = self.pins.items() if isinstance(self.pins, Mapping) else self.pins or ()
         return pb.Submit(
-            digest=graph.digest, weights=weights, states=states, rules=names[self.rules],
+            digest=graph.digest,
+            weights=weights,
+            states=states,
+            rules=names[self.rules],
             pins=[pb.Pin(pattern=pattern, device=device) for pattern, device in pins],
-            n_copies=self.n_copies, op_offload=self.op_offload, strict=self.strict,
-            dry_run=self.dry_run, fresh=self.fresh)
+            n_copies=self.n_copies,
+            op_offload=self.op_offload,
+            strict=self.strict,
+            dry_run=self.dry_run,
+            fresh=self.fresh,
+        )
 
 
 def submit(handle: SubmittedGraph, body_max: int) -> Flow[None]:
@@ -273,8 +314,9 @@ def submit(handle: SubmittedGraph, body_max: int) -> Flow[None]:
 def _submitted(handle: SubmittedGraph, reply: Reply) -> None:
     answer = parse(pb.SubmitReply, reply.message)
     if answer.input_count != len(handle.inputs) or answer.output_count != len(handle.outputs):
-        raise ProtocolError(f"{answer.input_count} inputs and {answer.output_count} outputs",
-                            reason="PROTOCOL")
+        raise ProtocolError(
+            f"{answer.input_count} inputs and {answer.output_count} outputs", reason="PROTOCOL"
+        )
     handle.planned(answer.handle, handles.plan_of(answer))
 
 
@@ -295,12 +337,19 @@ def input_body(handle: SubmittedGraph, inputs: Inputs) -> list[memoryview]:
         values = list(inputs)
     if len(values) != len(handle.inputs):
         raise ValueError(f"{len(values)} inputs, the graph has {len(handle.inputs)}")
-    return [as_bytes(value, tensor.type, shape, tensor.name) for value, tensor, shape
-            in zip(values, handle.inputs, handle.input_shapes, strict=True)]
+    return [
+        as_bytes(value, tensor.type, shape, tensor.name)
+        for value, tensor, shape in zip(values, handle.inputs, handle.input_shapes, strict=True)
+    ]
 
 
-def run(handle: SubmittedGraph, inputs: Inputs, outputs: Sequence[int | str] | None, priority: int,
-        body_max: int) -> Flow[handles.RunResult]:
+def run(
+    handle: SubmittedGraph,
+    inputs: Inputs,
+    outputs: Sequence[int | str] | None,
+    priority: int,
+    body_max: int,
+) -> Flow[handles.RunResult]:
     """One evaluation."""
     body = input_body(handle, inputs)
     positions = handle.positions(outputs)
@@ -308,16 +357,16 @@ def run(handle: SubmittedGraph, inputs: Inputs, outputs: Sequence[int | str] | N
     memory = np.empty(sum(t.nbytes for t in wanted), np.uint8)
     seen = handle.generation
     long = handle.input_bytes > body_max
-    request = Request(Kind.RUN, handle.run_message(positions, priority, long), body,
-                      memory.data)
+    request = Request(Kind.RUN, handle.run_message(positions, priority, long), body, memory.data)
     try:
         reply = yield request
     except NotFound:
         if handle.released:
             raise
         yield from renewed(handle, seen, body_max)
-        reply = yield Request(Kind.RUN, handle.run_message(positions, priority, long), body,
-                              memory.data)
+        reply = yield Request(
+            Kind.RUN, handle.run_message(positions, priority, long), body, memory.data
+        )
     return handles.outputs_of(handle, wanted, parse(pb.RunReply, reply.message), memory)
 
 
@@ -346,5 +395,3 @@ def release(handle: SubmittedGraph) -> Flow[None]:
 def sync() -> Flow[None]:
     """Ends when all earlier runs of the session have ended."""
     yield Request(Kind.SYNC)
-
-

@@ -6,8 +6,8 @@
     y = g.output(g.silu(g.mul_mat(w, x)), "y")   # (4, 16)
 
 Shapes are in numpy's order, the last axis is the one that is dense in memory. Types and shapes of
-results are inferred here so that the declaration is right; the daemon infers them again and believes
-nothing.
+results are inferred here so that the declaration is right; the daemon infers them again and
+believes nothing.
 """
 
 from __future__ import annotations

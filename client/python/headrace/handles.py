@@ -80,8 +80,14 @@ class WeightSet(Mapping[str, TensorInfo]):
     metadata: for a GGUF file, its key-value bytes, metadata_count of them.
     """
 
-    def __init__(self, info: SetInfo, tensors: Sequence[TensorInfo], metadata: bytes = b"",
-                 metadata_count: int = 0, already: bool = False) -> None:
+    def __init__(
+        self,
+        info: SetInfo,
+        tensors: Sequence[TensorInfo],
+        metadata: bytes = b"",
+        metadata_count: int = 0,
+        already: bool = False,
+    ) -> None:
         self.info = info
         self.metadata = metadata
         self.metadata_count = metadata_count
@@ -196,9 +202,13 @@ class SubmittedGraph:
         key = (positions, priority)
         message = self._messages.get(key)
         if message is None:
-            message = pb.Run(handle=self.handle, outputs=positions or (),
-                             no_outputs=positions == (), priority=priority,
-                             input_bytes=self.input_bytes if long else 0).SerializeToString()
+            message = pb.Run(
+                handle=self.handle,
+                outputs=positions or (),
+                no_outputs=positions == (),
+                priority=priority,
+                input_bytes=self.input_bytes if long else 0,
+            ).SerializeToString()
             self._messages[key] = message
         return message
 
@@ -256,15 +266,31 @@ class Stats(tuple[Stat, ...]):
 
 def device_of(d: pb.DeviceInfo) -> Device:
     """A device of the table."""
-    return Device(d.name, d.description, d.type, d.memory_kind, d.memory_free, d.memory_total,
-                  d.memory_used, d.threads)
+    return Device(
+        d.name,
+        d.description,
+        d.type,
+        d.memory_kind,
+        d.memory_free,
+        d.memory_total,
+        d.memory_used,
+        d.threads,
+    )
 
 
 def hello_of(reply: pb.HelloReply) -> Hello:
     """The hello's answer."""
     limits = Limits(**{name: getattr(reply.limits, name) for name in Limits.__dataclass_fields__})
-    return Hello(reply.protocol, tuple(reply.features), reply.daemon_version, reply.boot_id,
-                 reply.session_token, reply.epoch, limits, tuple(map(device_of, reply.devices)))
+    return Hello(
+        reply.protocol,
+        tuple(reply.features),
+        reply.daemon_version,
+        reply.boot_id,
+        reply.session_token,
+        reply.epoch,
+        limits,
+        tuple(map(device_of, reply.devices)),
+    )
 
 
 def set_of(s: pb.SetInfo) -> SetInfo:
@@ -275,17 +301,28 @@ def set_of(s: pb.SetInfo) -> SetInfo:
 def plan_of(r: pb.SubmitReply) -> PlanSummary:
     """A plan's summary."""
     shares = tuple(DeviceShare(d.device, d.compute_bytes, d.splits) for d in r.devices)
-    return PlanSummary(r.origin, r.first_different, r.split_count, r.n_copies, r.copies_reason,
-                       r.copied_bytes, shares, r.fallback_nodes)
+    return PlanSummary(
+        r.origin,
+        r.first_different,
+        r.split_count,
+        r.n_copies,
+        r.copies_reason,
+        r.copied_bytes,
+        shares,
+        r.fallback_nodes,
+    )
 
 
 def manifest_bytes(tensors: Sequence[TensorInfo]) -> bytes:
     """Message Manifest."""
     names = [tensor.name.encode() for tensor in tensors]
     ne = np.array([as_ne(tensor.shape) for tensor in tensors], np.int64).reshape(-1)
-    return pb.Manifest(name_lengths=list(map(len, names)), names=b"".join(names),
-                       type=[int(tensor.type) for tensor in tensors],
-                       ne=ne.tolist()).SerializeToString()
+    return pb.Manifest(
+        name_lengths=list(map(len, names)),
+        names=b"".join(names),
+        type=[int(tensor.type) for tensor in tensors],
+        ne=ne.tolist(),
+    ).SerializeToString()
 
 
 def manifest_of(m: pb.Manifest) -> list[TensorInfo]:
@@ -300,13 +337,15 @@ def manifest_of(m: pb.Manifest) -> list[TensorInfo]:
     return tensors
 
 
-def outputs_of(graph: SubmittedGraph, wanted: Sequence[Tensor], reply: pb.RunReply,
-               memory: Array) -> RunResult:
+def outputs_of(
+    graph: SubmittedGraph, wanted: Sequence[Tensor], reply: pb.RunReply, memory: Array
+) -> RunResult:
     """Arrays over a run's reply, without a copy."""
     sizes = [tensor.nbytes for tensor in wanted]
     if list(reply.output_bytes) != sizes or sum(sizes) != len(memory):
-        raise ProtocolError(f"outputs of {list(reply.output_bytes)} bytes, expected {sizes}",
-                            reason="PROTOCOL")
+        raise ProtocolError(
+            f"outputs of {list(reply.output_bytes)} bytes, expected {sizes}", reason="PROTOCOL"
+        )
     arrays: list[Array] = []
     at = 0
     for tensor, size in zip(wanted, sizes, strict=True):
@@ -315,4 +354,3 @@ def outputs_of(graph: SubmittedGraph, wanted: Sequence[Tensor], reply: pb.RunRep
     if wanted is graph.outputs:
         return RunResult(arrays, graph.output_names, reply)
     return RunResult(arrays, {t.name: i for i, t in enumerate(wanted) if t.name}, reply)
-

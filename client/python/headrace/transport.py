@@ -1,12 +1,13 @@
 """A blocking connection that many threads share.
 
-There is no thread of its own: whoever waits, reads. One waiting thread at a time has the reading role;
-it hands events to the calls they belong to and passes the role on when its own call has ended. No lock
-is held while a thread waits for the socket, so replies come back in the order in which they arrive.
+There is no thread of its own: whoever waits, reads. One waiting thread at a time has the reading
+role; it hands events to the calls they belong to and passes the role on when its own call has
+ended. No lock is held while a thread waits for the socket, so replies come back in the order in
+which they arrive.
 
-Locks: _state (wire, pending calls, reading role; held for moments) and _sending (one frame after the
-other; may wait for the socket, and then reads, so that two full socket buffers cannot block each
-other). _sending is taken before _state, never after.
+Locks: _state (wire, pending calls, reading role; held for moments) and _sending (one frame after
+the other; may wait for the socket, and then reads, so that two full socket buffers cannot block
+each other). _sending is taken before _state, never after.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def open_socket(address: str, timeout: float | None) -> socket.socket:
 class Pending:
     """One call that has been sent: its reply or error once there is one."""
 
-    __slots__ = ("call", "deadline", "reply", "error", "granted", "waiter")
+    __slots__ = ("call", "deadline", "error", "granted", "reply", "waiter")
 
     def __init__(self, call: Call, deadline: float | None) -> None:
         self.call = call
@@ -88,24 +89,33 @@ class Transport:
 
     # ---- calls ---------------------------------------------------------------------------------
 
-    def start(self, kind: int, message: bytes, body: Sequence[Buffer] = (), *, stream: bool = False,
-              timeout: float | None = None, into: memoryview | None = None) -> Pending:
+    def start(
+        self,
+        kind: int,
+        message: bytes,
+        body: Sequence[Buffer] = (),
+        *,
+        stream: bool = False,
+        timeout: float | None = None,
+        into: memoryview | None = None,
+    ) -> Pending:
         """Sends a request. A body that needs credit is sent on by whoever waits for the reply."""
         timeout_ms = 0 if timeout is None else min(max(1, int(timeout * 1000)), 0xFFFFFFFF)
         deadline = None if timeout is None else time.monotonic() + timeout + GRACE_S
         with self._sending:
             with self._state:
                 self._check()
-                call = self.wire.call(kind, message, body, stream=stream, timeout_ms=timeout_ms,
-                                      into=into)
+                call = self.wire.call(
+                    kind, message, body, stream=stream, timeout_ms=timeout_ms, into=into
+                )
                 pending = Pending(call, deadline)
                 self._pending[call.call_id] = pending
             self._send(call.frames)
         return pending
 
     def wait(self, pending: Pending, timeout: float | None = None) -> Reply:
-        """The reply; raises its error. TimeoutError when `timeout` seconds pass first (the call goes
-        on), DeadlineExceeded when the daemon is silent past the call's deadline.
+        """The reply; raises its error. TimeoutError when `timeout` seconds pass first (the call
+        goes on), DeadlineExceeded when the daemon is silent past the call's deadline.
         """
         try:
             self._wait(pending, None if timeout is None else time.monotonic() + timeout)
@@ -125,8 +135,9 @@ class Transport:
                 pass
             now = time.monotonic()
             if pending.deadline is not None and now >= pending.deadline:
-                self.cancel(pending, DeadlineExceeded("no answer within the deadline",
-                                                      reason="DEADLINE"))
+                self.cancel(
+                    pending, DeadlineExceeded("no answer within the deadline", reason="DEADLINE")
+                )
                 break
             if limit is not None and now >= limit:
                 raise TimeoutError("the call is still running")
@@ -297,8 +308,8 @@ class Transport:
     def _fail(self, failure: HeadraceError) -> None:
         """Ends the connection for everybody; the first failure counts.
 
-        The descriptor is closed only when nobody reads: a number that is polled must not come to mean
-        another file.
+        The descriptor is closed only when nobody reads: a number that is polled must not come to
+        mean another file.
         """
         with self._state:
             if self._failure is None:

@@ -76,7 +76,9 @@ class Type(enum.IntEnum):
         """Bytes of `elements` consecutive elements."""
         block, size = _BLOCKS[self]
         if elements % block:
-            raise ValueError(f"{elements} elements are no multiple of {self.name}'s block of {block}")
+            raise ValueError(
+                f"{elements} elements are no multiple of {self.name}'s block of {block}"
+            )
         return elements // block * size
 
 
@@ -169,8 +171,10 @@ def as_bytes(value: npt.ArrayLike, number: Type, shape: tuple[int, ...], what: s
         raw = np.ascontiguousarray(array)
         wanted = tensor_bytes(number, as_ne(shape))
         if raw.dtype not in (np.uint8, np.uint16) or raw.nbytes != wanted:
-            raise ValueError(f"{what}: {number.name} wants {wanted} bytes as uint8, not "
-                             f"{raw.nbytes} of {raw.dtype}")
+            raise ValueError(
+                f"{what}: {number.name} wants {wanted} bytes as uint8, not "
+                f"{raw.nbytes} of {raw.dtype}"
+            )
         return raw.reshape(-1).view(np.uint8).data
     if array.shape != shape:
         raise ValueError(f"{what}: shape {array.shape}, expected {shape}")

@@ -1,12 +1,12 @@
 """The wire without I/O: bytes in, events out. No sockets, no clock, no threads.
 
-A Wire belongs to one connection. call() gives the frames of a request; upload() gives the next frame
-of a body that is too long for one, as far as credit reaches. Received bytes go in through feed(), or,
-without a copy, into buffer() followed by received(): a reply's body is read straight into the memory
-that the caller of call() named, or into memory made for it.
+A Wire belongs to one connection. call() gives the frames of a request; upload() gives the next
+frame of a body that is too long for one, as far as credit reaches. Received bytes go in through
+feed(), or, without a copy, into buffer() followed by received(): a reply's body is read straight
+into the memory that the caller of call() named, or into memory made for it.
 
-States of a call:  open -> (uploading) -> reply begun -> ended. An ended call is forgotten; a reply to
-a call that is not known is a protocol error, a reply to an abandoned one is skipped.
+States of a call:  open -> (uploading) -> reply begun -> ended. An ended call is forgotten; a reply
+to a call that is not known is a protocol error, a reply to an abandoned one is skipped.
 """
 
 from __future__ import annotations
@@ -123,18 +123,21 @@ class Header:
     timeout_ms: int = 0
 
 
-def encode_header(type: int, flags: int, call_id: int, message_bytes: int, body_bytes: int,
-                  timeout_ms: int) -> bytes:
+def encode_header(
+    type: int, flags: int, call_id: int, message_bytes: int, body_bytes: int, timeout_ms: int
+) -> bytes:
     """The 32 bytes of a header."""
-    head = _HEADER.pack(b"HR", VERSION, type, flags, 0, call_id, message_bytes, body_bytes,
-                        timeout_ms)
+    head = _HEADER.pack(
+        b"HR", VERSION, type, flags, 0, call_id, message_bytes, body_bytes, timeout_ms
+    )
     return head + _CRC.pack(header_crc(head))
 
 
 def decode_header(data: Buffer) -> Header:
     """Checks all that can be checked of 32 bytes; ProtocolError tells what is wrong."""
-    magic, version, type, flags, fds, call_id, message_bytes, body_bytes, timeout = \
+    magic, version, type, flags, fds, call_id, message_bytes, body_bytes, timeout = (
         _HEADER.unpack_from(data)
+    )
     if magic != b"HR":
         raise ProtocolError("a frame does not begin with HR", reason="BAD_MAGIC")
     if version != VERSION:
@@ -201,6 +204,7 @@ class Call:
     frames: list[Buffer] = field(default_factory=list)
     body: list[memoryview] = field(default_factory=list)
     left: int = 0
+    sequences: list[int] = field(default_factory=list)
     credit: int = 0
     sent: int = 0
     begun: bool = False
@@ -243,26 +247,34 @@ class Wire:
 
     # ---- sending -------------------------------------------------------------------------------
 
-    def call(self, kind: int, message: bytes, body: Sequence[Buffer] = (), *, stream: bool = False,
-             timeout_ms: int = 0, into: memoryview | None = None) -> Call:
+    def call(
+        self,
+        kind: int,
+        message: bytes,
+        body: Sequence[Buffer] = (),
+        *,
+        stream: bool = False,
+        timeout_ms: int = 0,
+        into: memoryview | None = None,
+    ) -> Call:
         """Begins a request. Send call.frames in order; while call.uploading, send upload(call).
 
-        A body of at most body_max bytes travels in the request's frame; a longer one, whose total the
-        message has declared, follows under credit. `stream`: body[0] travels in the request's frame,
-        the rest follows under credit whatever its length.
+        A body of at most body_max bytes travels in the request's frame; a longer one, whose total
+        the message has declared, follows under credit. `stream`: body[0] is the body in this
+        sense, and the rest follows it under credit as a second sequence with offsets of its own.
         """
         if len(message) > self.message_max:
             raise ValueError(f"a message of {len(message)} bytes, at most {self.message_max}")
         views = [_flat(part) for part in body if len(part)]
-        total = sum(map(len, views))
+        first, second = (views[:1], views[1:]) if stream else (views, [])
+        sizes = [sum(map(len, first)), sum(map(len, second))]
         call = Call(self._next_id, kind, into)
         self._next_id += 1
-        if stream:
-            inline, later = views[:1], views[1:]
-        else:
-            inline, later = (views, []) if total <= self.body_max else ([], views)
-        size = sum(map(len, inline))
-        call.body, call.left = later, total - size
+        inline = first if sizes[0] <= self.body_max else []
+        size = sizes.pop(0) if inline else 0
+        call.body = second if inline else views
+        call.sequences = [length for length in sizes if length]
+        call.left = sum(call.sequences)
         flags = MORE if call.left else END
         head = encode_header(kind, flags, call.call_id, len(message), size, timeout_ms)
         call.frames = [head + message, *inline]
@@ -271,7 +283,7 @@ class Wire:
 
     def upload(self, call: Call) -> list[Buffer]:
         """The next DATA frame, empty while there is no credit."""
-        size = min(call.left, call.credit, self.body_max)
+        size = min(call.sequences[0], call.credit, self.body_max) if call.left else 0
         if size == 0:
             return []
         parts: list[Buffer] = []
@@ -283,11 +295,15 @@ class Wire:
             if len(piece) == len(call.body[0]):
                 call.body.pop(0)
             else:
-                call.body[0] = call.body[0][len(piece):]
+                call.body[0] = call.body[0][len(piece) :]
         message = pb.Data(offset=call.sent).SerializeToString()
         call.sent += size
         call.left -= size
         call.credit -= size
+        call.sequences[0] -= size
+        if call.sequences[0] == 0:
+            call.sequences.pop(0)
+            call.sent = 0
         flags = MORE if call.left else END
         head = encode_header(Kind.DATA, flags, call.call_id, len(message), size, 0)
         return [head + message, *parts]
@@ -323,14 +339,14 @@ class Wire:
     def buffer(self) -> memoryview:
         """Where the next received bytes belong; never empty. Valid until received()."""
         if self._body_at < len(self._body):
-            return self._body[self._body_at:]
+            return self._body[self._body_at :]
         if self._start == self._end:
             self._start = self._end = 0
         elif len(self._scratch) - self._end < READ_BYTES:
             kept = self._end - self._start
-            self._scratch[:kept] = self._scratch[self._start:self._end]
+            self._scratch[:kept] = self._scratch[self._start : self._end]
             self._start, self._end = 0, kept
-        return self._view[self._end:min(self._end + READ_BYTES, len(self._scratch))]
+        return self._view[self._end : min(self._end + READ_BYTES, len(self._scratch))]
 
     def received(self, count: int) -> list[Event]:
         """`count` bytes were put at the start of buffer(). Raises ProtocolError, for good."""
@@ -357,19 +373,19 @@ class Wire:
         if self._header is None:
             if have < HEADER_BYTES:
                 return False
-            head = decode_header(self._view[self._start:self._start + HEADER_BYTES])
+            head = decode_header(self._view[self._start : self._start + HEADER_BYTES])
             self._header = head
         else:
             head = self._header
         if have < HEADER_BYTES + head.message_bytes:
             return False
         at = self._start + HEADER_BYTES
-        message = bytes(self._view[at:at + head.message_bytes])
+        message = bytes(self._view[at : at + head.message_bytes])
         self._start = at + head.message_bytes
         self._body = self._destination(head, message)
         self._body_at = min(len(self._body), self._end - self._start)
         if self._body_at:
-            self._body[:self._body_at] = self._view[self._start:self._start + self._body_at]
+            self._body[: self._body_at] = self._view[self._start : self._start + self._body_at]
             self._start += self._body_at
         if self._body_at < len(self._body):
             return False
@@ -386,24 +402,27 @@ class Wire:
             return _EMPTY
         if call is None:
             if not head.flags & ERROR:
-                raise ProtocolError(f"a reply to call {head.call_id}, which is not open",
-                                    reason="BAD_ID")
+                raise ProtocolError(
+                    f"a reply to call {head.call_id}, which is not open", reason="BAD_ID"
+                )
             self._events.append(Failure(0, self._error(head, message)))
             return memoryview(bytearray(head.body_bytes))
         expected = Kind.DATA | REPLY if call.begun else call.kind | REPLY
         if head.flags & ERROR:
             call.message = message
         elif head.type != expected:
-            raise ProtocolError(f"frame type {head.type} where {expected} was due",
-                                reason="BAD_TYPE")
+            raise ProtocolError(
+                f"frame type {head.type} where {expected} was due", reason="BAD_TYPE"
+            )
         elif not call.begun:
             call.message, call.begun = message, True
         if call.into is not None and not head.flags & ERROR:
             end = call.filled + head.body_bytes
             if end > len(call.into):
-                raise ProtocolError(f"a reply of more than {len(call.into)} bytes",
-                                    reason="BODY_TOO_LONG")
-            target = call.into[call.filled:end]
+                raise ProtocolError(
+                    f"a reply of more than {len(call.into)} bytes", reason="BODY_TOO_LONG"
+                )
+            target = call.into[call.filled : end]
             call.filled = end
             return target
         if not head.body_bytes:
@@ -444,14 +463,22 @@ class Wire:
         e = parse(pb.Error, message)
         code = e.code or head.timeout_ms
         return error_class(code, e.reason)(
-            e.words, reason=e.reason, code=code, node=e.node if e.has_node else None,
-            tensor=e.tensor if e.has_tensor else None, field=e.field, limit=e.limit,
-            actual=e.actual, retry_after=e.retry_after_ms / 1000, digest=e.digest)
+            e.words,
+            reason=e.reason,
+            code=code,
+            node=e.node if e.has_node else None,
+            tensor=e.tensor if e.has_tensor else None,
+            field=e.field,
+            limit=e.limit,
+            actual=e.actual,
+            retry_after=e.retry_after_ms / 1000,
+            digest=e.digest,
+        )
 
 
 def _joined(call: Call) -> memoryview:
     if call.into is not None:
-        return call.into[:call.filled]
+        return call.into[: call.filled]
     if len(call.pieces) == 1:
         return memoryview(call.pieces[0])
     return memoryview(b"".join(call.pieces))

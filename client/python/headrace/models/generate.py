@@ -1,9 +1,9 @@
 """A loaded model and its contexts: prompt in, tokens out, over the daemon.
 
-    model = Model.load(client, "SmolLM2-135M-Instruct.Q4_1.gguf")
-    context = model.context()
-    for piece in context.generate("The capital of France is", tokens=32):
-        print(piece, end="", flush=True)
+model = Model.load(client, "SmolLM2-135M-Instruct.Q4_1.gguf")
+context = model.context()
+for piece in context.generate("The capital of France is", tokens=32):
+    print(piece, end="", flush=True)
 """
 
 from __future__ import annotations
@@ -43,8 +43,13 @@ class Timing:
 class Model:
     """Weights in the daemon, and what their file says."""
 
-    def __init__(self, client: Client, weights: WeightSet, metadata: Mapping[str, Any],
-                 placement: Placement | None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        weights: WeightSet,
+        metadata: Mapping[str, Any],
+        placement: Placement | None,
+    ) -> None:
         self.client = client
         self.weights = weights
         self.metadata = metadata
@@ -54,7 +59,7 @@ class Model:
 
     @classmethod
     def load(cls, client: Client, path: str, split: Mapping[str, int] | None = None) -> Model:
-        """Loads a GGUF file on the daemon's side; split: {device: layers}, see layer_placement()."""
+        """Loads a GGUF file of the daemon's; split: {device: layers}, see layer_placement()."""
         placement, name = None, ""
         if split is not None:
             placement = llama.layer_placement(None, split)
@@ -74,8 +79,9 @@ class Context:
     submit options (pins, n_copies, rules, ...) are passed on with every graph.
     """
 
-    def __init__(self, model: Model, n_ctx: int, *, flash: bool = True, batch: int = BATCH,
-                 **submit: Any) -> None:
+    def __init__(
+        self, model: Model, n_ctx: int, *, flash: bool = True, batch: int = BATCH, **submit: Any
+    ) -> None:
         self.model = model
         self.n_ctx = -(-n_ctx // llama.KV_STEP) * llama.KV_STEP
         self.flash = flash
@@ -114,10 +120,17 @@ class Context:
         handle = self.graphs.get((n_tokens, n_kv))
         if handle is None:
             model = self.model
-            built = LlamaGraph(model.config, model.weights, n_tokens=n_tokens, n_kv=n_kv,
-                               n_ctx=self.n_ctx, flash=self.flash)
-            handle = model.client.submit(built.graph, weights=[model.weights], states=[self.state],
-                                         **self._submit)
+            built = LlamaGraph(
+                model.config,
+                model.weights,
+                n_tokens=n_tokens,
+                n_kv=n_kv,
+                n_ctx=self.n_ctx,
+                flash=self.flash,
+            )
+            handle = model.client.submit(
+                built.graph, weights=[model.weights], states=[self.state], **self._submit
+            )
             self.graphs[n_tokens, n_kv] = handle
             if handle.plan.origin == "hit":
                 self.timing.hits += 1
@@ -130,8 +143,9 @@ class Context:
         if not tokens:
             raise ValueError("no tokens")
         if len(self.tokens) + len(tokens) > self.n_ctx:
-            raise ValueError(f"{len(self.tokens)} + {len(tokens)} tokens, the context holds "
-                             f"{self.n_ctx}")
+            raise ValueError(
+                f"{len(self.tokens)} + {len(tokens)} tokens, the context holds {self.n_ctx}"
+            )
         logits: Array
         for at in range(0, len(tokens), self.batch):
             piece = tokens[at : at + self.batch]
@@ -145,9 +159,15 @@ class Context:
         columns = np.arange(n_kv)[None, :]
         mask[columns <= np.arange(past, past + count)[:, None]] = 0
         cells = np.arange(past, past + count)
-        result = self.graph(count, n_kv).run({
-            "tokens": np.array(tokens, np.int32), "positions": cells.astype(np.int32),
-            "cells": cells, "mask": mask, "outputs": np.array([count - 1], np.int32)})
+        result = self.graph(count, n_kv).run(
+            {
+                "tokens": np.array(tokens, np.int32),
+                "positions": cells.astype(np.int32),
+                "cells": cells,
+                "mask": mask,
+                "outputs": np.array([count - 1], np.int32),
+            }
+        )
         self.tokens += tokens
         return result[0].reshape(-1)
 
@@ -156,13 +176,19 @@ class Context:
         n_kv = llama.padded_kv(past + 1, self.n_ctx)
         self._token[0], self._position[0], self._cell[0] = token, past, past
         self._mask[0, : past + 1] = 0
-        result = self.graph(1, n_kv).run((self._token, self._position, self._cell,
-                                          self._mask[:, :n_kv]))
+        result = self.graph(1, n_kv).run(
+            (self._token, self._position, self._cell, self._mask[:, :n_kv])
+        )
         self.tokens.append(token)
         return result[0].reshape(-1)
 
-    def stream(self, prompt: Sequence[int], tokens: int, sampler: Sampler | None = None,
-               stop: frozenset[int] | None = None) -> Iterator[int]:
+    def stream(
+        self,
+        prompt: Sequence[int],
+        tokens: int,
+        sampler: Sampler | None = None,
+        stop: frozenset[int] | None = None,
+    ) -> Iterator[int]:
         """Evaluates a prompt and yields up to `tokens` tokens chosen one after the other.
 
         Ends early after a token of `stop` (None: the vocabulary's ends), which is not yielded.
@@ -185,13 +211,15 @@ class Context:
             self.timing.generated_tokens += 1
             self.timing.generated_s += time.perf_counter() - began
 
-    def generate(self, prompt: str, tokens: int = 128, sampler: Sampler | None = None
-                 ) -> Iterator[str]:
+    def generate(
+        self, prompt: str, tokens: int = 128, sampler: Sampler | None = None
+    ) -> Iterator[str]:
         """Yields the continuation of a prompt as text."""
         tokenizer = self.model.tokenizer
         text = TextStream(tokenizer)
-        for token in self.stream(tokenizer.encode(prompt, bos=None if not self.tokens else False),
-                                 tokens, sampler):
+        for token in self.stream(
+            tokenizer.encode(prompt, bos=None if not self.tokens else False), tokens, sampler
+        ):
             piece = text.push(token)
             if piece:
                 yield piece

@@ -6,7 +6,8 @@ written, the positions and the mask are inputs, so the topology depends only on 
 n_outputs); n_kv is padded (KV_STEP), so that generation meets a new topology only once per KV_STEP
 tokens.
 
-Order of operators, scale and types follow llama.cpp's graph: with equal kernels the logits are equal.
+Order of operators, scale and types follow llama.cpp's graph: with equal kernels the logits are
+equal.
 """
 
 from __future__ import annotations
@@ -97,17 +98,19 @@ def padded_kv(cells: int, n_ctx: int) -> int:
 
 
 def layer_placement(config: LlamaConfig | None, split: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Placement rules that spread the layers: {"cpu0": 15, "cpu1": 15} puts the first 15 on cpu0, all
-    others on cpu1.
+    """Placement rules that spread the layers: {"cpu0": 15, "cpu1": 15} puts the first 15 on cpu0,
+    all others on cpu1.
 
-    Holds for weights and for the cache. The embedding goes to the first device, the last norm and an
-    output matrix of its own to the last. With a config, a split of fewer layers than the model has is
-    refused.
+    Holds for weights and for the cache. The embedding goes to the first device, the last norm and
+    an output matrix of its own to the last. With a config, a split of fewer layers than the model
+    has is refused.
     """
     if not split or min(split.values()) < 0:
         raise ValueError("a split names devices and how many layers each takes")
     if config is not None and sum(split.values()) < config.n_layers:
-        raise ValueError(f"a split of {sum(split.values())} layers, the model has {config.n_layers}")
+        raise ValueError(
+            f"a split of {sum(split.values())} layers, the model has {config.n_layers}"
+        )
     devices = list(split)
     rules: list[tuple[str, str]] = []
     layer = 0
@@ -127,8 +130,17 @@ class LlamaGraph:
     (absent when all are).
     """
 
-    def __init__(self, config: LlamaConfig, tensors: Mapping[str, TensorInfo], *, n_tokens: int,
-                 n_kv: int, n_ctx: int, n_outputs: int = 1, flash: bool = True) -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        tensors: Mapping[str, TensorInfo],
+        *,
+        n_tokens: int,
+        n_kv: int,
+        n_ctx: int,
+        n_outputs: int = 1,
+        flash: bool = True,
+    ) -> None:
         self.config = config
         self.tensors = tensors
         self.n_tokens, self.n_kv, self.n_ctx = n_tokens, n_kv, n_ctx
@@ -153,8 +165,9 @@ class LlamaGraph:
         self.cells = g.input("cells", (n,), Type.I64)
         self.mask = g.input("mask", (n, self.n_kv), Type.F16)
         wanted = g.input("outputs", (self.n_outputs,), Type.I32) if self.n_outputs != n else None
-        self.factors = self.weight("rope_freqs.weight") if "rope_freqs.weight" in self.tensors \
-            else None
+        self.factors = (
+            self.weight("rope_freqs.weight") if "rope_freqs.weight" in self.tensors else None
+        )
         x = g.name(g.get_rows(self.weight("token_embd.weight"), tokens), "inp_embd")
         for i in range(self.config.n_layers):
             last = i == self.config.n_layers - 1
@@ -188,9 +201,17 @@ class LlamaGraph:
         c = self.config
         if name in self.tensors:
             x = self._norm(x, name)
-        return self.graph.rope(x, self.positions, self.factors, n_dims=c.rope_dims,
-                               mode=c.rope_mode, n_ctx_orig=c.rope_ctx_orig, base=c.rope_base,
-                               scale=c.rope_scale, ext_factor=c.rope_ext)
+        return self.graph.rope(
+            x,
+            self.positions,
+            self.factors,
+            n_dims=c.rope_dims,
+            mode=c.rope_mode,
+            n_ctx_orig=c.rope_ctx_orig,
+            base=c.rope_base,
+            scale=c.rope_scale,
+            ext_factor=c.rope_ext,
+        )
 
     def _attention(self, i: int, x: Tensor) -> Tensor:
         g, c, n = self.graph, self.config, self.n_tokens
@@ -213,11 +234,10 @@ class LlamaGraph:
         return self._linear(y, f"blk.{i}.attn_output")
 
     def _cached(self, name: str, rows: Tensor) -> Tensor:
-        """Writes this step's rows into the cache -> (n_kv_heads, n_kv, head) of the cells in use."""
+        """Writes this step's rows into the cache -> the cells in use (n_kv_heads, n_kv, head)."""
         g, c = self.graph, self.config
         width = c.n_kv_heads * c.head
         cache = g.state(name, (self.n_ctx, width), Type.F16)
         written = g.set_rows(cache, rows, self.cells)
-        cells = g.view(written, (self.n_kv, c.n_kv_heads, c.head),
-                       (written.nb[1], c.head * 2, 2))
+        cells = g.view(written, (self.n_kv, c.n_kv_heads, c.head), (written.nb[1], c.head * 2, 2))
         return g.permute(cells, (1, 0, 2))

@@ -13,8 +13,9 @@ class Sampler:
     probability reaches top_p, scaled by the temperature. The same seed gives the same choices.
     """
 
-    def __init__(self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
-                 seed: int | None = None) -> None:
+    def __init__(
+        self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int | None = None
+    ) -> None:
         if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
             raise ValueError("temperature >= 0, top_k >= 0, 0 < top_p <= 1")
         self.temperature = temperature
@@ -28,7 +29,7 @@ class Sampler:
             return int(logits.argmax())
         count = len(logits)
         if 0 < self.top_k < count:
-            candidates = np.argpartition(logits, count - self.top_k)[count - self.top_k:]
+            candidates = np.argpartition(logits, count - self.top_k)[count - self.top_k :]
         else:
             candidates = np.arange(count)
         candidates = candidates[np.argsort(-logits[candidates], kind="stable")]

@@ -1,8 +1,8 @@
 """Text to tokens and back, from a GGUF's own vocabulary.
 
-Byte-level BPE ("gpt2" in the file, with its merges) runs on the tokenizers package; the sentence-piece
-kind ("llama", with scores) is done here. Special tokens are found in the text first, then the pieces
-between them are split by the model's pattern and merged.
+Byte-level BPE ("gpt2" in the file, with its merges) runs on the tokenizers package; the sentence-
+piece kind ("llama", with scores) is done here. Special tokens are found in the text first, then
+the pieces between them are split by the model's pattern and merged.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ SPACE = "\u2581"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-           r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 # Patterns by the file's tokenizer.ggml.pre, applied one after the other.
@@ -50,7 +52,9 @@ class Tokenizer:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-        types: Sequence[int] = metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(self.tokens))
+        types: Sequence[int] = metadata.get(
+            "tokenizer.ggml.token_type", [NORMAL] * len(self.tokens)
+        )
         self.types = [int(t) for t in types]
         self.ids = {token: i for i, token in enumerate(self.tokens)}
         self.bos = self._special(metadata, "bos")
@@ -60,11 +64,15 @@ class Tokenizer:
         # Sentence-piece vocabularies put the first token in front unless the file says otherwise.
         self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", self.model == "llama"))
         self.space_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-        specials = [t for t, kind in zip(self.tokens, self.types, strict=True)
-                    if kind in (CONTROL, USER_DEFINED) and t]
+        specials = [
+            t
+            for t, kind in zip(self.tokens, self.types, strict=True)
+            if kind in (CONTROL, USER_DEFINED) and t
+        ]
         specials.sort(key=len, reverse=True)
-        self._specials = re.compile("(" + "|".join(map(re.escape, specials)) + ")") \
-            if specials else None
+        self._specials = (
+            re.compile("(" + "|".join(map(re.escape, specials)) + ")") if specials else None
+        )
         if self.model == "gpt2":
             self._pieces: _Pieces = _BytePairs(self.tokens, metadata)
         elif self.model == "llama":
@@ -72,9 +80,17 @@ class Tokenizer:
         else:
             raise UnsupportedTokenizer(f"tokenizer.ggml.model {self.model!r}")
         self.ends = {self.eos} | {
-            self.ids[t] for t in ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end|>",
-                                  "<end_of_turn>", "</s>")
-            if t in self.ids and self.types[self.ids[t]] == CONTROL}
+            self.ids[t]
+            for t in (
+                "<|im_end|>",
+                "<|eot_id|>",
+                "<|endoftext|>",
+                "<|end|>",
+                "<end_of_turn>",
+                "</s>",
+            )
+            if t in self.ids and self.types[self.ids[t]] == CONTROL
+        }
 
     @staticmethod
     def _special(metadata: Mapping[str, Any], name: str) -> int | None:
@@ -109,8 +125,9 @@ class Tokenizer:
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """The text of tokens; what is no UTF-8 is replaced."""
-        return b"".join(self.token_bytes(t, special=special) for t in tokens).decode("utf-8",
-                                                                                     "replace")
+        return b"".join(self.token_bytes(t, special=special) for t in tokens).decode(
+            "utf-8", "replace"
+        )
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, prompt: bool = True) -> str:
         """Messages {"role", "content"} as text, by the file's own template."""
@@ -123,14 +140,17 @@ class Tokenizer:
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         text = environment.from_string(self.template).render(
-            messages=messages, add_generation_prompt=prompt, raise_exception=raise_exception,
+            messages=messages,
+            add_generation_prompt=prompt,
+            raise_exception=raise_exception,
             bos_token="" if self.add_bos or self.bos is None else self.tokens[self.bos],
-            eos_token="" if self.eos is None else self.tokens[self.eos])
+            eos_token="" if self.eos is None else self.tokens[self.eos],
+        )
         return str(text)
 
 
 class TextStream:
-    """Bytes of tokens to text as they come: a character is given out when its last byte is there."""
+    """Tokens to text as they come: a character is given out when its last byte is there."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -165,15 +185,19 @@ class _BytePairs(_Pieces):
 
         pre = str(metadata.get("tokenizer.ggml.pre", "default"))
         if pre not in PATTERNS:
-            raise UnsupportedTokenizer(f"tokenizer.ggml.pre {pre!r}: known are "
-                                       f"{', '.join(PATTERNS)}")
+            raise UnsupportedTokenizer(
+                f"tokenizer.ggml.pre {pre!r}: known are {', '.join(PATTERNS)}"
+            )
         self._tokens = tokens
         merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
         vocabulary: dict[str, int] = {}
         for i, token in enumerate(tokens):
             vocabulary.setdefault(token, i)
-        usable = [m for m in merges if m[0] in vocabulary and m[1] in vocabulary
-                  and m[0] + m[1] in vocabulary]
+        usable = [
+            m
+            for m in merges
+            if m[0] in vocabulary and m[1] in vocabulary and m[0] + m[1] in vocabulary
+        ]
         # Of Llama 3's kind, a piece that is a token as a whole is taken without merging.
         whole = pre in ("llama-bpe", "llama3")
         self._tokenizer = Tokenizer(models.BPE(vocabulary, usable, ignore_merges=whole))
@@ -221,8 +245,12 @@ class _SentencePieces(_Pieces):
             offer(i)
         while queue:
             _, left, right, pair = heapq.heappop(queue)
-            if pieces[left] is None or pieces[right] is None or after[left] != right \
-                    or f"{pieces[left]}{pieces[right]}" != pair:
+            if (
+                pieces[left] is None
+                or pieces[right] is None
+                or after[left] != right
+                or f"{pieces[left]}{pieces[right]}" != pair
+            ):
                 continue
             pieces[left], pieces[right] = pair, None
             after[left] = after[right]

@@ -26,11 +26,13 @@ class RopeMode(enum.IntEnum):
 class AttentionOps(GraphBase):
     """MUL_MAT and its kin, SOFT_MAX, ROPE, FLASH_ATTN_EXT, masks and generators."""
 
-    def mul_mat(self, a: Tensor, b: Tensor, *, precise: bool = False,
-                hadamard: bool = False) -> Tensor:
+    def mul_mat(
+        self, a: Tensor, b: Tensor, *, precise: bool = False, hadamard: bool = False
+    ) -> Tensor:
         """b @ a.T: a any type (.., m, k), b f32 or f16 (.., n, k) -> f32 (.., n, m).
 
-        a's leading dimensions divide b's (grouped heads). `hadamard` says that a is a Hadamard matrix.
+        a's leading dimensions divide b's (grouped heads). `hadamard` says that a is a Hadamard
+        matrix.
         """
         if a.ne[0] != b.ne[0] or _broken(b.ne[2], a.ne[2]) or _broken(b.ne[3], a.ne[3]):
             raise ValueError(f"mul_mat: {a.shape} and {b.shape}")
@@ -42,12 +44,18 @@ class AttentionOps(GraphBase):
 
         experts (E, m, k), b (T, U or 1, k), ids i32 (T, U) -> f32 (T, U, m).
         """
-        fits = (experts.ne[0] == b.ne[0] and experts.ne[3] == 1 and b.ne[3] == 1
-                and ids.ne[1] == b.ne[2] and not _broken(ids.ne[0], b.ne[1]))
+        fits = (
+            experts.ne[0] == b.ne[0]
+            and experts.ne[3] == 1
+            and b.ne[3] == 1
+            and ids.ne[1] == b.ne[2]
+            and not _broken(ids.ne[0], b.ne[1])
+        )
         if not fits:
             raise ValueError(f"mul_mat_id: {experts.shape}, {b.shape}, ids {ids.shape}")
-        return self.node(Op.MUL_MAT_ID, Type.F32, (experts.ne[1], ids.ne[0], b.ne[2], 1),
-                         (experts, b, ids))
+        return self.node(
+            Op.MUL_MAT_ID, Type.F32, (experts.ne[1], ids.ne[0], b.ne[2], 1), (experts, b, ids)
+        )
 
     def out_prod(self, a: Tensor, b: Tensor) -> Tensor:
         """b.T @ a: a (.., k, m), b (.., k, n) -> f32 (.., n, m)."""
@@ -61,12 +69,20 @@ class AttentionOps(GraphBase):
             raise ValueError(f"solve_tri: {a.shape} and {b.shape}")
         return self.node(Op.SOLVE_TRI, Type.F32, b.ne, (a, b), ndim=b.ndim)
 
-    def soft_max(self, x: Tensor, mask: Tensor | None = None, *, sinks: Tensor | None = None,
-                 scale: float = 1.0, max_bias: float = 0.0, inplace: bool = False) -> Tensor:
+    def soft_max(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        sinks: Tensor | None = None,
+        scale: float = 1.0,
+        max_bias: float = 0.0,
+        inplace: bool = False,
+    ) -> Tensor:
         """softmax(scale * x + slope(head) * mask) over the last axis: x f32 (B, H, N, KV).
 
-        mask f32 or f16 (b, h, N or more, KV), its leading dimensions repeat. sinks f32 (H) join each
-        row's maximum and sum.
+        mask f32 or f16 (b, h, N or more, KV), its leading dimensions repeat. sinks f32 (H) join
+        each row's maximum and sum.
         """
         sources: tuple[Tensor | None, ...] = (x,)
         if sinks is not None:
@@ -75,15 +91,30 @@ class AttentionOps(GraphBase):
             sources = (x, mask)
         if mask is not None and (mask.ne[0] != x.ne[0] or mask.ne[1] < x.ne[1]):
             raise ValueError(f"soft_max: mask {mask.shape} for {x.shape}")
-        return self.like(Op.SOFT_MAX, x, sources, (f32_word(scale), f32_word(max_bias)),
-                         inplace=inplace)
+        return self.like(
+            Op.SOFT_MAX, x, sources, (f32_word(scale), f32_word(max_bias)), inplace=inplace
+        )
 
-    def rope(self, x: Tensor, positions: Tensor, factors: Tensor | None = None, *, n_dims: int,
-             mode: RopeMode = RopeMode.NORMAL, n_ctx_orig: int = 0, base: float = 10000.0,
-             scale: float = 1.0, ext_factor: float = 0.0, attn_factor: float = 1.0,
-             beta_fast: float = 32.0, beta_slow: float = 1.0,
-             sections: Sequence[int] = (0, 0, 0, 0), n_offs: int = 0, back: bool = False,
-             inplace: bool = False) -> Tensor:
+    def rope(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        factors: Tensor | None = None,
+        *,
+        n_dims: int,
+        mode: RopeMode = RopeMode.NORMAL,
+        n_ctx_orig: int = 0,
+        base: float = 10000.0,
+        scale: float = 1.0,
+        ext_factor: float = 0.0,
+        attn_factor: float = 1.0,
+        beta_fast: float = 32.0,
+        beta_slow: float = 1.0,
+        sections: Sequence[int] = (0, 0, 0, 0),
+        n_offs: int = 0,
+        back: bool = False,
+        inplace: bool = False,
+    ) -> Tensor:
         """Rotary positions: x (B, T, H, d), positions i32 (T) (4T for the M modes), factors f32
         (n_dims/2). `back` rotates the other way (ROPE_BACK).
         """
@@ -97,9 +128,19 @@ class AttentionOps(GraphBase):
         sources = (x, positions) if factors is None else (x, positions, factors)
         return self.like(Op.ROPE_BACK if back else Op.ROPE, x, sources, words, inplace=inplace)
 
-    def flash_attn_ext(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *,
-                       sinks: Tensor | None = None, scale: float, max_bias: float = 0.0,
-                       softcap: float = 0.0, precise: bool = True) -> Tensor:
+    def flash_attn_ext(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        *,
+        sinks: Tensor | None = None,
+        scale: float,
+        max_bias: float = 0.0,
+        softcap: float = 0.0,
+        precise: bool = True,
+    ) -> Tensor:
         """Attention in one operator: q f32 (B, H, N, D), k (B, Hk, KV, D), v (B, Hk, KV, DV),
         mask f16 (.., N or more, KV), sinks f32 (H) -> f32 (B, N, H, DV), already permuted.
         """
@@ -108,16 +149,31 @@ class AttentionOps(GraphBase):
             sources = (q, k, v, mask, sinks)
         elif mask is not None:
             sources = (q, k, v, mask)
-        fits = (q.ne[0] == k.ne[0] and k.ne[1] == v.ne[1] and k.ne[2] == v.ne[2]
-                and not _broken(q.ne[2], k.ne[2]) and not _broken(q.ne[3], k.ne[3]))
+        fits = (
+            q.ne[0] == k.ne[0]
+            and k.ne[1] == v.ne[1]
+            and k.ne[2] == v.ne[2]
+            and not _broken(q.ne[2], k.ne[2])
+            and not _broken(q.ne[3], k.ne[3])
+        )
         if not fits:
             raise ValueError(f"flash_attn_ext: {q.shape}, {k.shape}, {v.shape}")
         if mask is not None and (mask.ne[0] != k.ne[1] or mask.ne[1] < q.ne[1]):
             raise ValueError(f"flash_attn_ext: mask {mask.shape} for {q.shape}, {k.shape}")
-        words = (f32_word(scale), f32_word(max_bias), f32_word(softcap),
-                 PRECISION_F32 if precise else 0)
-        return self.node(Op.FLASH_ATTN_EXT, Type.F32, (v.ne[0], q.ne[2], q.ne[1], q.ne[3]), sources,
-                         words, ndim=max(q.ndim, 3))
+        words = (
+            f32_word(scale),
+            f32_word(max_bias),
+            f32_word(softcap),
+            PRECISION_F32 if precise else 0,
+        )
+        return self.node(
+            Op.FLASH_ATTN_EXT,
+            Type.F32,
+            (v.ne[0], q.ne[2], q.ne[1], q.ne[3]),
+            sources,
+            words,
+            ndim=max(q.ndim, 3),
+        )
 
     # ---- masks and generators ------------------------------------------------------------------
 
@@ -136,7 +192,7 @@ class AttentionOps(GraphBase):
         return self.node(Op.DIAG, x.type, (x.ne[0], x.ne[0], x.ne[2], x.ne[3]), (x,))
 
     def tri(self, x: Tensor, kind: int) -> Tensor:
-        """A triangle of x, zero elsewhere: 0 upper with diagonal, 1 upper, 2 lower with, 3 lower."""
+        """A triangle of x: 0 upper with diagonal, 1 upper, 2 lower with diagonal, 3 lower."""
         return self.like(Op.TRI, x, (x,), (kind,))
 
     def fill(self, x: Tensor, value: float, *, inplace: bool = False) -> Tensor:
@@ -151,8 +207,9 @@ class AttentionOps(GraphBase):
 
     def timestep_embedding(self, x: Tensor, size: int, max_period: int = 10000) -> Tensor:
         """x f32 (n) -> f32 (n, size): cosines, then sines."""
-        return self.node(Op.TIMESTEP_EMBEDDING, Type.F32, (size, x.ne[0], 1, 1), (x,),
-                         (size, max_period), ndim=2)
+        return self.node(
+            Op.TIMESTEP_EMBEDDING, Type.F32, (size, x.ne[0], 1, 1), (x,), (size, max_period), ndim=2
+        )
 
 
 def _broken(whole: int, part: int) -> bool:

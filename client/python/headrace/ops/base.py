@@ -1,8 +1,8 @@
 """What a graph is made of: tensors, leaves and nodes, and their encoding as wire columns.
 
-A graph is built front to back: a node names only tensors that exist. Inside, extents and strides are
-kept fastest first (`ne`, `nb`), as the wire and GGUF have them; everything public is in numpy's
-order. encode() freezes the graph.
+A graph is built front to back: a node names only tensors that exist. Inside, extents and strides
+are kept fastest first (`ne`, `nb`), as the wire and GGUF have them; everything public is in
+numpy's order. encode() freezes the graph.
 """
 
 from __future__ import annotations
@@ -48,8 +48,21 @@ class Tensor:
     """One tensor of a graph: a leaf or the result of a node. Read only."""
 
     __slots__ = (
-        "graph", "index", "op", "kind", "type", "ne", "nb", "ndim", "sources", "params", "base",
-        "offset", "flags", "name", "data",
+        "base",
+        "data",
+        "flags",
+        "graph",
+        "index",
+        "kind",
+        "name",
+        "nb",
+        "ndim",
+        "ne",
+        "offset",
+        "op",
+        "params",
+        "sources",
+        "type",
     )  # fmt: skip
 
     def __init__(self, graph: GraphBase, op: Op, number: Type, ne: Quad, ndim: int) -> None:
@@ -159,12 +172,18 @@ class GraphBase:
         leaf.flags |= FLAG_INPUT
         return leaf
 
-    def constant(self, value: npt.ArrayLike, type: TypeLike | None = None, *, name: str = "",
-                 shape: Sequence[int] | None = None) -> Tensor:
+    def constant(
+        self,
+        value: npt.ArrayLike,
+        type: TypeLike | None = None,
+        *,
+        name: str = "",
+        shape: Sequence[int] | None = None,
+    ) -> Tensor:
         """A tensor whose content is part of the graph.
 
-        A float64 or int64 list becomes f32 or i32 unless `type` says otherwise. Block types are given
-        as uint8 with `type` and `shape`.
+        A float64 or int64 list becomes f32 or i32 unless `type` says otherwise. Block types are
+        given as uint8 with `type` and `shape`.
         """
         array = np.asarray(value)
         if type is None and not isinstance(value, np.ndarray):
@@ -178,13 +197,24 @@ class GraphBase:
 
     # ---- nodes ---------------------------------------------------------------------------------
 
-    def node(self, op: Op, number: Type, ne: Sequence[int], sources: Sequence[Tensor | None],
-             params: Iterable[int] = (), *, ndim: int | None = None, over: Tensor | None = None,
-             offset: int = 0, nb: Quad | None = None, name: str = "") -> Tensor:
+    def node(
+        self,
+        op: Op,
+        number: Type,
+        ne: Sequence[int],
+        sources: Sequence[Tensor | None],
+        params: Iterable[int] = (),
+        *,
+        ndim: int | None = None,
+        over: Tensor | None = None,
+        offset: int = 0,
+        nb: Quad | None = None,
+        name: str = "",
+    ) -> Tensor:
         """Appends a node with a declared result; the operators' methods call this.
 
-        `ne` and `nb` are fastest first. `over` names a tensor whose memory the result is a window on,
-        `offset` bytes after that tensor's own start.
+        `ne` and `nb` are fastest first. `over` names a tensor whose memory the result is a window
+        on, `offset` bytes after that tensor's own start.
         """
         self._check_open()
         extents = (int(ne[0]), int(ne[1]), int(ne[2]), int(ne[3]))
@@ -211,8 +241,15 @@ class GraphBase:
         self.nodes.append(result)
         return result
 
-    def like(self, op: Op, x: Tensor, sources: Sequence[Tensor | None],
-             params: Iterable[int] = (), *, inplace: bool = False) -> Tensor:
+    def like(
+        self,
+        op: Op,
+        x: Tensor,
+        sources: Sequence[Tensor | None],
+        params: Iterable[int] = (),
+        *,
+        inplace: bool = False,
+    ) -> Tensor:
         """A node whose result has x's type and shape; with `inplace` it is written over x."""
         if inplace:
             return self.node(op, x.type, x.ne, sources, params, ndim=x.ndim, over=x, nb=x.nb)

@@ -19,9 +19,10 @@ def dimension(x: Tensor, axis: int) -> int:
 class LayoutOps(GraphBase):
     """VIEW RESHAPE PERMUTE TRANSPOSE, DUP CONT CPY, GET_ROWS SET_ROWS, CONCAT REPEAT, SET ACC."""
 
-    def view(self, x: Tensor, shape: Sequence[int], strides: Sequence[int] | None = None,
-             offset: int = 0) -> Tensor:
-        """A window on x's memory: `shape`, `strides` in bytes (None: contiguous), `offset` bytes."""
+    def view(
+        self, x: Tensor, shape: Sequence[int], strides: Sequence[int] | None = None, offset: int = 0
+    ) -> Tensor:
+        """A window on x's memory: strides in bytes (None: contiguous), offset in bytes."""
         ne = as_ne(shape)
         nb = contiguous(x.type, ne)
         if strides is not None:
@@ -31,8 +32,17 @@ class LayoutOps(GraphBase):
             while len(given) < 4:
                 given.append(given[-1] * ne[len(given) - 1])
             nb = (given[0], given[1], given[2], given[3])
-        return self.node(Op.VIEW, x.type, ne, (x,), u64_words(offset), ndim=len(shape), over=x,
-                         offset=offset, nb=nb)
+        return self.node(
+            Op.VIEW,
+            x.type,
+            ne,
+            (x,),
+            u64_words(offset),
+            ndim=len(shape),
+            over=x,
+            offset=offset,
+            nb=nb,
+        )
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """x's elements under another shape; one extent may be -1. x must be contiguous."""
@@ -66,8 +76,16 @@ class LayoutOps(GraphBase):
         ne, nb = [1] * 4, [0] * 4
         for i in range(4):
             ne[target[i]], nb[target[i]] = x.ne[i], x.nb[i]
-        return self.node(op, x.type, ne, (x,), params, ndim=max(x.ndim, 2) if not params else x.ndim,
-                         over=x, nb=(nb[0], nb[1], nb[2], nb[3]))
+        return self.node(
+            op,
+            x.type,
+            ne,
+            (x,),
+            params,
+            ndim=max(x.ndim, 2) if not params else x.ndim,
+            over=x,
+            nb=(nb[0], nb[1], nb[2], nb[3]),
+        )
 
     def dup(self, x: Tensor) -> Tensor:
         """A contiguous copy."""
@@ -81,8 +99,9 @@ class LayoutOps(GraphBase):
         """Writes x's elements, in their order, into target, converting. The result is target."""
         if x.size != target.size:
             raise ValueError(f"cpy: {x.shape} has not the size of {target.shape}")
-        return self.node(Op.CPY, target.type, target.ne, (x, target), ndim=target.ndim, over=target,
-                         nb=target.nb)
+        return self.node(
+            Op.CPY, target.type, target.ne, (x, target), ndim=target.ndim, over=target, nb=target.nb
+        )
 
     def cast(self, x: Tensor, type: TypeLike) -> Tensor:
         """x as another type: CPY without a target."""
@@ -96,8 +115,9 @@ class LayoutOps(GraphBase):
         if x.ne[2] != ids.ne[1] or x.ne[3] != ids.ne[2] or ids.ne[3] != 1:
             raise ValueError(f"get_rows: ids {ids.shape} do not fit {x.shape}")
         number = Type.I32 if x.type is Type.I32 else Type.F32
-        return self.node(Op.GET_ROWS, number, (x.ne[0], *ids.ne[:3]), (x, ids),
-                         ndim=max(x.ndim, ids.ndim + 1))
+        return self.node(
+            Op.GET_ROWS, number, (x.ne[0], *ids.ne[:3]), (x, ids), ndim=max(x.ndim, ids.ndim + 1)
+        )
 
     def set_rows(self, target: Tensor, values: Tensor, ids: Tensor) -> Tensor:
         """target[..., ids, :] = values, converting; ids i32 or i64 (n). The result is target.
@@ -106,8 +126,15 @@ class LayoutOps(GraphBase):
         """
         if values.ne[0] != target.ne[0] or values.ne[1] != ids.ne[0]:
             raise ValueError(f"set_rows: {values.shape}, ids {ids.shape} into {target.shape}")
-        return self.node(Op.SET_ROWS, target.type, target.ne, (values, ids, target),
-                         ndim=target.ndim, over=target, nb=target.nb)
+        return self.node(
+            Op.SET_ROWS,
+            target.type,
+            target.ne,
+            (values, ids, target),
+            ndim=target.ndim,
+            over=target,
+            nb=target.nb,
+        )
 
     def concat(self, a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
         """a and b joined along an axis."""
@@ -134,18 +161,39 @@ class LayoutOps(GraphBase):
             raise ValueError(f"repeat_back: {tuple(shape)} does not tile {x.shape}")
         return self.node(Op.REPEAT_BACK, x.type, ne, (x,), ndim=len(shape))
 
-    def set(self, x: Tensor, y: Tensor, *, strides: Sequence[int] | None = None, offset: int = 0,
-            inplace: bool = False) -> Tensor:
-        """A copy of x in which a window is y. Window strides in bytes, numpy's order (None: x's)."""
+    def set(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        strides: Sequence[int] | None = None,
+        offset: int = 0,
+        inplace: bool = False,
+    ) -> Tensor:
+        """A copy of x in which a window is y; strides in bytes, numpy's order (None: x's)."""
         return self._window(Op.SET, x, y, strides, offset, inplace)
 
-    def acc(self, x: Tensor, y: Tensor, *, strides: Sequence[int] | None = None, offset: int = 0,
-            inplace: bool = False) -> Tensor:
+    def acc(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        strides: Sequence[int] | None = None,
+        offset: int = 0,
+        inplace: bool = False,
+    ) -> Tensor:
         """A copy of x with y added to a window of it. Strides as in set()."""
         return self._window(Op.ACC, x, y, strides, offset, inplace)
 
-    def _window(self, op: Op, x: Tensor, y: Tensor, strides: Sequence[int] | None, offset: int,
-                inplace: bool) -> Tensor:
+    def _window(
+        self,
+        op: Op,
+        x: Tensor,
+        y: Tensor,
+        strides: Sequence[int] | None,
+        offset: int,
+        inplace: bool,
+    ) -> Tensor:
         nb: Quad = x.nb
         if strides is not None:
             given = [int(stride) for stride in reversed(strides)]

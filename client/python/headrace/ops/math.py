@@ -170,12 +170,21 @@ class MathOps(GraphBase):
 
     def xielu(self, x: Tensor, alpha_n: float, alpha_p: float, beta: float, eps: float) -> Tensor:
         """xIELU with its learned parameters before softplus."""
-        words = [f32_word(value) for value in
-                 (beta + softplus(alpha_n), softplus(alpha_p), beta, eps)]
+        words = [
+            f32_word(value) for value in (beta + softplus(alpha_n), softplus(alpha_p), beta, eps)
+        ]
         return self.like(Op.UNARY, x, (x,), (Unary.XIELU, *words))
 
-    def glu(self, function: Glu, x: Tensor, gate: Tensor | None = None, *, swapped: bool = False,
-            alpha: float = 0.0, limit: float = 0.0) -> Tensor:
+    def glu(
+        self,
+        function: Glu,
+        x: Tensor,
+        gate: Tensor | None = None,
+        *,
+        swapped: bool = False,
+        alpha: float = 0.0,
+        limit: float = 0.0,
+    ) -> Tensor:
         """act(x) * gate; without `gate`, x's rows hold the activated half, then the gate's.
 
         `swapped` exchanges the halves.
@@ -210,8 +219,9 @@ class MathOps(GraphBase):
         """gelu_erf(x) * gate."""
         return self.glu(Glu.GEGLU_ERF, x, gate, swapped=swapped)
 
-    def geglu_quick(self, x: Tensor, gate: Tensor | None = None, *,
-                    swapped: bool = False) -> Tensor:
+    def geglu_quick(
+        self, x: Tensor, gate: Tensor | None = None, *, swapped: bool = False
+    ) -> Tensor:
         """gelu_quick(x) * gate."""
         return self.glu(Glu.GEGLU_QUICK, x, gate, swapped=swapped)
 

@@ -1,7 +1,7 @@
 """Convolutions, pooling, resizing, padding and windows.
 
-Pairs and triples (stride, padding, dilation, kernel) are in numpy's order: the last one belongs to the
-last axis.
+Pairs and triples (stride, padding, dilation, kernel) are in numpy's order: the last one belongs to
+the last axis.
 """
 
 from __future__ import annotations
@@ -32,8 +32,16 @@ def pool_extent(size: int, kernel: int, stride: int, padding: int) -> int:
 class VisionOps(GraphBase):
     """IM2COL, CONV_*, POOL_*, UPSCALE, PAD*, ROLL, WIN_*, *_REL_POS."""
 
-    def im2col(self, kernel: Tensor, x: Tensor, *, stride: Pair = (1, 1), padding: Pair = (0, 0),
-               dilation: Pair = (1, 1), type: TypeLike = Type.F32) -> Tensor:
+    def im2col(
+        self,
+        kernel: Tensor,
+        x: Tensor,
+        *,
+        stride: Pair = (1, 1),
+        padding: Pair = (0, 0),
+        dilation: Pair = (1, 1),
+        type: TypeLike = Type.F32,
+    ) -> Tensor:
         """kernel (OC, IC, KH, KW), x (N, IC, H, W) -> (N, OH, OW, IC*KH*KW)."""
         ow = conv_extent(x.ne[0], kernel.ne[0], stride[1], padding[1], dilation[1])
         oh = conv_extent(x.ne[1], kernel.ne[1], stride[0], padding[0], dilation[0])
@@ -41,40 +49,82 @@ class VisionOps(GraphBase):
         words = (*stride[::-1], *padding[::-1], *dilation[::-1], 1)
         return self.node(Op.IM2COL, as_type(type), ne, (kernel, x), words)
 
-    def im2col_1d(self, kernel: Tensor, x: Tensor, *, stride: int = 1, padding: int = 0,
-                  dilation: int = 1, type: TypeLike = Type.F32) -> Tensor:
+    def im2col_1d(
+        self,
+        kernel: Tensor,
+        x: Tensor,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        dilation: int = 1,
+        type: TypeLike = Type.F32,
+    ) -> Tensor:
         """kernel (OC, IC, K), x (N, IC, L) -> (N, OL, IC*K)."""
         ol = conv_extent(x.ne[0], kernel.ne[0], stride, padding, dilation)
         words = (stride, 0, padding, 0, dilation, 0, 0)
-        return self.node(Op.IM2COL, as_type(type), (kernel.ne[1] * kernel.ne[0], ol, x.ne[2], 1),
-                         (kernel, x), words)
+        return self.node(
+            Op.IM2COL,
+            as_type(type),
+            (kernel.ne[1] * kernel.ne[0], ol, x.ne[2], 1),
+            (kernel, x),
+            words,
+        )
 
-    def im2col_3d(self, kernel: Tensor, x: Tensor, channels: int, *, stride: Triple = (1, 1, 1),
-                  padding: Triple = (0, 0, 0), dilation: Triple = (1, 1, 1),
-                  type: TypeLike = Type.F32) -> Tensor:
+    def im2col_3d(
+        self,
+        kernel: Tensor,
+        x: Tensor,
+        channels: int,
+        *,
+        stride: Triple = (1, 1, 1),
+        padding: Triple = (0, 0, 0),
+        dilation: Triple = (1, 1, 1),
+        type: TypeLike = Type.F32,
+    ) -> Tensor:
         """kernel (OC*IC, KD, KH, KW), x (N*IC, D, H, W) -> (N*OD, OH, OW, IC*KD*KH*KW)."""
-        size = [conv_extent(x.ne[i], kernel.ne[i], stride[2 - i], padding[2 - i], dilation[2 - i])
-                for i in range(3)]
-        ne = (channels * kernel.ne[0] * kernel.ne[1] * kernel.ne[2], size[0], size[1],
-              size[2] * (x.ne[3] // channels))
+        size = [
+            conv_extent(x.ne[i], kernel.ne[i], stride[2 - i], padding[2 - i], dilation[2 - i])
+            for i in range(3)
+        ]
+        ne = (
+            channels * kernel.ne[0] * kernel.ne[1] * kernel.ne[2],
+            size[0],
+            size[1],
+            size[2] * (x.ne[3] // channels),
+        )
         words = (*stride[::-1], *padding[::-1], *dilation[::-1], channels)
         return self.node(Op.IM2COL_3D, as_type(type), ne, (kernel, x), words)
 
-    def conv_2d(self, kernel: Tensor, x: Tensor, *, stride: Pair = (1, 1), padding: Pair = (0, 0),
-                dilation: Pair = (1, 1)) -> Tensor:
+    def conv_2d(
+        self,
+        kernel: Tensor,
+        x: Tensor,
+        *,
+        stride: Pair = (1, 1),
+        padding: Pair = (0, 0),
+        dilation: Pair = (1, 1),
+    ) -> Tensor:
         """kernel (OC, IC, KH, KW), x (N, IC, H, W) -> f32 (N, OC, OH, OW)."""
         return self._conv(Op.CONV_2D, kernel, x, kernel.ne[3], (stride, padding, dilation))
 
-    def conv_2d_dw(self, kernel: Tensor, x: Tensor, *, stride: Pair = (1, 1),
-                   padding: Pair = (0, 0), dilation: Pair = (1, 1)) -> Tensor:
+    def conv_2d_dw(
+        self,
+        kernel: Tensor,
+        x: Tensor,
+        *,
+        stride: Pair = (1, 1),
+        padding: Pair = (0, 0),
+        dilation: Pair = (1, 1),
+    ) -> Tensor:
         """Per channel: kernel (C, 1, KH, KW), x (N, C, H, W) -> f32 (N, C, OH, OW).
 
         An x whose channels lie innermost in memory gives a result laid out likewise.
         """
         return self._conv(Op.CONV_2D_DW, kernel, x, x.ne[2], (stride, padding, dilation))
 
-    def _conv(self, op: Op, kernel: Tensor, x: Tensor, channels: int,
-              steps: tuple[Pair, Pair, Pair]) -> Tensor:
+    def _conv(
+        self, op: Op, kernel: Tensor, x: Tensor, channels: int, steps: tuple[Pair, Pair, Pair]
+    ) -> Tensor:
         stride, padding, dilation = steps
         ow = conv_extent(x.ne[0], kernel.ne[0], stride[1], padding[1], dilation[1])
         oh = conv_extent(x.ne[1], kernel.ne[1], stride[0], padding[0], dilation[0])
@@ -84,11 +134,21 @@ class VisionOps(GraphBase):
         words = (*stride[::-1], *padding[::-1], *dilation[::-1])
         return self.node(op, Type.F32, (ow, oh, channels, x.ne[3]), (kernel, x), words, nb=nb)
 
-    def conv_3d(self, kernel: Tensor, x: Tensor, *, channels: int, stride: Triple = (1, 1, 1),
-                padding: Triple = (0, 0, 0), dilation: Triple = (1, 1, 1)) -> Tensor:
+    def conv_3d(
+        self,
+        kernel: Tensor,
+        x: Tensor,
+        *,
+        channels: int,
+        stride: Triple = (1, 1, 1),
+        padding: Triple = (0, 0, 0),
+        dilation: Triple = (1, 1, 1),
+    ) -> Tensor:
         """kernel (OC*IC, KD, KH, KW), x (N*IC, D, H, W) -> f32 (N*OC, OD, OH, OW)."""
-        size = [conv_extent(x.ne[i], kernel.ne[i], stride[2 - i], padding[2 - i], dilation[2 - i])
-                for i in range(3)]
+        size = [
+            conv_extent(x.ne[i], kernel.ne[i], stride[2 - i], padding[2 - i], dilation[2 - i])
+            for i in range(3)
+        ]
         batch, filters = x.ne[3] // channels, kernel.ne[3] // channels
         words = (*stride[::-1], *padding[::-1], *dilation[::-1], channels, batch, filters)
         return self.node(Op.CONV_3D, Type.F32, (*size, filters * batch), (kernel, x), words)
@@ -96,36 +156,71 @@ class VisionOps(GraphBase):
     def conv_transpose_1d(self, kernel: Tensor, x: Tensor, *, stride: int = 1) -> Tensor:
         """kernel (IC, OC, K), x (IC, L) -> f32 (OC, (L-1)*stride + K)."""
         length = (x.ne[0] - 1) * stride + kernel.ne[0]
-        return self.node(Op.CONV_TRANSPOSE_1D, Type.F32, (length, kernel.ne[1], x.ne[2], 1),
-                         (kernel, x), (stride, 0, 1), ndim=x.ndim)
+        return self.node(
+            Op.CONV_TRANSPOSE_1D,
+            Type.F32,
+            (length, kernel.ne[1], x.ne[2], 1),
+            (kernel, x),
+            (stride, 0, 1),
+            ndim=x.ndim,
+        )
 
     def conv_transpose_2d(self, kernel: Tensor, x: Tensor, *, stride: int = 1) -> Tensor:
         """kernel (IC, OC, KH, KW), x (N, IC, H, W) -> f32 (N, OC, OH, OW)."""
-        ne = ((x.ne[0] - 1) * stride + kernel.ne[0], (x.ne[1] - 1) * stride + kernel.ne[1],
-              kernel.ne[2], x.ne[3])
+        ne = (
+            (x.ne[0] - 1) * stride + kernel.ne[0],
+            (x.ne[1] - 1) * stride + kernel.ne[1],
+            kernel.ne[2],
+            x.ne[3],
+        )
         return self.node(Op.CONV_TRANSPOSE_2D, Type.F32, ne, (kernel, x), (stride,))
 
     def col2im_1d(self, x: Tensor, channels: int, *, stride: int = 1, padding: int = 0) -> Tensor:
         """x (T, K*OC) -> (OC, (T-1)*stride + K - 2*padding): overlapping columns added."""
         kernel = x.ne[0] // channels
         length = (x.ne[1] - 1) * stride + kernel - 2 * padding
-        return self.node(Op.COL2IM_1D, x.type, (length, channels, 1, 1), (x,),
-                         (stride, channels, padding), ndim=2)
+        return self.node(
+            Op.COL2IM_1D,
+            x.type,
+            (length, channels, 1, 1),
+            (x,),
+            (stride, channels, padding),
+            ndim=2,
+        )
 
-    def pool_1d(self, x: Tensor, kernel: int, *, stride: int | None = None, padding: int = 0,
-                average: bool = False) -> Tensor:
+    def pool_1d(
+        self,
+        x: Tensor,
+        kernel: int,
+        *,
+        stride: int | None = None,
+        padding: int = 0,
+        average: bool = False,
+    ) -> Tensor:
         """Maxima or averages over windows of the last axis -> f32."""
         step = kernel if stride is None else stride
         length = pool_extent(x.ne[0], kernel, step, padding)
-        return self.node(Op.POOL_1D, Type.F32, (length, *x.ne[1:]), (x,),
-                         (average, kernel, step, padding))
+        return self.node(
+            Op.POOL_1D, Type.F32, (length, *x.ne[1:]), (x,), (average, kernel, step, padding)
+        )
 
-    def pool_2d(self, x: Tensor, kernel: Pair, *, stride: Pair | None = None,
-                padding: Pair = (0, 0), average: bool = False) -> Tensor:
+    def pool_2d(
+        self,
+        x: Tensor,
+        kernel: Pair,
+        *,
+        stride: Pair | None = None,
+        padding: Pair = (0, 0),
+        average: bool = False,
+    ) -> Tensor:
         """Maxima or averages over windows of the last two axes -> f32."""
         step = kernel if stride is None else stride
-        ne = (pool_extent(x.ne[0], kernel[1], step[1], padding[1]),
-              pool_extent(x.ne[1], kernel[0], step[0], padding[0]), x.ne[2], x.ne[3])
+        ne = (
+            pool_extent(x.ne[0], kernel[1], step[1], padding[1]),
+            pool_extent(x.ne[1], kernel[0], step[0], padding[0]),
+            x.ne[2],
+            x.ne[3],
+        )
         words = (average, *kernel[::-1], *step[::-1], *padding[::-1])
         return self.node(Op.POOL_2D, Type.F32, ne, (x,), words)
 
@@ -145,8 +240,9 @@ class VisionOps(GraphBase):
         """The last axis padded by reflection; the edge is not repeated."""
         if before >= x.ne[0] or after >= x.ne[0]:
             raise ValueError(f"pad_reflect_1d: {before}, {after} of {x.ne[0]}")
-        return self.node(Op.PAD_REFLECT_1D, x.type, (x.ne[0] + before + after, *x.ne[1:]), (x,),
-                         (before, after))
+        return self.node(
+            Op.PAD_REFLECT_1D, x.type, (x.ne[0] + before + after, *x.ne[1:]), (x,), (before, after)
+        )
 
     def roll(self, x: Tensor, shifts: Sequence[int]) -> Tensor:
         """numpy.roll(x, shifts, all axes)."""
@@ -157,8 +253,14 @@ class VisionOps(GraphBase):
     def win_part(self, x: Tensor, size: int) -> Tensor:
         """x (H, W, C) in padded windows -> (windows, size, size, C)."""
         columns, rows = -(-x.ne[1] // size), -(-x.ne[2] // size)
-        return self.node(Op.WIN_PART, x.type, (x.ne[0], size, size, columns * rows), (x,),
-                         (columns, rows, size), ndim=4)
+        return self.node(
+            Op.WIN_PART,
+            x.type,
+            (x.ne[0], size, size, columns * rows),
+            (x,),
+            (columns, rows, size),
+            ndim=4,
+        )
 
     def win_unpart(self, x: Tensor, height: int, width: int, size: int) -> Tensor:
         """win_part()'s inverse -> (height, width, C)."""
@@ -168,7 +270,8 @@ class VisionOps(GraphBase):
         """x (2*n-1, C) -> (queries, keys, C): row (keys-1-k)+q."""
         return self.node(Op.GET_REL_POS, x.type, (x.ne[0], keys, queries, 1), (x,), ndim=3)
 
-    def add_rel_pos(self, x: Tensor, width: Tensor, height: Tensor, *,
-                    inplace: bool = False) -> Tensor:
+    def add_rel_pos(
+        self, x: Tensor, width: Tensor, height: Tensor, *, inplace: bool = False
+    ) -> Tensor:
         """Attention scores plus relative positions along width and height."""
         return self.like(Op.ADD_REL_POS, x, (x, width, height), (inplace,), inplace=inplace)
