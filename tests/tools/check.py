@@ -242,7 +242,7 @@ def suites(full: bool) -> list[Suite]:
             ["tests/golden/golden_ops", "--device", "blas", "--allow-unsupported"],
             RECORDED / "ops",
         ),
-        pytest_suite("lint", ["tests/lint"], at_main),
+        pytest_suite("lint", ["tests/lint", "tests/tools"], at_main),
         mypy_suite(),
         pytest_suite("python", ["tests/python"], at_main),
         pytest_suite("integration", ["tests/integration"], at_main),
