@@ -1,0 +1,84 @@
+"""Fixtures for tests against a real daemon. HEADRACE_BUILD names the build folder (default: build).
+
+launch(...)     starts a daemon with given devices, sections, models; stopped at the end, which must be
+                clean. Keywords: those of run_daemon.Daemon.
+daemon          one daemon per module: two isolated CPU devices and a shared one, Unix and TCP.
+address         its addresses, one after the other ("unix:..." and "tcp:..."): the test runs on both.
+canary          a bystander in a session of its own; see tests/integration/bystander.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+for folder in (ROOT / "tests" / "tools", ROOT / "tests" / "integration", ROOT / "client" / "python"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+from run_daemon import Daemon, build_folder, device  # noqa: E402
+
+THREE_DEVICES = (
+    device("cpu0", backend="cpu", threads=1, memory="isolated"),
+    device("cpu1", backend="cpu", threads=1, memory="isolated"),
+    device("host", backend="cpu", threads=1),
+)
+
+
+def require_daemon() -> None:
+    program = build_folder() / "daemon" / "headraced"
+    if not program.exists():
+        pytest.skip(f"no {program}: build first, or set HEADRACE_BUILD")
+
+
+def start_daemon(**keys: Any) -> Daemon:
+    require_daemon()
+    return Daemon(**keys)
+
+
+@pytest.fixture
+def launch() -> Iterator[Callable[..., Daemon]]:
+    running: list[Daemon] = []
+
+    def start(**keys: Any) -> Daemon:
+        running.append(start_daemon(**keys))
+        return running[-1]
+
+    yield start
+    for one in running:
+        if one.folder.exists():  # the test has not stopped it itself
+            one.stop()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model directory of `daemon`. Tests may put files into it."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def daemon(model_folder: Path) -> Iterator[Daemon]:
+    running = start_daemon(devices=THREE_DEVICES, tcp=True, models=[model_folder])
+    yield running
+    running.stop()
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def address(request: pytest.FixtureRequest, daemon: Daemon) -> str:
+    found = daemon.address if request.param == "unix" else daemon.tcp_address
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def canary(daemon: Daemon) -> Iterator[Any]:
+    """Works all the time in a session of its own; checked when the test ends."""
+    from bystander import Bystander
+
+    with Bystander(daemon.address) as bystander:
+        yield bystander
