@@ -331,6 +331,96 @@ HR_TEST(files) {
         unlink(path);
 }
 
+/* ---- The example file: every key, its default, and examples that work ------------------------- */
+
+static char *read_example(void) {
+        FILE *file = fopen(HR_TEST_EXAMPLE_CONFIG, "re");
+        char *text = calloc(1, 1 << 16);
+
+        HR_EXPECT(file && fread(text, 1, (1 << 16) - 1, file) > 0);
+        fclose(file);
+        return text;
+}
+
+/* Takes away the # in front of keys and headers; comments proper have a blank behind it. */
+static void switch_on(char *text) {
+        char *to = text;
+
+        for (char *from = text; *from != '\0'; from++) {
+                const bool at_start = from == text || from[-1] == '\n';
+
+                if (!(at_start && from[0] == '#' && from[1] != ' ' && from[1] != '\n'))
+                        *to++ = *from;
+        }
+        *to = '\0';
+}
+
+static char *dump_text(const struct hr_config *config) {
+        char *text = NULL;
+        size_t bytes = 0;
+        FILE *stream = open_memstream(&text, &bytes);
+
+        hr_config_dump(config, stream);
+        fclose(stream);
+        return text;
+}
+
+HR_TEST(example_shows_every_key_with_its_default) {
+        char *text = read_example(), *examples = strstr(text, "# Matrix products"), *shown, *real;
+        struct hr_config config, defaults;
+        struct hr_diag diag = {0};
+
+        HR_EXPECT(examples);
+        *examples = '\0';
+        switch_on(text);
+        HR_EXPECT_OK(read_whole(text, &config, &diag), &diag);
+        HR_EXPECT_OK(read_whole("[models]\ndirectories = /var/lib/headrace/models\n", &defaults,
+                                &diag),
+                     &diag);
+        shown = dump_text(&config);
+        real = dump_text(&defaults);
+        HR_EXPECT_STREQ(shown, real);
+        for (char *line = strtok(real, "\n"); line; line = strtok(NULL, "\n")) {
+                char key[64] = "\n";
+
+                strncat(key, line, strcspn(line, " "));
+                if (line[0] != '[' && !strstr(text, strcat(key, " =")))
+                        hr_test_fail(__FILE__, __LINE__, "the example does not show%s", key);
+        }
+        free(shown);
+        free(real);
+        free(text);
+        hr_config_deinit(&config);
+        hr_config_deinit(&defaults);
+}
+
+HR_TEST(example_devices_are_accepted) {
+        char *text = read_example(), *block = strstr(text, "# Matrix products"), *end;
+        unsigned count = 0;
+
+        HR_EXPECT(block);
+        switch_on(block);
+        for (; *block != '\0'; block = end) {
+                struct hr_config config;
+                struct hr_diag diag = {0};
+
+                end = strstr(block, "\n\n");
+                end = end ? end + 2 : block + strlen(block);
+                if (*end != '\0')
+                        end[-1] = '\0';
+                count++;
+#ifndef HR_TEST_HAVE_BLAS
+                if (strstr(block, "backend = blas"))
+                        continue;
+#endif
+                HR_EXPECT_OK(read_whole(block, &config, &diag), &diag);
+                HR_EXPECT(config.device_count >= 2);
+                hr_config_deinit(&config);
+        }
+        HR_EXPECT(count >= 2);
+        free(text);
+}
+
 HR_TEST(deinit_of_zeroed) {
         struct hr_config config = {0};
 
