@@ -1,0 +1,175 @@
+"""A small language model through a real daemon: logits, splits, generation, the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from client_tools import ONE, ROOT, TWO, Array, Daemon, nmse, write_model
+from numpy_reference import Evaluator
+
+import headrace
+from headrace.models import llama
+from headrace.models.generate import Model
+from headrace.models.sample import Sampler
+from headrace.types import TensorInfo, Type
+
+pytest.importorskip("gguf")
+pytest.importorskip("tokenizers")
+TOKENS = [7, 99, 3, 250, 41, 8, 8, 120, 33, 64, 5, 90]
+
+
+@dataclass
+class Tiny:
+    """The model's folder and its weights."""
+
+    folder: Path
+    weights: dict[str, Array]
+
+    def reference(self, config: llama.LlamaConfig, tokens: list[int]) -> Array:
+        """The last token's logits by numpy."""
+        infos = {n: TensorInfo(n, Type.F32, w.shape) for n, w in self.weights.items()}
+        n = len(tokens)
+        built = llama.LlamaGraph(config, infos, n_tokens=n, n_kv=256, n_ctx=256, flash=False)
+        state = {
+            name: np.zeros(shape, np.float16)
+            for name, (_, shape) in llama.kv_state(config, 256).items()
+        }
+        cells = np.arange(n)
+        mask = np.where(np.arange(256) <= cells[:, None], 0, -np.inf).astype(np.float16)
+        (logits,) = Evaluator(built.graph.encode(), self.weights, state).run(
+            {
+                "tokens": np.array(tokens, np.int32),
+                "positions": cells.astype(np.int32),
+                "cells": cells,
+                "mask": mask,
+                "outputs": np.array([n - 1], np.int32),
+            }
+        )
+        return logits.reshape(-1)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """The model on disk."""
+    folder = tmp_path_factory.mktemp("models")
+    return Tiny(folder, write_model(folder / "tiny.gguf"))
+
+
+@pytest.fixture(scope="module")
+def one(tiny: Tiny) -> Iterator[Daemon]:
+    """A daemon with one device."""
+    with Daemon(devices=ONE, models=[tiny.folder]) as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize("flash", [True, False])
+def test_logits(tiny: Tiny, one: Daemon, flash: bool) -> None:
+    with headrace.connect(one.address) as client:
+        model = Model.load(client, "tiny.gguf")
+        assert model.weights.info.source == "file" and len(model.weights) == len(tiny.weights)
+        want = tiny.reference(model.config, TOKENS)
+        with model.context(512, flash=flash) as context:
+            whole = context.evaluate(TOKENS).copy()
+            assert nmse(want, whole) < 2e-3
+            context.reset()
+            for token in TOKENS:
+                stepwise = context.evaluate([token])
+            assert nmse(want, stepwise) < 2e-3
+            assert int(whole.argmax()) == int(want.argmax())
+            context.reset()
+            context.evaluate(TOKENS[:5])
+            assert nmse(whole, context.evaluate(TOKENS[5:])) < 1e-4
+
+
+def test_only_new_topologies_miss(one: Daemon) -> None:
+    with headrace.connect(one.address) as client:
+        context = Model.load(client, "tiny.gguf").context(768)
+        tokens = [token for token, _ in zip(cycle(), range(300), strict=False)]
+        context.evaluate(tokens[:250])
+        for token in tokens[250:]:
+            context.evaluate([token])
+        assert set(context.graphs) == {(250, 256), (1, 256), (1, 512)}
+        again = Model.load(client, "tiny.gguf").context(768)
+        again.evaluate(tokens[:250])
+        again.evaluate(tokens[250:251])
+        assert again.timing.misses == [] and again.timing.hits == 2
+
+
+def cycle() -> Iterator[int]:
+    """Tokens without end."""
+    while True:
+        yield from TOKENS
+
+
+def test_two_devices_give_the_same_bits(tiny: Tiny) -> None:
+    with Daemon(devices=TWO, models=[tiny.folder]) as daemon:
+        with headrace.connect(daemon.address) as client:
+            results = []
+            for split in ({"cpu0": 4}, {"cpu0": 2, "cpu1": 2}, {"cpu0": 1, "cpu1": 3}):
+                model = Model.load(client, "tiny.gguf", split)
+                for copies in (1, 2, 4):
+                    with model.context(512, n_copies=copies) as context:
+                        logits = [context.evaluate(TOKENS).copy()]
+                        logits += [context.evaluate([t]).copy() for t in TOKENS]
+                        results.append(np.stack(logits))
+                        used = {s.device for s in context.graph(1, 256).plan.devices if s.splits}
+                        assert used == {name for name, n in split.items() if n}
+            for result in results[1:]:
+                assert (result == results[0]).all()
+
+
+def test_generation_and_sampling(one: Daemon) -> None:
+    with headrace.connect(one.address) as client:
+        model = Model.load(client, "tiny.gguf")
+        with model.context(256) as context:
+            greedy = list(context.stream(TOKENS, 20))
+            context.reset()
+            assert list(context.stream(TOKENS, 20)) == greedy
+            context.reset()
+            sampled = [list(context.stream(TOKENS, 20, Sampler(1.0, seed=s))) for s in (1,)]
+            context.reset()
+            assert list(context.stream(TOKENS, 20, Sampler(1.0, seed=1))) == sampled[0]
+            context.reset()
+            assert len(list(context.stream(TOKENS, 1000, stop=frozenset()))) == 256 - 12 + 1
+            with pytest.raises(ValueError):
+                context.evaluate([1])
+
+
+def headrace_command(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line."""
+    path = os.pathsep.join(
+        filter(None, (str(ROOT / "client/python"), os.environ.get("PYTHONPATH")))
+    )
+    return subprocess.run(
+        [sys.executable, "-m", "headrace.cli", *arguments],
+        env={**os.environ, "HEADRACE_ADDRESS": daemon.address, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_command_line(one: Daemon) -> None:
+    generate = ("generate", "tiny.gguf", "--prompt", "hello there", "--tokens", "8")
+    first = headrace_command(one, *generate, "--ignore-end")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("hello there") and first.stdout.endswith("\n")
+    for expected in ("prompt: ", "generation: ", "tokens/s", "plan cache: ", "cpu0"):
+        assert expected in first.stderr, first.stderr
+    assert headrace_command(one, *generate, "--ignore-end").stdout == first.stdout
+    devices = headrace_command(one, "devices")
+    assert devices.returncode == 0 and "cpu0" in devices.stdout
+    stats = headrace_command(one, "stats")
+    assert stats.returncode == 0 and len(stats.stdout.splitlines()) > 3
+    explain = headrace_command(one, "explain", "--model", "tiny.gguf", "--batch", "4")
+    assert explain.returncode == 0 and "FLASH_ATTN_EXT" in explain.stdout
+    missing = headrace_command(one, "generate", "no.gguf", "--prompt", "x")
+    assert missing.returncode == 1 and "headrace: " in missing.stderr and not missing.stdout
