@@ -17,13 +17,15 @@
  * with a minimum. `span` elements share one activation scale (32: q8_0 and q8_1, 256: q8_K).
  *
  * Float rows (f32, f16, bf16) are multiplied in place by float_dot, whose results have the same
- * property: one accumulator vector per result, filled in order of k.
+ * property: one accumulator vector per result and chunk of k, filled in order.
  *
  * All functions are pure and thread-safe; pointers need no alignment unless said.
  */
 #pragma once
 
 #include "core/type.h"
+
+#define CPU_FLOAT_CHUNK 1024
 
 typedef void (*cpu_dequantize_fn)(const void *row, float *ret_values, int64_t count);
 typedef void (*cpu_quantize_fn)(const float *values, void *ret_row, int64_t count);
@@ -56,7 +58,7 @@ struct cpu_dot {
         const struct cpu_tile *tile[HR_TYPE_LIMIT];  /* NULL = not a weight or key type */
         /* Dot products of `rows` rows of f32, f16 or bf16 with `width` (any) columns of k floats,
          * column_stride bytes apart: out[width][out_stride], `rows` of each written.
-         * spare: 4 * k floats, for f16 and bf16 rows. */
+         * spare: 4 * CPU_FLOAT_CHUNK floats, for f16 and bf16 rows. */
         void (*float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
                           const uint8_t *columns, uint64_t column_stride, uint32_t width,
                           int64_t k, float *spare, float *ret_out, uint64_t out_stride);

@@ -2,7 +2,8 @@
  * Products of float rows.
  *
  * float_dot keeps one accumulator vector per result and walks k in order, so that a result's bits
- * depend on its row and column alone. Rows of f16 and bf16 are widened once per block of rows when
+ * depend on its row and column alone. Chunks of k are summed one after the other, so that a block of
+ * rows stays in the first-level cache while the columns pass. Rows of f16 and bf16 are widened once per block of rows when
  * several columns use them.
  */
 #include "backends/cpu/matrix/tables.h"
@@ -33,14 +34,15 @@ LANES_INLINE void prefetch_row(const uint8_t *next) {
         __builtin_prefetch(next, 0, 3);
 }
 
-/* `rows` (1 or ROWS) x `width` results. */
+/* Elements [i, k) of `rows` (1 or ROWS) x `width` results; not the first ones are added to what
+ * is there. */
 LANES_INLINE void dot_block(uint32_t type, const uint8_t *const *row, const int rows,
                             const uint8_t *columns, uint64_t column_stride, const int width,
-                            int64_t k, float *ret_out, uint64_t out_stride) {
+                            int64_t i, int64_t k, float *ret_out, uint64_t out_stride) {
         lanes_f sum[CPU_FLOAT_WIDTH][ROWS], w[ROWS];
         const int bytes = type == HR_TYPE_F32 ? 4 : 2;
         const int64_t next = rows == ROWS ? ROWS * (row[1] - row[0]) : 0; /* the next block's rows */
-        int64_t i = 0;
+        const bool first = i == 0;
 
         for (int c = 0; c < width; c++)
                 for (int r = 0; r < ROWS; r++)
@@ -79,80 +81,94 @@ LANES_INLINE void dot_block(uint32_t type, const uint8_t *const *row, const int 
         }
 #pragma GCC unroll 8
         for (int c = 0; c < width; c++) {
-                float out[ROWS];
+                float *to = ret_out + out_stride * (uint64_t) c, out[ROWS];
 
                 lanes_sum4(sum[c], out);
-                memcpy(ret_out + out_stride * (uint64_t) c, out, (size_t) rows * sizeof out[0]);
+                for (int r = 0; r < rows; r++)
+                        to[r] = first ? out[r] : to[r] + out[r];
         }
 }
 
 /* All columns for 1 or ROWS rows. */
 LANES_INLINE void dot_columns(uint32_t type, const uint8_t *const *row, const int rows,
                               const uint8_t *columns, uint64_t column_stride, uint32_t width,
-                              int64_t k, float *ret_out, uint64_t out_stride) {
+                              int64_t first, int64_t end, float *ret_out, uint64_t out_stride) {
         while (width) {
                 uint32_t step = width >= CPU_FLOAT_WIDTH ? CPU_FLOAT_WIDTH : width >= 2 ? 2 : 1;
 
                 if (step == CPU_FLOAT_WIDTH)
-                        dot_block(type, row, rows, columns, column_stride, CPU_FLOAT_WIDTH, k,
-                                  ret_out, out_stride);
+                        dot_block(type, row, rows, columns, column_stride, CPU_FLOAT_WIDTH, first,
+                                  end, ret_out, out_stride);
                 else if (step == 2)
-                        dot_block(type, row, rows, columns, column_stride, 2, k, ret_out, out_stride);
+                        dot_block(type, row, rows, columns, column_stride, 2, first, end, ret_out,
+                                  out_stride);
                 else
-                        dot_block(type, row, rows, columns, column_stride, 1, k, ret_out, out_stride);
+                        dot_block(type, row, rows, columns, column_stride, 1, first, end, ret_out,
+                                  out_stride);
                 columns += column_stride * step;
                 ret_out += out_stride * step;
                 width -= step;
         }
 }
 
-#define X(name, type)                                                                              \
-        static void dot_rows4_##name(const uint8_t *const *row, const uint8_t *columns,            \
-                                     uint64_t column_stride, uint32_t width, int64_t k,            \
-                                     float *ret_out, uint64_t out_stride) {                        \
-                dot_columns(type, row, ROWS, columns, column_stride, width, k, ret_out,            \
+typedef void (*rows_fn)(const uint8_t *const *row, const uint8_t *columns, uint64_t column_stride,
+                        uint32_t width, int64_t first, int64_t end, float *ret_out,
+                        uint64_t out_stride);
+
+#define X(name, type, count)                                                                       \
+        static void dot_##name(const uint8_t *const *row, const uint8_t *columns,                  \
+                               uint64_t column_stride, uint32_t width, int64_t first, int64_t end, \
+                               float *ret_out, uint64_t out_stride) {                              \
+                dot_columns(type, row, count, columns, column_stride, width, first, end, ret_out,  \
                             out_stride);                                                           \
-        }                                                                                          \
-        static void dot_rows1_##name(const uint8_t *const *row, const uint8_t *columns,            \
-                                     uint64_t column_stride, uint32_t width, int64_t k,            \
-                                     float *ret_out, uint64_t out_stride) {                        \
-                dot_columns(type, row, 1, columns, column_stride, width, k, ret_out, out_stride);  \
         }
-X(f32, HR_TYPE_F32)
-X(f16, HR_TYPE_F16)
-X(bf16, HR_TYPE_BF16)
+X(4_f32, HR_TYPE_F32, ROWS)
+X(4_f16, HR_TYPE_F16, ROWS)
+X(4_bf16, HR_TYPE_BF16, ROWS)
+X(1_f32, HR_TYPE_F32, 1)
+X(1_f16, HR_TYPE_F16, 1)
+X(1_bf16, HR_TYPE_BF16, 1)
 #undef X
+
+/* Row pointers; widened to f32 in spare (elements [first, end)) when asked. */
+static void take_rows(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows, bool widen,
+                      int64_t first, int64_t end, float *spare, const uint8_t *ret_row[ROWS]) {
+        cpu_dequantize_fn to_f32 = type == HR_TYPE_F16 ? CPU_ISA(dequantize_f16)
+                                                       : CPU_ISA(dequantize_bf16);
+
+        for (uint32_t r = 0; r < rows; r++) {
+                ret_row[r] = base + stride * r;
+                if (!widen)
+                        continue;
+                to_f32(ret_row[r] + 2 * first, spare, end - first);
+                ret_row[r] = (const uint8_t *) (spare - first);
+                spare += end - first;
+        }
+}
 
 void CPU_ISA(float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
                         const uint8_t *columns, uint64_t column_stride, uint32_t width, int64_t k,
                         float *spare, float *ret_out, uint64_t out_stride) {
-        typedef void (*rows_fn)(const uint8_t *const *, const uint8_t *, uint64_t, uint32_t, int64_t,
-                                float *, uint64_t);
-        bool widen = type != HR_TYPE_F32 && width > CPU_FLOAT_WIDTH;
-        rows_fn four = dot_rows4_f32, one = dot_rows1_f32;
+        const bool widen = type != HR_TYPE_F32 && width > CPU_FLOAT_WIDTH;
+        rows_fn four = dot_4_f32, one = dot_1_f32;
 
         if (type == HR_TYPE_F16 && !widen)
-                four = dot_rows4_f16, one = dot_rows1_f16;
+                four = dot_4_f16, one = dot_1_f16;
         else if (type == HR_TYPE_BF16 && !widen)
-                four = dot_rows4_bf16, one = dot_rows1_bf16;
-        while (rows) {
-                uint32_t step = rows >= ROWS ? ROWS : 1;
-                const uint8_t *row[ROWS];
+                four = dot_4_bf16, one = dot_1_bf16;
+        for (uint32_t r = 0, step; r < rows; r += step) {
+                int64_t first = 0;
 
-                for (uint32_t r = 0; r < step; r++) {
-                        row[r] = base + stride * r;
-                        if (!widen)
-                                continue;
-                        if (type == HR_TYPE_F16)
-                                CPU_ISA(dequantize_f16)(row[r], spare + k * r, k);
-                        else
-                                CPU_ISA(dequantize_bf16)(row[r], spare + k * r, k);
-                        row[r] = (const uint8_t *) (spare + k * r);
-                }
-                (step == ROWS ? four : one)(row, columns, column_stride, width, k, ret_out,
-                                            out_stride);
-                base += stride * step;
-                ret_out += step;
-                rows -= step;
+                step = rows - r >= ROWS ? ROWS : 1;
+                do { /* once when k is 0: zeros */
+                        int64_t end = k - first > CPU_FLOAT_CHUNK ? first + CPU_FLOAT_CHUNK : k;
+                        const uint8_t *row[ROWS];
+
+                        take_rows(type, base + stride * r, stride, step, widen, first, end, spare,
+                                  row);
+                        (step == ROWS ? four : one)(row, columns, column_stride, width, first, end,
+                                                    ret_out + r, out_stride);
+                        first = end;
+                } while (first < k);
         }
 }

@@ -34,15 +34,13 @@ LANES_INLINE struct columns columns_at(const uint8_t *bytes, int64_t k, int widt
         return at;
 }
 
-/* One span: `part` collects its groups when they share one activation scale. */
-LANES_INLINE void dot_span(const lanes_u *w, const lanes_f *scale, const lanes_f *minimum,
-                           struct columns *at, const int width, const struct shape shape,
-                           lanes_f *total) {
-        const int groups = shape.span / shape.group, dwords = shape.group / 4;
-        lanes_f part[CPU_WIDTH];
+/* `groups` groups: into total, or into part when their span has more of them. */
+LANES_INLINE void dot_piece(const lanes_u *w, const lanes_f *scale, const lanes_f *minimum,
+                            struct columns *at, const int width, const struct shape shape,
+                            const int groups, lanes_f *part, lanes_f *total) {
+        const int dwords = shape.group / 4;
 
-        for (int c = 0; c < width; c++)
-                part[c] = lanes_set_f(0);
+#pragma GCC unroll 4
         for (int g = 0; g < groups; g++) {
                 lanes_u sum[CPU_WIDTH];
 
@@ -54,33 +52,57 @@ LANES_INLINE void dot_span(const lanes_u *w, const lanes_f *scale, const lanes_f
                         lanes_u dword = w[g * dwords + j];
 
 #pragma GCC unroll 8
-                        for (int c = 0; c < width; c++)
-                                sum[c] = shape.is_signed
-                                                 ? lanes_dot4_signed(sum[c], dword, at->q[j * width + c])
-                                                 : lanes_dot4(sum[c], dword, at->q[j * width + c]);
+                        for (int c = 0; c < width; c++) {
+                                uint32_t a = at->q[j * width + c];
+
+                                sum[c] = shape.is_signed ? lanes_dot4_signed(sum[c], dword, a)
+                                                         : lanes_dot4(sum[c], dword, a);
+                        }
                 }
 #pragma GCC unroll 8
                 for (int c = 0; c < width; c++) {
-                        lanes_f value = lanes_from_int(sum[c]);
+                        lanes_f value = lanes_from_int(sum[c]), a = lanes_set_f(at->sum[c]);
 
-                        if (groups == 1)
+                        if (shape.span == shape.group) {
                                 total[c] = lanes_fma(value * scale[g], lanes_set_f(at->scale[c]),
                                                      total[c]);
-                        else
+                                if (shape.has_minimum)
+                                        total[c] = lanes_fma(minimum[g], a, total[c]);
+                        } else {
                                 part[c] = lanes_fma(value, scale[g], part[c]);
-                        if (shape.has_minimum && groups == 1)
-                                total[c] = lanes_fma(minimum[g], lanes_set_f(at->sum[c]), total[c]);
-                        else if (shape.has_minimum)
-                                part[c] = lanes_fma(minimum[g], lanes_set_f(at->sum[c]), part[c]);
+                                if (shape.has_minimum)
+                                        part[c] = lanes_fma(minimum[g], a, part[c]);
+                        }
                 }
                 at->q += dwords * width;
                 at->bias += width;
                 at->sum += width;
         }
-        if (groups > 1)
+}
+
+/* The end of a span: its one activation scale. */
+LANES_INLINE void end_span(struct columns *at, const int width, const struct shape shape,
+                           const lanes_f *part, lanes_f *total) {
+        if (shape.span != shape.group)
+#pragma GCC unroll 8
                 for (int c = 0; c < width; c++)
                         total[c] = lanes_fma(part[c], lanes_set_f(at->scale[c]), total[c]);
         at->scale += width;
+}
+
+LANES_INLINE void dot_span(const lanes_u *w, const lanes_f *scale, const lanes_f *minimum,
+                           struct columns *at, const int width, const struct shape shape,
+                           lanes_f *total) {
+        const int groups = shape.span / shape.group, piece = groups < 2 ? 1 : 2;
+        lanes_f part[CPU_WIDTH];
+
+#pragma GCC unroll 8
+        for (int c = 0; c < width; c++)
+                part[c] = lanes_set_f(0);
+        for (int g = 0; g < groups; g += piece)
+                dot_piece(w + shape.group / 4 * g, scale + g, minimum + g, at, width, shape, piece,
+                          part, total);
+        end_span(at, width, shape, part, total);
 }
 
 LANES_INLINE void dot_groups(const uint8_t *tile, const uint8_t *columns, const int width,
@@ -161,10 +183,12 @@ SHAPE(32_signed, 32, 32, false, true)
 LANES_INLINE void prefetch_next(const uint8_t *base, uint64_t stride, uint64_t at,
                                 const uint64_t bytes) {
         const uint8_t *next = base + stride * CPU_LANES + at * CPU_LANES;
+        const bool near = stride * CPU_LANES <= PREFETCH_FAR;
 
         for (uint64_t i = 0; i < bytes * CPU_LANES; i += 64) {
                 __builtin_prefetch(next + i + PREFETCH_FAR, 0, 2);
-                __builtin_prefetch(next + i, 0, 3);
+                if (near)
+                        __builtin_prefetch(next + i, 0, 3);
         }
 }
 
@@ -208,6 +232,70 @@ static void pack_columns(const float *const *values, uint32_t width, int64_t k,
                 }
 }
 
+/* One column, rows unpacked as they come: blocks of 32, several at a time where a load brings them. */
+#define ROWS_32(name, bytes, minimum, signed_bytes, wide)                                          \
+        static void rows_##name(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,    \
+                                const uint8_t *column, float *ret_out) {                           \
+                const struct shape shape = {32, 32, minimum, signed_bytes};                        \
+                struct columns at = columns_at(column, k, 1, shape);                               \
+                const uint8_t *row[CPU_LANES];                                                     \
+                lanes_u w[8 * (wide)];                                                             \
+                lanes_f scale[wide], low[wide], total[1] = {lanes_set_f(0)};                       \
+                int64_t b = 0, units = k / 32;                                                     \
+                                                                                                   \
+                rows_at(base, stride, rows, row);                                                  \
+                for (; b + wide <= units; b += wide) {                                             \
+                        prefetch_next(base, stride, (uint64_t) b * bytes, bytes * wide);           \
+                        unpack_wide_##name(row, (uint64_t) b * bytes, w, scale, low);              \
+                        _Pragma("GCC unroll 3") for (int i = 0; i < wide; i++)                     \
+                                dot_span(w + 8 * i, scale + i, low + i, &at, 1, shape, total);     \
+                }                                                                                  \
+                for (; b < units; b++) {                                                           \
+                        unpack_##name(row, (uint64_t) b * bytes, w, scale, low);                   \
+                        dot_span(w, scale, low, &at, 1, shape, total);                             \
+                }                                                                                  \
+                lanes_store_f(ret_out, total[0]);                                                  \
+        }
+ROWS_32(q4_0, 18, false, false, CPU_WIDE(3))
+ROWS_32(q4_1, 20, true, false, CPU_WIDE(3))
+ROWS_32(q5_0, 22, false, false, CPU_WIDE(2))
+ROWS_32(q5_1, 24, true, false, CPU_WIDE(2))
+ROWS_32(q8_0, 34, false, CPU_SIGNED_BYTES, 1)
+ROWS_32(iq4_nl, 18, false, CPU_SIGNED_BYTES, CPU_WIDE(3))
+
+/* The same for blocks of 256, 64 elements at a time. */
+#define ROWS_256(name, bytes, g, minimum)                                                          \
+        static void rows_##name(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,    \
+                                const uint8_t *column, float *ret_out) {                           \
+                const struct shape shape = {g, 256, minimum, false};                               \
+                struct columns at = columns_at(column, k, 1, shape);                               \
+                const uint8_t *row[CPU_LANES];                                                     \
+                lanes_f scale[256 / (g)], low[256 / (g)], total[1] = {lanes_set_f(0)};             \
+                lanes_u extra[24], raw[16], w[16];                                                 \
+                                                                                                   \
+                rows_at(base, stride, rows, row);                                                  \
+                for (uint64_t b = 0; b < (uint64_t) k / 256; b++) {                                \
+                        lanes_f part[1] = {lanes_set_f(0)};                                        \
+                                                                                                   \
+                        prefetch_next(base, stride, b * bytes, bytes);                             \
+                        head_##name(row, b * bytes, extra, scale, low);                            \
+                        _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {                      \
+                                if (i % 2 == 0)                                                    \
+                                        half_##name(row, b * bytes, i / 2, raw);                   \
+                                quarter_##name(extra, raw, i / 2, i % 2, w);                       \
+                                dot_piece(w, scale + 64 / (g) * i, low + 64 / (g) * i, &at, 1,     \
+                                          shape, 64 / (g), part, total);                           \
+                        }                                                                          \
+                        end_span(&at, 1, shape, part, total);                                      \
+                }                                                                                  \
+                lanes_store_f(ret_out, total[0]);                                                  \
+        }
+ROWS_256(q2_K, 84, 16, true)
+ROWS_256(q3_K, 110, 16, false)
+ROWS_256(q4_K, 144, 32, true)
+ROWS_256(q5_K, 176, 32, true)
+ROWS_256(q6_K, 210, 16, false)
+
 #define X(name, type, unit, bytes, g, s, offset, minimum, signed_bytes, wide)                      \
         static void pack_##name(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,    \
                                 uint8_t *ret_tile) {                                               \
@@ -230,30 +318,6 @@ static void pack_columns(const float *const *values, uint32_t width, int64_t k,
                         scale += unit / (g);                                                       \
                         low += unit / (g);                                                         \
                 }                                                                                  \
-        }                                                                                          \
-        static void rows_##name(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,    \
-                                const uint8_t *column, float *ret_out) {                           \
-                const struct shape shape = {g, s, minimum, signed_bytes};                          \
-                struct columns at = columns_at(column, k, 1, shape);                               \
-                const uint8_t *row[CPU_LANES];                                                     \
-                lanes_u w[unit / 4 * wide];                                                        \
-                lanes_f scale[unit / (g) * wide], low[unit / (g) * wide];                          \
-                lanes_f total[CPU_WIDTH] = {lanes_set_f(0)};                                       \
-                int64_t b = 0, units = k / unit;                                                   \
-                                                                                                   \
-                rows_at(base, stride, rows, row);                                                  \
-                for (; b + wide <= units; b += wide) {                                             \
-                        prefetch_next(base, stride, (uint64_t) b * bytes, bytes * wide);           \
-                        unpack_wide_##name(row, (uint64_t) b * bytes, w, scale, low);              \
-                        _Pragma("GCC unroll 3") for (int i = 0; i < wide; i++)                     \
-                                dot_span(w + unit / 4 * i, scale + unit / (g) * i,                 \
-                                         low + unit / (g) * i, &at, 1, shape, total);              \
-                }                                                                                  \
-                for (; b < units; b++) {                                                           \
-                        unpack_##name(row, (uint64_t) b * bytes, w, scale, low);                   \
-                        dot_span(w, scale, low, &at, 1, shape, total);                             \
-                }                                                                                  \
-                lanes_store_f(ret_out, total[0]);                                                  \
         }                                                                                          \
         static void columns_##name(const float *const *values, uint32_t width, int64_t k,          \
                                    uint8_t *ret_columns) {                                         \

@@ -31,6 +31,16 @@
 #define lanes_dot4_signed lanes_dot4
 #endif
 
+#ifndef LANES_HAVE_LOAD16
+/* Whole 64 bytes of each row, in order. */
+LANES_INLINE void lanes_load16(const uint8_t *const *row, uint64_t at, unsigned bytes,
+                               const uint16_t *order, lanes_u ret[16]) {
+        (void) bytes, (void) order;
+        for (int i = 0; i < 4; i++)
+                lanes_load4(row, at + 16 * (uint64_t) i, ret + 4 * i);
+}
+#endif
+
 LANES_INLINE lanes_f lanes_set_f(float value) {
         return value - (lanes_f){0};
 }

@@ -11,6 +11,7 @@
 #define CPU_SIGNED_BYTES 0
 
 typedef uint32_t lanes_u __attribute__((vector_size(64), may_alias));
+typedef int32_t lanes_i __attribute__((vector_size(64), may_alias));
 typedef float lanes_f __attribute__((vector_size(64), may_alias));
 
 #define U(x) ((__m512i) (x))

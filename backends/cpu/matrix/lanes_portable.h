@@ -9,6 +9,7 @@
 #define CPU_SIGNED_BYTES 1
 
 typedef uint32_t lanes_u __attribute__((vector_size(16), may_alias));
+typedef int32_t lanes_i __attribute__((vector_size(16), may_alias));
 typedef float lanes_f __attribute__((vector_size(16), may_alias));
 
 LANES_INLINE lanes_u lanes_load1(const uint8_t *const *row, uint64_t at) {

@@ -61,7 +61,7 @@ static struct product product_of(const struct hr_step *step, const struct cpu_do
         columns = cpu_times(p.n > 0 ? (uint64_t) p.n : 0, (uint64_t) p.batches);
         p.shared_bytes = p.in_place ? 0 : cpu_round_up(cpu_times(columns, p.column_bytes));
         /* float: room for the rows that float_dot widens */
-        p.tile_bytes = cpu_round_up(p.tile->is_float ? cpu_times(k, 4 * sizeof(float))
+        p.tile_bytes = cpu_round_up(p.tile->is_float ? 4 * CPU_FLOAT_CHUNK * sizeof(float)
                                                      : cpu_tile_bytes(p.tile, lanes, p.k));
         p.row_bytes = cpu_round_up(cpu_times(k, CPU_WIDTH_MAX * sizeof(float)));
         p.thread_bytes = cpu_plus(cpu_plus(p.tile_bytes, p.row_bytes),

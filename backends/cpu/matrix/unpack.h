@@ -44,7 +44,9 @@ static const uint8_t iq4_nl_bytes[2][16] __attribute__((unused)) = {
 
 /* Bits 0 .. 3 of t to bit 0 of bytes 0 .. 3. */
 LANES_INLINE lanes_u spread_bits(lanes_u t) {
-        return (t & 0xfU) * 0x00204081U & 0x01010101U;
+        t &= 0xfU;
+        t |= t << 7;
+        return (t | t << 14) & 0x01010101U;
 }
 
 LANES_INLINE void unpack_nibbles(const uint8_t *const *row, uint64_t at, lanes_u *w) {
@@ -121,67 +123,96 @@ LANES_INLINE void unpack_iq4_nl(const uint8_t *const *row, uint64_t at, lanes_u 
                 w[j] = lanes_table16(w[j], iq4_nl_bytes[CPU_SIGNED_BYTES ? 0 : 1]);
 }
 
+/* ---- Blocks of 256 --------------------------------------------------------------------------
+ *
+ * In three steps, so that nothing has to wait in memory: head_<type>() makes the factors and reads
+ * what all elements share into `extra`; half_<type>() reads the bytes of 128 elements; and
+ * quarter_<type>() makes 64 of them, elements 128 * half + 64 * quarter on.
+ */
+
 LANES_INLINE lanes_f byte_to_float(lanes_u dword, int byte) {
         return lanes_from_int(dword >> 8 * byte & 0xffU);
 }
 
-LANES_INLINE void unpack_q2_K(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
-                              lanes_f *minimum) {
-        lanes_u s[4], q[4], factors = lanes_load1(row, at + 80);
+LANES_INLINE lanes_f signed_byte_to_float(lanes_u dword, int byte) {
+        return lanes_from_int((lanes_u) ((lanes_i) (dword << (24 - 8 * byte)) >> 24));
+}
+
+LANES_INLINE void head_q2_K(const uint8_t *const *row, uint64_t at, lanes_u *extra,
+                            lanes_f *scale, lanes_f *minimum) {
+        lanes_u s[4], factors = lanes_load1(row, at + 80);
         lanes_f d = lanes_half(factors & 0xffffU), dmin = lanes_half(factors >> 16);
 
         lanes_load4(row, at, s);
+#pragma GCC unroll 16
         for (int g = 0; g < 16; g++) {
                 lanes_u both = s[g / 4] >> 8 * (g % 4);
 
                 scale[g] = d * lanes_from_int(both & 0xfU);
                 minimum[g] = -dmin * lanes_from_int(both >> 4 & 0xfU);
         }
-        for (int n = 0; n < 4; n++) { /* 16 bytes each: half n / 2, bytes 16 * (n % 2) of its 32 */
-                lanes_load4(row, at + 16 + 16 * (uint64_t) n, q);
-                for (int shift = 0; shift < 4; shift++)
-                        for (int i = 0; i < 4; i++)
-                                w[32 * (n / 2) + 8 * shift + 4 * (n % 2) + i] =
-                                        q[i] >> 2 * shift & 0x03030303U;
-        }
+        lanes_load16(row, at + 16, 64, NULL, extra);
 }
 
-LANES_INLINE void unpack_q3_K(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
-                              lanes_f *minimum) {
-        lanes_u a[4], s[4], q[4], high[8];
+LANES_INLINE void half_q2_K(const uint8_t *const *row, uint64_t at, int half, lanes_u *raw) {
+        (void) row, (void) at, (void) half, (void) raw;
+}
+
+LANES_INLINE void quarter_q2_K(const lanes_u *extra, const lanes_u *raw, int half, int quarter,
+                               lanes_u *w) {
+        (void) raw;
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+                w[i] = extra[8 * half + i % 8] >> (4 * quarter + 2 * (i / 8)) & 0x03030303U;
+}
+
+LANES_INLINE void head_q3_K(const uint8_t *const *row, uint64_t at, lanes_u *extra,
+                            lanes_f *scale, lanes_f *minimum) {
+        lanes_u a[4], s[4];
         lanes_f d;
 
         (void) minimum;
-        lanes_load4(row, at, high);
-        lanes_load4(row, at + 16, high + 4);
         lanes_load4(row, at + 94, a); /* two bytes of quants, 12 of scales, d */
         d = lanes_half(a[3] >> 16);
+#pragma GCC unroll 3
         for (int i = 0; i < 3; i++)
                 a[i] = a[i] >> 16 | a[i + 1] << 16;
         s[0] = (a[0] & NIBBLES) | (a[2] << 4 & 0x30303030U);
         s[1] = (a[1] & NIBBLES) | (a[2] << 2 & 0x30303030U);
         s[2] = (a[0] >> 4 & NIBBLES) | (a[2] & 0x30303030U);
         s[3] = (a[1] >> 4 & NIBBLES) | (a[2] >> 2 & 0x30303030U);
+#pragma GCC unroll 16
         for (int g = 0; g < 16; g++)
                 scale[g] = d * (byte_to_float(s[g / 4], g % 4) - 32.0f);
-        for (int n = 0; n < 4; n++) {
-                lanes_load4(row, at + 32 + 16 * (uint64_t) n, q);
-                for (int shift = 0; shift < 4; shift++)
-                        for (int i = 0; i < 4; i++) {
-                                lanes_u bit = high[4 * (n % 2) + i] >> (4 * (n / 2) + shift);
+        lanes_load16(row, at + 32, 64, NULL, extra);
+        lanes_load4(row, at, extra + 16);
+        lanes_load4(row, at + 16, extra + 20);
+}
 
-                                w[32 * (n / 2) + 8 * shift + 4 * (n % 2) + i] =
-                                        (q[i] >> 2 * shift & 0x03030303U) |
-                                        (bit & 0x01010101U) << 2;
-                        }
+#define half_q3_K half_q2_K
+
+LANES_INLINE void quarter_q3_K(const lanes_u *extra, const lanes_u *raw, int half, int quarter,
+                               lanes_u *w) {
+        (void) raw;
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+                const int shift = 2 * quarter + i / 8;
+                lanes_u bit = extra[16 + i % 8] >> (4 * half + shift) & 0x01010101U;
+
+                w[i] = (extra[8 * half + i % 8] >> 2 * shift & 0x03030303U) | bit << 2;
         }
 }
 
-/* The eight 6-bit scales and minima of Q4_K and Q5_K; head: d, dmin and the 12 bytes. */
-LANES_INLINE void unpack_k_factors(const lanes_u *head, lanes_f *scale, lanes_f *minimum) {
-        lanes_f d = lanes_half(head[0] & 0xffffU), dmin = lanes_half(head[0] >> 16);
-        lanes_u sc[2], m[2];
+/* d, dmin and the eight 6-bit scales and minima of Q4_K and Q5_K. */
+LANES_INLINE void head_q4_K(const uint8_t *const *row, uint64_t at, lanes_u *extra,
+                            lanes_f *scale, lanes_f *minimum) {
+        lanes_u head[4], sc[2], m[2];
+        lanes_f d, dmin;
 
+        (void) extra;
+        lanes_load4(row, at, head);
+        d = lanes_half(head[0] & 0xffffU);
+        dmin = -lanes_half(head[0] >> 16);
         sc[0] = head[1] & 0x3f3f3f3fU;
         m[0] = head[2] & 0x3f3f3f3fU;
         sc[1] = (head[3] & NIBBLES) | (head[1] >> 2 & 0x30303030U);
@@ -189,75 +220,90 @@ LANES_INLINE void unpack_k_factors(const lanes_u *head, lanes_f *scale, lanes_f 
 #pragma GCC unroll 8
         for (int g = 0; g < 8; g++) {
                 scale[g] = d * byte_to_float(sc[g / 4], g % 4);
-                minimum[g] = -dmin * byte_to_float(m[g / 4], g % 4);
+                minimum[g] = dmin * byte_to_float(m[g / 4], g % 4);
         }
 }
 
-LANES_INLINE void unpack_q4_K(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
-                              lanes_f *minimum) {
-        lanes_u head[4], q[4];
+LANES_INLINE void half_q4_K(const uint8_t *const *row, uint64_t at, int half, lanes_u *raw) {
+        lanes_load16(row, at + 16 + 64 * (uint64_t) half, 64, NULL, raw);
+}
 
-        lanes_load4(row, at, head);
-        unpack_k_factors(head, scale, minimum);
-        for (int n = 0; n < 8; n++) { /* 16 bytes: chunk n / 2 of 64 elements, half n % 2 */
-                lanes_u *to = w + 16 * (n / 2) + 4 * (n % 2);
-
-                lanes_load4(row, at + 16 + 16 * (uint64_t) n, q);
-                for (int i = 0; i < 4; i++) {
-                        to[i] = q[i] & NIBBLES;
-                        to[8 + i] = q[i] >> 4 & NIBBLES;
-                }
+LANES_INLINE void quarter_q4_K(const lanes_u *extra, const lanes_u *raw, int half, int quarter,
+                               lanes_u *w) {
+        (void) extra, (void) half;
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+                w[i] = raw[8 * quarter + i] & NIBBLES;
+                w[8 + i] = raw[8 * quarter + i] >> 4 & NIBBLES;
         }
 }
 
-LANES_INLINE void unpack_q5_K(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
-                              lanes_f *minimum) {
-        lanes_u head[4], q[4], high[8];
+LANES_INLINE void head_q5_K(const uint8_t *const *row, uint64_t at, lanes_u *extra,
+                            lanes_f *scale, lanes_f *minimum) {
+        head_q4_K(row, at, extra, scale, minimum);
+        lanes_load4(row, at + 16, extra);
+        lanes_load4(row, at + 32, extra + 4);
+}
 
-        lanes_load4(row, at, head);
-        unpack_k_factors(head, scale, minimum);
-        lanes_load4(row, at + 16, high);
-        lanes_load4(row, at + 32, high + 4);
-        for (int n = 0; n < 8; n++) {
-                lanes_u *to = w + 16 * (n / 2) + 4 * (n % 2);
+LANES_INLINE void half_q5_K(const uint8_t *const *row, uint64_t at, int half, lanes_u *raw) {
+        lanes_load16(row, at + 48 + 64 * (uint64_t) half, 64, NULL, raw);
+}
 
-                lanes_load4(row, at + 48 + 16 * (uint64_t) n, q);
-                for (int i = 0; i < 4; i++) {
-                        lanes_u bits = high[4 * (n % 2) + i] >> 2 * (n / 2);
+LANES_INLINE void quarter_q5_K(const lanes_u *extra, const lanes_u *raw, int half, int quarter,
+                               lanes_u *w) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+                lanes_u bits = extra[i] >> (4 * half + 2 * quarter), q = raw[8 * quarter + i];
 
-                        to[i] = (q[i] & NIBBLES) | (bits & 0x01010101U) << 4;
-                        to[8 + i] = (q[i] >> 4 & NIBBLES) | (bits & 0x02020202U) << 3;
-                }
+                w[i] = (q & NIBBLES) | (bits & 0x01010101U) << 4;
+                w[8 + i] = (q >> 4 & NIBBLES) | (bits & 0x02020202U) << 3;
         }
 }
 
-LANES_INLINE void unpack_q6_K(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
-                              lanes_f *minimum) {
-        lanes_u s[4], low[4], far[4], high[4];
+LANES_INLINE void head_q6_K(const uint8_t *const *row, uint64_t at, lanes_u *extra,
+                            lanes_f *scale, lanes_f *minimum) {
+        lanes_u s[4];
         lanes_f d = lanes_load_half(row, at + 208);
 
         (void) minimum;
         lanes_load4(row, at + 192, s);
-        for (int g = 0; g < 16; g++) {
-                lanes_u byte = s[g / 4] >> 8 * (g % 4) & 0xffU;
+#pragma GCC unroll 16
+        for (int g = 0; g < 16; g++)
+                scale[g] = d * signed_byte_to_float(s[g / 4], g % 4);
+        lanes_load16(row, at + 128, 64, NULL, extra);
+}
 
-                scale[g] = d * lanes_from_int((byte ^ 0x80U) - 0x80U);
-        }
-        for (int n = 0; n < 4; n++) { /* half n / 2, bytes 16 * (n % 2) of its 32 */
-                uint64_t half = (uint64_t) n / 2, part = 16 * ((uint64_t) n % 2);
-                lanes_u *to = w + 32 * half + part / 4;
+LANES_INLINE void half_q6_K(const uint8_t *const *row, uint64_t at, int half, lanes_u *raw) {
+        lanes_load16(row, at + 64 * (uint64_t) half, 64, NULL, raw);
+}
 
-                lanes_load4(row, at + 64 * half + part, low);
-                lanes_load4(row, at + 64 * half + 32 + part, far);
-                lanes_load4(row, at + 128 + 32 * half + part, high);
-                for (int i = 0; i < 4; i++) {
-                        to[i] = (low[i] & NIBBLES) | (high[i] << 4 & 0x30303030U);
-                        to[8 + i] = (far[i] & NIBBLES) | (high[i] << 2 & 0x30303030U);
-                        to[16 + i] = (low[i] >> 4 & NIBBLES) | (high[i] & 0x30303030U);
-                        to[24 + i] = (far[i] >> 4 & NIBBLES) | (high[i] >> 2 & 0x30303030U);
-                }
+LANES_INLINE void quarter_q6_K(const lanes_u *extra, const lanes_u *raw, int half, int quarter,
+                               lanes_u *w) {
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+                lanes_u high = extra[8 * half + i % 8] >> (4 * quarter + 2 * (i / 8));
+
+                w[i] = (raw[i] >> 4 * quarter & NIBBLES) | (high & 0x03030303U) << 4;
         }
 }
+
+#define UNPACK_256(name)                                                                           \
+        LANES_INLINE void unpack_##name(const uint8_t *const *row, uint64_t at, lanes_u *w,        \
+                                        lanes_f *scale, lanes_f *minimum) {                        \
+                lanes_u extra[24], raw[16];                                                        \
+                                                                                                   \
+                head_##name(row, at, extra, scale, minimum);                                       \
+                _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++) {                     \
+                        half_##name(row, at, half, raw);                                           \
+                        quarter_##name(extra, raw, half, 0, w + 32 * half);                        \
+                        quarter_##name(extra, raw, half, 1, w + 32 * half + 16);                   \
+                }                                                                                  \
+        }
+UNPACK_256(q2_K)
+UNPACK_256(q3_K)
+UNPACK_256(q4_K)
+UNPACK_256(q5_K)
+UNPACK_256(q6_K)
 
 /* ---- Several units at once: one load of a row brings them all -------------------------------- */
 
