@@ -1,9 +1,9 @@
 /*
  * Passes 1 to 4: a device for every tensor, with the rule that chose it.
  *
- * Each pass is one function that reads the input and the assignment so far and goes over the tensors
- * in graph order once per sweep, so the whole is linear. -1 is "open". The order of the tests inside
- * a pass decides ties and is part of what is specified; do not reorder them.
+ * Each pass is one function that reads the input and the assignment so far and goes over the
+ * tensors in graph order once per sweep, so the whole is linear. -1 is "open". The order of the
+ * tests inside a pass decides ties and is part of what is specified; do not reorder them.
  *
  * rules = ggml follows the recorded behaviour to the letter. What rules = headrace does otherwise
  * sits behind planner->headrace and calls a function of rules.c.
@@ -133,7 +133,7 @@ static hr_status assign_by_memory(struct hr_planner *planner, uint32_t tensor) {
                 buffer = planner->in->tensor_buffer[tensor];
         if (buffer != HR_NO_BUFFER)
                 return homeless(planner, tensor, buffer);
-        if (t->flags & HR_TENSOR_INPUT)
+        if ((t->flags & HR_TENSOR_INPUT) || t->leaf_kind == HR_LEAF_INPUT)
                 assign(planner, tensor, (int64_t) planner->in->device_count - 1, HR_CAUSE_INPUT);
         else
                 follow_weight(planner, tensor);
@@ -251,8 +251,8 @@ static void pass_best(struct hr_planner *planner) {
 static hr_status no_device(struct hr_planner *planner, uint32_t node) {
         uint32_t op = hr_graph_node(planner->graph, node)->op;
 
-        hr_fail_reason(planner->diag, HR_E_UNSUPPORTED, "OP",
-                       "no device supports node %u (%s)", node, hr_op_name(op));
+        hr_fail_reason(planner->diag, HR_E_UNSUPPORTED, "OP", "no device supports node %u (%s)",
+                       node, hr_op_name(op));
         if (planner->diag) {
                 planner->diag->has_node = true;
                 planner->diag->node = node;

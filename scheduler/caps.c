@@ -1,10 +1,10 @@
 /*
  * From a request to a planning input: kinds, buffers and answers of the devices as plain numbers.
  *
- * Each device is asked once per tensor whether it supports it and whether it wants it offloaded; the
- * passes only look at the masks. Buffers are numbered by what a plan can depend on: all read-only
- * buffers of one kind are one entry, every writable buffer is its own, in order of first use. Two
- * requests with the same numbers get the same plan.
+ * Each device is asked once per tensor whether it supports it and whether it wants it offloaded;
+ * the passes only look at the masks. Buffers are numbered by what a plan can depend on: all
+ * read-only buffers of one kind are one entry, every writable buffer is its own, in order of first
+ * use. Two requests with the same numbers get the same plan.
  */
 #include "scheduler/exec.h"
 
@@ -171,9 +171,9 @@ static hr_status fill(struct hr_plan_facts *facts, const struct hr_plan_request 
         facts->input.graph = request->graph;
         facts->input.pins = request->pins;
         facts->input.options = request->options;
-        numbering.kinds = take(facts,
-                               (uint64_t) request->fleet->device_count + request->graph->leaf_count,
-                               sizeof *numbering.kinds);
+        numbering.kinds =
+                take(facts, (uint64_t) request->fleet->device_count + request->graph->leaf_count,
+                     sizeof *numbering.kinds);
         if (!numbering.kinds)
                 return out_of_memory(diag);
         for (uint32_t d = 0; d < request->fleet->device_count; ++d)

@@ -21,7 +21,8 @@ static void count(atomic_uint_fast64_t *counter, uint64_t more) {
         atomic_fetch_add_explicit(counter, more, memory_order_relaxed);
 }
 
-/* ---- Before ------------------------------------------------------------------------------------ */
+/* ---- Before ------------------------------------------------------------------------------------
+ */
 
 static hr_status check_inputs(const struct hr_pipeline *pipeline, const struct hr_run *run,
                               struct hr_diag *diag) {
@@ -80,8 +81,8 @@ static hr_status choose_outputs(const struct hr_pipeline *pipeline, const struct
                 if (output->bytes != pipeline->plan->span[output->tensor] ||
                     (!output->data && output->bytes))
                         return hr_fail_reason(
-                                diag, HR_E_INVALID, "SIZE", "output tensor %u has %llu bytes, not %llu",
-                                output->tensor,
+                                diag, HR_E_INVALID, "SIZE",
+                                "output tensor %u has %llu bytes, not %llu", output->tensor,
                                 (unsigned long long) pipeline->plan->span[output->tensor],
                                 (unsigned long long) output->bytes);
                 slot->wanted[index] = output;
@@ -89,7 +90,8 @@ static hr_status choose_outputs(const struct hr_pipeline *pipeline, const struct
         return HR_OK;
 }
 
-/* ---- The end ----------------------------------------------------------------------------------- */
+/* ---- The end -----------------------------------------------------------------------------------
+ */
 
 static void run_end(struct hr_run *run) {
         struct hr_exec_counters *counters = &run->pipeline->fleet->counters;
@@ -113,7 +115,8 @@ static void on_notify(void *arg) {
                 run_end(run);
 }
 
-/* ---- Submission -------------------------------------------------------------------------------- */
+/* ---- Submission --------------------------------------------------------------------------------
+ */
 
 static hr_status submit_notify(const struct hr_bound_command *command, struct hr_run *run,
                                struct hr_diag *diag) {
@@ -137,10 +140,10 @@ static hr_status submit(const struct hr_bound_command *command, const struct hr_
         case HR_COMMAND_RECORD:
                 return hr_queue_record(command->queue, command->event, diag);
         case HR_COMMAND_INPUT:
-                return hr_queue_write(
-                        command->queue, command->to,
-                        (const uint8_t *) run->inputs[command->index].data + command->from_offset,
-                        command->bytes, outcome, diag);
+                return hr_queue_write(command->queue, command->to,
+                                      (const uint8_t *) run->inputs[command->index].data +
+                                              command->from_offset,
+                                      command->bytes, outcome, diag);
         case HR_COMMAND_WRITE:
                 return hr_queue_write(command->queue, command->to, command->from, command->bytes,
                                       outcome, diag);
@@ -165,7 +168,8 @@ static hr_status submit(const struct hr_bound_command *command, const struct hr_
         return HR_OK;
 }
 
-/* The lanes of this pipeline that touch states wait for those of the pipeline that used them last. */
+/* The lanes of this pipeline that touch states wait for those of the pipeline that used them last.
+ */
 static hr_status wait_for_pipeline(const struct hr_pipeline *pipeline,
                                    const struct hr_pipeline *other, struct hr_diag *diag) {
         uint64_t ends = other->event_count - other->plan->lane_count;

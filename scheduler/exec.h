@@ -25,13 +25,13 @@ struct hr_fleet {
 /* A command of the tape with everything resolved for one slot. */
 struct hr_bound_command {
         hr_command_code code;
-        uint32_t index;              /* INPUT: input; READ_BACK: output */
+        uint32_t index; /* INPUT: input; READ_BACK: output */
         struct hr_queue *queue;
-        struct hr_event *event;      /* WAIT, RECORD */
-        struct hr_program *program;  /* COMPUTE */
-        uint32_t step_count;         /* COMPUTE */
+        struct hr_event *event;            /* WAIT, RECORD */
+        struct hr_program *program;        /* COMPUTE */
+        uint32_t step_count;               /* COMPUTE */
         const struct hr_buffer_kind *kind; /* COPY: of the destination */
-        const void *from;            /* INPUT: NULL, the run's bytes from from_offset on */
+        const void *from;                  /* INPUT: NULL, the run's bytes from from_offset on */
         void *to;
         uint64_t from_offset, bytes;
 };
@@ -48,21 +48,21 @@ struct hr_pipeline {
         struct hr_graph *graph;
         struct hr_fleet *fleet;
         struct hr_arena arena;
-        struct hr_leaf_home *homes;  /* per leaf; buffers referenced; NULL without any */
+        struct hr_leaf_home *homes; /* per leaf; buffers referenced; NULL without any */
         struct hr_state_use **states;
         uint32_t state_count;
         uint32_t slot_count;
         struct hr_slot *slots;
-        struct hr_buffer **pools;    /* per kind of the plan */
-        uint8_t *staging;            /* slot_count x staging_bytes */
-        struct hr_event **events;    /* slot 0's, slot 1's, ..., then one per lane */
+        struct hr_buffer **pools; /* per kind of the plan */
+        uint8_t *staging;         /* slot_count x staging_bytes */
+        struct hr_event **events; /* slot 0's, slot 1's, ..., then one per lane */
         uint64_t event_count;
         const struct hr_buffer_kind **kinds; /* of the plan's numbers */
-        uint64_t *device_bytes;      /* per device */
-        uint32_t notify_count;       /* notifications per run */
-        uint64_t sequence;           /* of the next run */
+        uint64_t *device_bytes;              /* per device */
+        uint32_t notify_count;               /* notifications per run */
+        uint64_t sequence;                   /* of the next run */
         uint32_t in_flight;
-        bool constants_pending;      /* written, and no run has ended since */
+        bool constants_pending;            /* written, and no run has ended since */
         struct hr_event **constant_events; /* per device that wrote some for another to read */
         /* Sums over the tape, for the counters. */
         uint64_t copied_bytes, computed_splits, computed_nodes;

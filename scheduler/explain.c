@@ -131,7 +131,8 @@ static void print_inputs(struct page *page, const struct hr_plan_split *split) {
         const struct hr_plan *plan = page->plan;
 
         for (uint32_t i = 0; i < split->input_count; ++i) {
-                const struct hr_plan_copy *copy = &plan->copies[plan->inputs[split->input_first + i]];
+                const struct hr_plan_copy *copy =
+                        &plan->copies[plan->inputs[split->input_first + i]];
 
                 print(page, "  input ");
                 print_tensor(page, copy->tensor);

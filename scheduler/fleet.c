@@ -85,9 +85,9 @@ struct hr_exec_stats hr_fleet_exec_stats(const struct hr_fleet *fleet) {
 
 #define LOAD(name) .name = atomic_load_explicit(&counters->name, memory_order_relaxed)
         return (struct hr_exec_stats){
-                LOAD(runs_started),    LOAD(runs_ok),        LOAD(runs_failed),
-                LOAD(runs_cancelled),  LOAD(splits_computed), LOAD(nodes_computed),
-                LOAD(bytes_copied),    LOAD(bytes_in),       LOAD(bytes_out),
+                LOAD(runs_started),   LOAD(runs_ok),         LOAD(runs_failed),
+                LOAD(runs_cancelled), LOAD(splits_computed), LOAD(nodes_computed),
+                LOAD(bytes_copied),   LOAD(bytes_in),        LOAD(bytes_out),
         };
 #undef LOAD
 }

@@ -1,9 +1,10 @@
 /*
  * Lanes, the way of every copy, and the number of slots.
  *
- * Two devices that touch the same writable memory in place belong to one lane. The tape keeps the work
- * of a lane in plan order, so inside a lane every hazard is ordered by construction, in one run and
- * from run to run; only copies cross from one lane to another. Read-only weights join nobody.
+ * Two devices that touch the same writable memory in place belong to one lane. The tape keeps the
+ * work of a lane in plan order, so inside a lane every hazard is ordered by construction, in one
+ * run and from run to run; only copies cross from one lane to another. Read-only weights join
+ * nobody.
  *
  * The sets are found by union over devices, pools (one per kind of compute memory) and writable
  * buffers. A device that no command of the run uses is in no lane.
@@ -128,8 +129,8 @@ static hr_status choose_method(struct lanes *lanes, struct hr_plan_copy *copy) {
 static void touch_split(struct lanes *lanes, const struct hr_plan_split *split) {
         struct hr_plan *plan = lanes->plan;
         const struct hr_graph *graph = lanes->planner->graph;
-        uint32_t own_pool = lanes->planner->in->device_count +
-                            lanes->planner->in->devices[split->device].kind;
+        uint32_t own_pool =
+                lanes->planner->in->device_count + lanes->planner->in->devices[split->device].kind;
 
         for (uint32_t k = 0; k < split->step_count; ++k) {
                 uint32_t node = plan->steps[split->step_first + k];
@@ -181,8 +182,9 @@ static hr_status number_lanes(struct lanes *lanes) {
         }
         for (uint32_t b = 0; b < in->buffer_count; ++b) {
                 if (lanes->in_buffer[b])
-                        plan->state_lane[number[find(lanes, in->device_count + in->kind_count + b)] -
-                                         1] = true;
+                        plan->state_lane
+                                [number[find(lanes, in->device_count + in->kind_count + b)] - 1] =
+                                true;
         }
         return HR_OK;
 }

@@ -2,8 +2,8 @@
  * A plan bound to memory: pools, slots, events, programs, and the tape in pointers.
  *
  * Everything that running needs is taken here, so that running takes nothing. When memory does not
- * suffice for all slots, one slot after the other is given up; the last step is a plan of its own for
- * one slot, in which copies share memory with other tensors. It has the same splits.
+ * suffice for all slots, one slot after the other is given up; the last step is a plan of its own
+ * for one slot, in which copies share memory with other tensors. It has the same splits.
  */
 #include "scheduler/exec.h"
 
@@ -27,7 +27,8 @@ static hr_status out_of_memory(struct hr_diag *diag) {
         return hr_fail(diag, HR_E_EXHAUSTED, "host memory for a pipeline");
 }
 
-/* ---- Addresses -------------------------------------------------------------------------------- */
+/* ---- Addresses --------------------------------------------------------------------------------
+ */
 
 static void *address_of(const struct hr_pipeline *pipeline, const struct hr_place *place,
                         uint32_t slot, bool host) {
@@ -69,8 +70,8 @@ static struct hr_operand operand_of(const struct hr_pipeline *pipeline, uint32_t
                                     uint32_t copy, uint32_t slot) {
         const struct hr_plan *plan = pipeline->plan;
         const struct hr_tensor *t = &pipeline->graph->tensors[tensor];
-        struct hr_place place = copy == HR_NO_COPY ? tensor_place(plan, tensor)
-                                                   : plan->copies[copy].place;
+        struct hr_place place =
+                copy == HR_NO_COPY ? tensor_place(plan, tensor) : plan->copies[copy].place;
         struct hr_operand operand = {.type = t->type, .id = tensor};
 
         memcpy(operand.ne, t->ne, sizeof operand.ne);
@@ -84,7 +85,8 @@ static struct hr_operand operand_of(const struct hr_pipeline *pipeline, uint32_t
         return operand;
 }
 
-/* ---- Memory ----------------------------------------------------------------------------------- */
+/* ---- Memory -----------------------------------------------------------------------------------
+ */
 
 static hr_status reserve_pools(struct hr_pipeline *pipeline, uint64_t bytes_max,
                                struct hr_diag *diag) {
@@ -171,7 +173,8 @@ static struct hr_event *event_of(const struct hr_pipeline *pipeline, uint32_t ev
                                           slot_events];
 }
 
-/* ---- Programs --------------------------------------------------------------------------------- */
+/* ---- Programs ---------------------------------------------------------------------------------
+ */
 
 static bool split_is_per_slot(const struct hr_plan *plan, const struct hr_graph *graph,
                               const struct hr_plan_split *split) {
@@ -185,9 +188,10 @@ static bool split_is_per_slot(const struct hr_plan *plan, const struct hr_graph 
                         uint32_t source = hr_graph_source(graph, &graph->tensors[id], i);
                         uint32_t copy = plan->source_copy[plan->source_start[node] + i];
 
-                        if (copy != HR_NO_COPY ? is_per_slot(&plan->copies[copy].place)
-                                               : source != HR_TENSOR_NONE &&
-                                                         is_per_slot(&plan->place[plan->root[source]]))
+                        if (copy != HR_NO_COPY
+                                    ? is_per_slot(&plan->copies[copy].place)
+                                    : source != HR_TENSOR_NONE &&
+                                              is_per_slot(&plan->place[plan->root[source]]))
                                 return true;
                 }
         }
@@ -210,17 +214,17 @@ static hr_status fill_step(struct hr_pipeline *pipeline, uint32_t node, uint32_t
                 if (source == HR_TENSOR_NONE)
                         sources[i] = (struct hr_operand){.type = HR_OPERAND_ABSENT};
                 else
-                        sources[i] = operand_of(pipeline, source,
-                                                plan->source_copy[plan->source_start[node] + i],
-                                                slot);
+                        sources[i] =
+                                operand_of(pipeline, source,
+                                           plan->source_copy[plan->source_start[node] + i], slot);
         }
         *step = (struct hr_step){
                 .op = t->op,
                 .node = node,
                 .params = t->params,
-                .result = operand_of(pipeline, id,
-                                     plan->result_copy ? plan->result_copy[node] : HR_NO_COPY,
-                                     slot),
+                .result =
+                        operand_of(pipeline, id,
+                                   plan->result_copy ? plan->result_copy[node] : HR_NO_COPY, slot),
                 .source_count = t->source_count,
                 .sources = sources,
         };
@@ -263,7 +267,8 @@ static hr_status make_programs(struct hr_pipeline *pipeline, struct hr_diag *dia
         return HR_OK;
 }
 
-/* ---- The tape in pointers --------------------------------------------------------------------- */
+/* ---- The tape in pointers ---------------------------------------------------------------------
+ */
 
 static void bind_command(struct hr_pipeline *pipeline, const struct hr_command *command,
                          uint32_t slot, struct hr_bound_command *bound) {
@@ -312,7 +317,8 @@ static hr_status bind_tape(struct hr_pipeline *pipeline, struct hr_diag *diag) {
         return HR_OK;
 }
 
-/* ---- Constants -------------------------------------------------------------------------------- */
+/* ---- Constants --------------------------------------------------------------------------------
+ */
 
 static hr_status write_constant(struct hr_pipeline *pipeline, uint32_t leaf, uint64_t offset,
                                 uint64_t bytes, uint32_t device, const struct hr_place *place,
@@ -362,14 +368,15 @@ static hr_status write_constants(struct hr_pipeline *pipeline, struct hr_diag *d
         if (!wrote || !pipeline->constant_events)
                 return out_of_memory(diag);
         for (uint32_t i = 0; i < plan->leaf_count; ++i) {
-                uint32_t device = plan->device[i] < 0 ? plan->device_count - 1
-                                                      : (uint32_t) plan->device[i];
+                uint32_t device =
+                        plan->device[i] < 0 ? plan->device_count - 1 : (uint32_t) plan->device[i];
 
                 if (pipeline->graph->tensors[i].leaf_kind != HR_LEAF_CONSTANT ||
                     plan->place[i].where == HR_WHERE_NONE)
                         continue;
                 wrote[device] = true;
-                HR_TRY(write_constant(pipeline, i, 0, plan->span[i], device, &plan->place[i], diag));
+                HR_TRY(write_constant(pipeline, i, 0, plan->span[i], device, &plan->place[i],
+                                      diag));
         }
         for (uint32_t c = 0; c < plan->copy_count; ++c) {
                 const struct hr_plan_copy *copy = &plan->copies[c];
@@ -384,7 +391,8 @@ static hr_status write_constants(struct hr_pipeline *pipeline, struct hr_diag *d
         return order_constants(pipeline, wrote, diag);
 }
 
-/* ---- Life ------------------------------------------------------------------------------------- */
+/* ---- Life -------------------------------------------------------------------------------------
+ */
 
 static hr_status take_homes(struct hr_pipeline *pipeline, const struct hr_leaf_home *homes,
                             struct hr_diag *diag) {
@@ -467,7 +475,8 @@ static hr_status fill(struct hr_pipeline *pipeline, const struct hr_pipeline_req
 
 static hr_status bind(const struct hr_pipeline_request *request,
                       const struct hr_plan_request *plan_request, struct hr_plan *plan,
-                      uint32_t slot_count, struct hr_diag *diag, struct hr_pipeline **ret_pipeline) {
+                      uint32_t slot_count, struct hr_diag *diag,
+                      struct hr_pipeline **ret_pipeline) {
         struct hr_pipeline *pipeline = calloc(1, sizeof *pipeline);
         hr_status status;
 

@@ -5,12 +5,12 @@
  * plan order and a pool belongs to one lane, so lifetimes are counted in plan order: node i happens
  * at time 2i + 1 and the copies into a split at twice its first node. With one slot everything but
  * constants lives from its first to its last use. With several, inputs and copies have places of
- * their own in every slot, which no other tensor ever shares: that is what lets them be filled while
- * an earlier run still computes.
+ * their own in every slot, which no other tensor ever shares: that is what lets them be filled
+ * while an earlier run still computes.
  *
  * Free memory of a pool is a list ordered by offset; the smallest sufficient block is taken (best
- * fit), neighbours unite, and the end of the pool grows only when nothing fits. A block remembers the
- * split that used it last: a copy that arrives from another lane must wait for that split.
+ * fit), neighbours unite, and the end of the pool grows only when nothing fits. A block remembers
+ * the split that used it last: a copy that arrives from another lane must wait for that split.
  */
 #include "scheduler/plan.h"
 
@@ -35,16 +35,17 @@ struct pool {
 struct placer {
         struct hr_planner *planner;
         struct hr_plan *plan;
-        struct pool *pools;      /* per kind */
-        int64_t *last_use;       /* per tensor (roots) */
-        int64_t *copy_last_use;  /* per copy */
-        uint64_t *region_bytes;  /* per tensor (roots): bytes held; 0 = nothing held */
-        uint32_t *first_split;   /* per tensor: split in whose prologue a leaf gets its place */
-        uint32_t *leaf_next;     /* per leaf: next leaf of the same first split */
-        uint32_t *leaf_head;     /* per split, + 1 for leaves that only outputs need */
+        struct pool *pools;     /* per kind */
+        int64_t *last_use;      /* per tensor (roots) */
+        int64_t *copy_last_use; /* per copy */
+        uint64_t *region_bytes; /* per tensor (roots): bytes held; 0 = nothing held */
+        uint32_t *first_split;  /* per tensor: split in whose prologue a leaf gets its place */
+        uint32_t *leaf_next;    /* per leaf: next leaf of the same first split */
+        uint32_t *leaf_head;    /* per split, + 1 for leaves that only outputs need */
 };
 
-/* ---- Free lists ------------------------------------------------------------------------------- */
+/* ---- Free lists -------------------------------------------------------------------------------
+ */
 
 static void hole_remove(struct pool *pool, uint32_t index) {
         --pool->count;
@@ -145,7 +146,8 @@ static hr_status pool_give(struct placer *placer, struct pool *pool, uint64_t of
                            (struct hole){.offset = offset, .bytes = bytes, .stamp = stamp});
 }
 
-/* ---- Lifetimes -------------------------------------------------------------------------------- */
+/* ---- Lifetimes --------------------------------------------------------------------------------
+ */
 
 static int64_t node_time(uint32_t node) {
         return 2 * (int64_t) node + 1;
@@ -166,7 +168,8 @@ static void use_split(struct placer *placer, uint32_t s) {
         const struct hr_graph *graph = placer->planner->graph;
 
         for (uint32_t i = 0; i < split->input_count; ++i) {
-                const struct hr_plan_copy *copy = &plan->copies[plan->inputs[split->input_first + i]];
+                const struct hr_plan_copy *copy =
+                        &plan->copies[plan->inputs[split->input_first + i]];
 
                 if (copy->source_device != HR_NO_INDEX)
                         use(placer, copy->tensor, 2 * (int64_t) split->start, s);
@@ -190,7 +193,8 @@ static void use_split(struct placer *placer, uint32_t s) {
         }
 }
 
-/* Which leaves take a place in which split's prologue; leaves that only an output names come last. */
+/* Which leaves take a place in which split's prologue; leaves that only an output names come last.
+ */
 static void chain_leaves(struct placer *placer) {
         const struct hr_graph *graph = placer->planner->graph;
         struct hr_plan *plan = placer->plan;
@@ -222,7 +226,8 @@ static void find_lifetimes(struct placer *placer) {
         chain_leaves(placer);
 }
 
-/* ---- Placing ---------------------------------------------------------------------------------- */
+/* ---- Placing ----------------------------------------------------------------------------------
+ */
 
 static struct pool *pool_of(struct placer *placer, uint32_t device, uint32_t *ret_kind) {
         *ret_kind = placer->planner->in->devices[device].kind;
@@ -247,7 +252,8 @@ static hr_status place_forever(struct placer *placer, uint32_t device, uint64_t 
         if (bytes == 0)
                 return HR_OK;
         HR_TRY(aligned(placer, pool, bytes, &bytes));
-        *ret_place = (struct hr_place){.where = once ? HR_WHERE_SHARED : HR_WHERE_SLOT, .index = kind};
+        *ret_place =
+                (struct hr_place){.where = once ? HR_WHERE_SHARED : HR_WHERE_SLOT, .index = kind};
         if (once)
                 return pool_take(placer, pool, bytes, &ret_place->offset, &stamp);
         ret_place->offset = pool->slot_end;
@@ -258,8 +264,7 @@ static hr_status place_forever(struct placer *placer, uint32_t device, uint64_t 
 }
 
 static hr_status place_shared(struct placer *placer, uint32_t device, uint64_t bytes,
-                              struct hr_place *ret_place, uint64_t *ret_bytes,
-                              int64_t *ret_stamp) {
+                              struct hr_place *ret_place, uint64_t *ret_bytes, int64_t *ret_stamp) {
         uint32_t kind;
         struct pool *pool = pool_of(placer, device, &kind);
 
@@ -349,12 +354,12 @@ static bool may_reuse(uint32_t op, uint32_t position) {
                 return false;
         if (position == 0)
                 return true;
-        return position == 1 && (op == HR_OP_ADD || op == HR_OP_SUB || op == HR_OP_MUL ||
-                                 op == HR_OP_DIV);
+        return position == 1 &&
+               (op == HR_OP_ADD || op == HR_OP_SUB || op == HR_OP_MUL || op == HR_OP_DIV);
 }
 
-/* Does another source of the node read the memory that the result would take? A copy is read through
- * its own tensor only. */
+/* Does another source of the node read the memory that the result would take? A copy is read
+ * through its own tensor only. */
 static bool read_otherwise(const struct placer *placer, uint32_t id, uint32_t root,
                            uint32_t tensor) {
         for (uint32_t i = 0; i < planner_tensor(placer->planner, id)->source_count; ++i) {
@@ -381,8 +386,7 @@ static bool reuse_copy(struct placer *placer, uint32_t id, uint32_t copy, uint64
 }
 
 /* Takes over the memory of a source that dies in this node. */
-static bool reuse_source(struct placer *placer, uint32_t node, uint32_t id,
-                         uint64_t *copy_bytes) {
+static bool reuse_source(struct placer *placer, uint32_t node, uint32_t id, uint64_t *copy_bytes) {
         struct hr_plan *plan = placer->plan;
         const struct hr_tensor *t = planner_tensor(placer->planner, id);
         uint32_t kind = placer->planner->in->devices[plan->device[id]].kind;
@@ -401,9 +405,9 @@ static bool reuse_source(struct placer *placer, uint32_t node, uint32_t id,
                         continue;
                 }
                 root = plan->root[source];
-                if (placer->region_bytes[root] == 0 ||
-                    placer->last_use[root] != node_time(node) || plan->place[root].index != kind ||
-                    plan->root_offset[source] != 0 || read_otherwise(placer, id, root, source))
+                if (placer->region_bytes[root] == 0 || placer->last_use[root] != node_time(node) ||
+                    plan->place[root].index != kind || plan->root_offset[source] != 0 ||
+                    read_otherwise(placer, id, root, source))
                         continue;
                 plan->place[id] = plan->place[root];
                 placer->region_bytes[id] = placer->region_bytes[root];
@@ -430,8 +434,8 @@ static hr_status place_node(struct placer *placer, uint32_t s, uint32_t node,
 
                 if (copy != HR_NO_COPY) {
                         if (placer->copy_last_use[copy] == time)
-                                HR_TRY(release(placer, &plan->copies[copy].place,
-                                               &copy_bytes[copy], s));
+                                HR_TRY(release(placer, &plan->copies[copy].place, &copy_bytes[copy],
+                                               s));
                         continue;
                 }
                 root = source == HR_TENSOR_NONE ? HR_NO_INDEX : plan->root[source];
@@ -526,13 +530,13 @@ static hr_status placer_init(struct placer *placer) {
         placer->region_bytes = planner_scratch(planner, count, sizeof(uint64_t));
         placer->first_split = planner_scratch(planner, count, sizeof(uint32_t));
         placer->leaf_next = planner_scratch(planner, count, sizeof(uint32_t));
-        placer->leaf_head = planner_scratch(planner, (uint64_t) plan->split_count + 1,
-                                            sizeof(uint32_t));
+        placer->leaf_head =
+                planner_scratch(planner, (uint64_t) plan->split_count + 1, sizeof(uint32_t));
         plan->place = planner_keep(planner, count, sizeof *plan->place);
         plan->pools = planner_keep(planner, in->kind_count, sizeof *plan->pools);
-        if (!placer->pools || !placer->last_use || !placer->copy_last_use || !placer->region_bytes ||
-            !placer->first_split || !placer->leaf_next || !placer->leaf_head || !plan->place ||
-            !plan->pools)
+        if (!placer->pools || !placer->last_use || !placer->copy_last_use ||
+            !placer->region_bytes || !placer->first_split || !placer->leaf_next ||
+            !placer->leaf_head || !plan->place || !plan->pools)
                 return planner_out_of_memory(planner);
         memset(placer->leaf_head, 0xff, ((size_t) plan->split_count + 1) * sizeof(uint32_t));
         for (uint32_t k = 0; k < in->kind_count; ++k)

@@ -191,10 +191,8 @@ const char *hr_cause_name(uint16_t cause, char *buffer, size_t buffer_bytes) {
 
 const char *hr_split_reason_name(hr_split_reason reason) {
         static const char *const names[] = {
-                [HR_SPLIT_FIRST] = "first",
-                [HR_SPLIT_DEVICE] = "backend",
-                [HR_SPLIT_WEIGHT] = "weight",
-                [HR_SPLIT_INPUTS] = "inputs",
+                [HR_SPLIT_FIRST] = "first",           [HR_SPLIT_DEVICE] = "backend",
+                [HR_SPLIT_WEIGHT] = "weight",         [HR_SPLIT_INPUTS] = "inputs",
                 [HR_SPLIT_WRITE_BACK] = "write-back",
         };
 

@@ -6,9 +6,9 @@
  * pointer to anything outside itself, no address and no time; all of it lives in one arena.
  *
  * Words. The *root* of a tensor is the tensor whose memory it is a window on, itself if it has its
- * own. A *lane* is a set of devices that touch common memory in place: all work of a lane happens in
- * plan order, whatever queues it uses. A *copy* is a tensor's instance for a device that cannot reach
- * the tensor's memory.
+ * own. A *lane* is a set of devices that touch common memory in place: all work of a lane happens
+ * in plan order, whatever queues it uses. A *copy* is a tensor's instance for a device that cannot
+ * reach the tensor's memory.
  */
 #pragma once
 
@@ -19,7 +19,8 @@
 #define HR_NO_COPY UINT32_MAX
 #define HR_NO_INDEX UINT32_MAX
 
-/* ---- Input ------------------------------------------------------------------------------------ */
+/* ---- Input ------------------------------------------------------------------------------------
+ */
 
 struct hr_plan_device {
         hr_device_type type;
@@ -46,39 +47,40 @@ struct hr_plan_input {
         const struct hr_plan_device *devices; /* priority order; the last is a CPU */
         const struct hr_plan_kind *kinds;
         const struct hr_plan_buffer *buffers;
-        const uint64_t *reads;     /* per device: bit set over kinds it reads and writes in place */
-        const uint64_t *copies;    /* per device: kinds its queue copies into; NULL = all */
+        const uint64_t *reads;  /* per device: bit set over kinds it reads and writes in place */
+        const uint64_t *copies; /* per device: kinds its queue copies into; NULL = all */
         const uint32_t *tensor_buffer; /* per tensor: buffer of its own or HR_NO_BUFFER */
-        const int32_t *pins;       /* per tensor or NULL */
-        const uint64_t *supports;  /* per tensor: bit set over devices that support its op */
-        const uint64_t *offload;   /* per tensor: devices that ask to take it over */
+        const int32_t *pins;           /* per tensor or NULL */
+        const uint64_t *supports;      /* per tensor: bit set over devices that support its op */
+        const uint64_t *offload;       /* per tensor: devices that ask to take it over */
         struct hr_plan_options options;
-        uint32_t current_slot;     /* rules = ggml: slot that replacements name */
+        uint32_t current_slot; /* rules = ggml: slot that replacements name */
 };
 
-/* ---- Plan -------------------------------------------------------------------------------------- */
+/* ---- Plan --------------------------------------------------------------------------------------
+ */
 
 /* The last rule that set a device. HR_CAUSE_WEIGHT + n: source n is a weight. */
 typedef enum hr_cause {
         HR_CAUSE_NONE,
         HR_CAUSE_USER,
-        HR_CAUSE_MEMORY,        /* 1.dst */
-        HR_CAUSE_MEMORY_VIEW,   /* 1.vsrc */
-        HR_CAUSE_INPUT,         /* 1.inp */
-        HR_CAUSE_OFFLOAD,       /* 1.off */
-        HR_CAUSE_GPU_DOWN,      /* 2.gd */
-        HR_CAUSE_GPU_UP,        /* 2.gu */
-        HR_CAUSE_REST_DOWN,     /* 2.rd */
-        HR_CAUSE_REST_UP,       /* 2.ru */
-        HR_CAUSE_BEST,          /* 3.best */
-        HR_CAUSE_UPGRADE,       /* 3.upg */
-        HR_CAUSE_VIEW_BASE,     /* 4.vsrc */
-        HR_CAUSE_CONSUMER,      /* 4.cur */
-        HR_CAUSE_FIRST,         /* 4.fst */
-        HR_CAUSE_COPIES,        /* 4.cpy */
-        HR_CAUSE_RULE_WRITER,   /* h.writer: moved to where its base's buffer is reachable */
-        HR_CAUSE_RULE_VIEW,     /* h.view: leaf takes the device of the view that uses it */
-        HR_CAUSE_WEIGHT,        /* 1.wgt0; must be last */
+        HR_CAUSE_MEMORY,      /* 1.dst */
+        HR_CAUSE_MEMORY_VIEW, /* 1.vsrc */
+        HR_CAUSE_INPUT,       /* 1.inp */
+        HR_CAUSE_OFFLOAD,     /* 1.off */
+        HR_CAUSE_GPU_DOWN,    /* 2.gd */
+        HR_CAUSE_GPU_UP,      /* 2.gu */
+        HR_CAUSE_REST_DOWN,   /* 2.rd */
+        HR_CAUSE_REST_UP,     /* 2.ru */
+        HR_CAUSE_BEST,        /* 3.best */
+        HR_CAUSE_UPGRADE,     /* 3.upg */
+        HR_CAUSE_VIEW_BASE,   /* 4.vsrc */
+        HR_CAUSE_CONSUMER,    /* 4.cur */
+        HR_CAUSE_FIRST,       /* 4.fst */
+        HR_CAUSE_COPIES,      /* 4.cpy */
+        HR_CAUSE_RULE_WRITER, /* h.writer: moved to where its base's buffer is reachable */
+        HR_CAUSE_RULE_VIEW,   /* h.view: leaf takes the device of the view that uses it */
+        HR_CAUSE_WEIGHT,      /* 1.wgt0; must be last */
 } hr_cause;
 
 /* The named rules of rules = headrace; how often each changed a decision is in the plan. */
@@ -98,7 +100,7 @@ typedef enum hr_rule {
 
 typedef enum hr_split_reason {
         HR_SPLIT_FIRST,
-        HR_SPLIT_DEVICE,     /* "backend" */
+        HR_SPLIT_DEVICE, /* "backend" */
         HR_SPLIT_WEIGHT,
         HR_SPLIT_INPUTS,
         HR_SPLIT_WRITE_BACK, /* rules = headrace only */
@@ -129,18 +131,18 @@ struct hr_place {
 
 struct hr_plan_copy {
         uint32_t tensor;
-        uint32_t device;       /* that reads the copy */
-        uint32_t split;        /* that lists it as input */
-        uint32_t next;         /* older copy of the same tensor; HR_NO_COPY ends */
-        uint32_t version;      /* writes into the root's memory before the copy */
+        uint32_t device;        /* that reads the copy */
+        uint32_t split;         /* that lists it as input */
+        uint32_t next;          /* older copy of the same tensor; HR_NO_COPY ends */
+        uint32_t version;       /* writes into the root's memory before the copy */
         uint32_t source_device; /* whose queue reads the source; HR_NO_INDEX for INPUT, CONSTANT,
                                  * HOST_WEIGHT */
-        uint32_t ready_after;  /* split of the reader's lane that used this memory last, or
-                                * HR_NO_INDEX */
+        uint32_t ready_after;   /* split of the reader's lane that used this memory last, or
+                                 * HR_NO_INDEX */
         hr_copy_method method;
-        bool write_back;       /* holds the result of a writer, carried back after its split */
-        bool back_staged;      /* ... through staging */
-        uint32_t home_device;  /* ... whose queue owns the memory it goes back to */
+        bool write_back;      /* holds the result of a writer, carried back after its split */
+        bool back_staged;     /* ... through staging */
+        uint32_t home_device; /* ... whose queue owns the memory it goes back to */
         uint64_t bytes;
         struct hr_place place;
         uint64_t staging_offset;
@@ -148,11 +150,11 @@ struct hr_plan_copy {
 
 struct hr_plan_split {
         uint32_t device;
-        uint32_t start, end;   /* nodes start .. end - 1 */
+        uint32_t start, end; /* nodes start .. end - 1 */
         hr_split_reason reason;
         uint32_t input_first, input_count; /* into plan->inputs: copies, in order */
         uint32_t step_first, step_count;   /* into plan->steps: nodes that compute something */
-        uint32_t write_back;   /* copy to carry back, or HR_NO_COPY */
+        uint32_t write_back;               /* copy to carry back, or HR_NO_COPY */
 };
 
 /* One kind's compute memory: [shared][slot 0][slot 1]... */
@@ -163,15 +165,15 @@ struct hr_plan_pool {
 };
 
 typedef enum hr_command_code {
-        HR_COMMAND_WAIT,        /* device's queue waits for event */
+        HR_COMMAND_WAIT, /* device's queue waits for event */
         HR_COMMAND_RECORD,
-        HR_COMMAND_INPUT,       /* bytes of input `index` from from.offset on are written to `to` */
-        HR_COMMAND_WRITE,       /* host memory `from` (home or staging) to `to` */
-        HR_COMMAND_READ,        /* `from` into staging `to` */
-        HR_COMMAND_COPY,        /* `from` to `to`, of memory kind `kind` */
-        HR_COMMAND_COMPUTE,     /* split `index` */
-        HR_COMMAND_READ_BACK,   /* output `index` from `from`, if the run wants it */
-        HR_COMMAND_NOTIFY,      /* the run is done when every notification has arrived */
+        HR_COMMAND_INPUT,     /* bytes of input `index` from from.offset on are written to `to` */
+        HR_COMMAND_WRITE,     /* host memory `from` (home or staging) to `to` */
+        HR_COMMAND_READ,      /* `from` into staging `to` */
+        HR_COMMAND_COPY,      /* `from` to `to`, of memory kind `kind` */
+        HR_COMMAND_COMPUTE,   /* split `index` */
+        HR_COMMAND_READ_BACK, /* output `index` from `from`, if the run wants it */
+        HR_COMMAND_NOTIFY,    /* the run is done when every notification has arrived */
 } hr_command_code;
 
 struct hr_command {
@@ -200,26 +202,26 @@ struct hr_plan {
         uint32_t device_count, kind_count, words; /* words of a bit set over devices */
 
         /* Placement of tensors. */
-        int32_t *device;         /* per tensor; -1 none */
-        uint16_t *cause;         /* per tensor: hr_cause */
-        uint32_t *root;          /* per tensor */
-        uint64_t *root_offset;   /* per tensor: bytes into the root */
-        uint64_t *span;          /* per tensor: bytes it touches */
-        int32_t *pins;           /* NULL = none */
+        int32_t *device;       /* per tensor; -1 none */
+        uint16_t *cause;       /* per tensor: hr_cause */
+        uint32_t *root;        /* per tensor */
+        uint64_t *root_offset; /* per tensor: bytes into the root */
+        uint64_t *span;        /* per tensor: bytes it touches */
+        int32_t *pins;         /* NULL = none */
 
         /* Splits. */
         struct hr_plan_split *splits;
         uint32_t split_count;
         struct hr_plan_copy *copies;
         uint32_t copy_count;
-        uint32_t *inputs;        /* copy indices */
+        uint32_t *inputs; /* copy indices */
         uint32_t input_count;
-        uint32_t *source_start;  /* per node, + 1: first position in source_copy */
-        uint32_t *source_copy;   /* per source of a node: the copy it uses or HR_NO_COPY */
-        uint32_t *result_copy;   /* per node that is carried back: where it writes; NULL = none */
-        uint32_t *graph_inputs;  /* rules = ggml, several copies: inputs kept per slot */
+        uint32_t *source_start; /* per node, + 1: first position in source_copy */
+        uint32_t *source_copy;  /* per source of a node: the copy it uses or HR_NO_COPY */
+        uint32_t *result_copy;  /* per node that is carried back: where it writes; NULL = none */
+        uint32_t *graph_inputs; /* rules = ggml, several copies: inputs kept per slot */
         uint32_t graph_input_count;
-        uint32_t *steps;         /* node indices */
+        uint32_t *steps; /* node indices */
         uint32_t step_count;
         uint32_t rule_count[HR_RULE_COUNT];
         uint32_t fallback_nodes;
@@ -227,21 +229,22 @@ struct hr_plan {
         /* Memory and order. */
         uint32_t n_copies;
         const char *copies_reason;
-        uint32_t *lane;          /* per device: lane, or HR_NO_INDEX where the run has no business */
+        uint32_t *lane; /* per device: lane, or HR_NO_INDEX where the run has no business */
         uint32_t lane_count;
-        struct hr_place *place;  /* per tensor, valid for roots */
+        struct hr_place *place;     /* per tensor, valid for roots */
         struct hr_plan_pool *pools; /* per kind */
-        uint64_t staging_bytes;  /* per slot */
-        uint64_t *compute_bytes; /* per device, all slots */
+        uint64_t staging_bytes;     /* per slot */
+        uint64_t *compute_bytes;    /* per device, all slots */
         uint32_t *device_splits;
         uint64_t copied_bytes;
-        uint32_t *kind_of_leaf;  /* per leaf with a buffer: kind of that buffer */
-        bool *state_lane;        /* per lane: touches writable buffers of its homes */
+        uint32_t *kind_of_leaf; /* per leaf with a buffer: kind of that buffer */
+        bool *state_lane;       /* per lane: touches writable buffers of its homes */
         struct hr_tape tape;
-        struct hr_diag fault;    /* rules = ggml: why the plan cannot be run; HR_OK = it can */
+        struct hr_diag fault; /* rules = ggml: why the plan cannot be run; HR_OK = it can */
 };
 
-/* ---- Planning ---------------------------------------------------------------------------------- */
+/* ---- Planning ----------------------------------------------------------------------------------
+ */
 
 /* What the passes share. `scratch` lives as long as the planning. */
 struct hr_planner {
@@ -252,12 +255,12 @@ struct hr_planner {
         struct hr_diag *diag;
         bool headrace;
         uint32_t kind_words;
-        uint64_t *allowed;       /* devices in play */
-        bool *write_back;        /* per node, or NULL */
-        uint32_t *copy_head;     /* per tensor: newest copy */
-        uint32_t *version;       /* per tensor (roots): writes so far */
-        bool *written;           /* per tensor (roots): some node writes into it */
-        bool *direct;            /* per tensor (roots): touched in place or copied from its memory */
+        uint64_t *allowed;   /* devices in play */
+        bool *write_back;    /* per node, or NULL */
+        uint32_t *copy_head; /* per tensor: newest copy */
+        uint32_t *version;   /* per tensor (roots): writes so far */
+        bool *written;       /* per tensor (roots): some node writes into it */
+        bool *direct;        /* per tensor (roots): touched in place or copied from its memory */
         uint32_t *leaf_head, *leaf_next; /* per split: leaves that take their place in its prologue;
                                           * the entry past the last split: for outputs only */
 };
@@ -267,9 +270,9 @@ HR_NODISCARD hr_status hr_plan_make(const struct hr_plan_input *input, struct hr
                                     struct hr_plan **ret_plan);
 
 /* The passes, in order. Each fills its part of planner->plan. */
-HR_NODISCARD hr_status hr_plan_assign(struct hr_planner *planner);   /* 1 to 4 */
-HR_NODISCARD hr_status hr_plan_split(struct hr_planner *planner);    /* 5 */
-HR_NODISCARD hr_status hr_plan_lanes(struct hr_planner *planner);    /* lanes and n_copies */
+HR_NODISCARD hr_status hr_plan_assign(struct hr_planner *planner); /* 1 to 4 */
+HR_NODISCARD hr_status hr_plan_split(struct hr_planner *planner);  /* 5 */
+HR_NODISCARD hr_status hr_plan_lanes(struct hr_planner *planner);  /* lanes and n_copies */
 HR_NODISCARD hr_status hr_plan_place(struct hr_planner *planner);
 HR_NODISCARD hr_status hr_plan_tape(struct hr_planner *planner);
 /* Proves that every hazard has an edge. HR_E_INTERNAL names the first that has none. */
@@ -300,11 +303,12 @@ struct hr_plan_facts {
         struct hr_arena arena;
 };
 HR_NODISCARD hr_status hr_plan_facts_init(struct hr_plan_facts *facts,
-                                          const struct hr_plan_request *request,
-                                          bool with_support, struct hr_diag *diag);
+                                          const struct hr_plan_request *request, bool with_support,
+                                          struct hr_diag *diag);
 void hr_plan_facts_deinit(struct hr_plan_facts *facts);
 
-/* ---- Small questions --------------------------------------------------------------------------- */
+/* ---- Small questions ---------------------------------------------------------------------------
+ */
 
 static inline bool planner_supports(const struct hr_planner *planner, uint32_t device,
                                     uint32_t tensor) {

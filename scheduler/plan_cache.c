@@ -4,11 +4,11 @@
  * The key is the canonical form of the graph followed by a suffix with all else that a plan depends
  * on: the epoch first, then options, placement and pins. A hit is confirmed by comparing the bytes.
  * Entries are chained in a table by the hash and in a list by last use; the least recently used go
- * when the bytes exceed the bound, and leave their hash in a ring, so that a later miss can say that
- * the plan was known.
+ * when the bytes exceed the bound, and leave their hash in a ring, so that a later miss can say
+ * that the plan was known.
  *
- * The reason of a miss is looked for among the entries most recently used: it informs people, and is
- * not worth a walk over everything.
+ * The reason of a miss is looked for among the entries most recently used: it informs people, and
+ * is not worth a walk over everything.
  */
 #include "scheduler/exec.h"
 
@@ -92,7 +92,8 @@ struct hr_plan_cache_stats hr_plan_cache_stats(const struct hr_plan_cache *cache
         return cache->stats;
 }
 
-/* ---- The suffix ------------------------------------------------------------------------------- */
+/* ---- The suffix -------------------------------------------------------------------------------
+ */
 
 struct suffix_head {
         uint64_t epoch;
@@ -140,7 +141,8 @@ static hr_status suffix_make(const struct hr_plan_request *request, struct hr_pl
         return HR_OK;
 }
 
-/* ---- Looking up ------------------------------------------------------------------------------- */
+/* ---- Looking up -------------------------------------------------------------------------------
+ */
 
 static struct entry *find(const struct hr_plan_cache *cache, const struct hr_topology *topology) {
         struct entry *entry = cache->buckets[topology->key.low & cache->bucket_mask];
@@ -199,7 +201,8 @@ static hr_plan_origin miss_reason(const struct hr_plan_cache *cache,
         return reason;
 }
 
-/* ---- Keeping ---------------------------------------------------------------------------------- */
+/* ---- Keeping ----------------------------------------------------------------------------------
+ */
 
 static void unlink_entry(struct hr_plan_cache *cache, struct entry *entry) {
         struct entry **at = &cache->buckets[entry->topology.key.low & cache->bucket_mask];
@@ -215,8 +218,7 @@ static void unlink_entry(struct hr_plan_cache *cache, struct entry *entry) {
 static void evict(struct hr_plan_cache *cache, uint64_t room) {
         while (!hr_list_is_empty(&cache->by_use) &&
                cache->stats.bytes + room > cache->stats.bytes_max) {
-                struct entry *entry =
-                        HR_CONTAINER_OF(cache->by_use.next, struct entry, by_use);
+                struct entry *entry = HR_CONTAINER_OF(cache->by_use.next, struct entry, by_use);
 
                 cache->forgotten[cache->forgotten_next++ % FORGOTTEN_COUNT] =
                         entry->topology.key.low;
@@ -251,8 +253,8 @@ static void grow_buckets(struct hr_plan_cache *cache) {
 /* Keeps the plan unless it alone exceeds the bound. Takes the topology in either case. */
 static void keep(struct hr_plan_cache *cache, struct hr_topology *topology, size_t suffix_bytes,
                  struct hr_plan *plan) {
-        uint64_t bytes = sizeof(struct entry) + topology->size + sizeof *plan +
-                         plan->arena.used_bytes;
+        uint64_t bytes =
+                sizeof(struct entry) + topology->size + sizeof *plan + plan->arena.used_bytes;
         struct entry *entry = NULL;
 
         evict(cache, HR_MIN(bytes, cache->stats.bytes_max));

@@ -110,8 +110,8 @@ int64_t hr_rule_offload(struct hr_planner *planner, uint32_t tensor, uint32_t we
         return best;
 }
 
-/* A node that writes into a view runs where the base's memory is reachable; where no such device can
- * run it, or a pin forbids, its result is carried back. */
+/* A node that writes into a view runs where the base's memory is reachable; where no such device
+ * can run it, or a pin forbids, its result is carried back. */
 hr_status hr_rule_writer(struct hr_planner *planner, uint32_t tensor) {
         struct hr_plan *plan = planner->plan;
         uint32_t root = plan->root[tensor];

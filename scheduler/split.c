@@ -1,14 +1,14 @@
 /*
  * Pass 5: cuts the nodes into splits and lists what has to be copied where.
  *
- * Nodes are taken in order. View ops never open a split and keep their sources. Sources are asked in
- * order of position, so the inputs of a split have a defined order. A copy is made once per tensor
- * and device for the whole graph: the first split that needs it lists it, later ones use it.
+ * Nodes are taken in order. View ops never open a split and keep their sources. Sources are asked
+ * in order of position, so the inputs of a split have a defined order. A copy is made once per
+ * tensor and device for the whole graph: the first split that needs it lists it, later ones use it.
  *
  * rules = headrace adds two things that a correct result needs: a copy made before a write into the
- * tensor's memory is not used after the write, and a node that cannot reach the memory it writes into
- * computes on a copy that is carried back right after its split. The copies of one tensor form a
- * chain, newest first.
+ * tensor's memory is not used after the write, and a node that cannot reach the memory it writes
+ * into computes on a copy that is carried back right after its split. The copies of one tensor form
+ * a chain, newest first.
  */
 #include "scheduler/plan.h"
 
@@ -160,7 +160,8 @@ static bool must_cut(struct cutter *cutter, uint32_t tensor, hr_split_reason *re
                 buffer = in->tensor_buffer[source];
                 far = cutter->plan->device[source] != (int32_t) split->device &&
                       !planner_could_read(planner, source, split->device);
-                if (far && buffer != HR_NO_BUFFER && in->buffers[buffer].usage == HR_USAGE_WEIGHTS) {
+                if (far && buffer != HR_NO_BUFFER &&
+                    in->buffers[buffer].usage == HR_USAGE_WEIGHTS) {
                         *ret_reason = HR_SPLIT_WEIGHT;
                         return true;
                 }
@@ -236,8 +237,7 @@ static hr_status take_node(struct cutter *cutter, uint32_t node) {
         hr_split_reason reason = HR_SPLIT_DEVICE;
         bool carried = planner->write_back && planner->write_back[node];
 
-        if (plan->device[id] != (int32_t) current(cutter)->device ||
-            must_cut(cutter, id, &reason))
+        if (plan->device[id] != (int32_t) current(cutter)->device || must_cut(cutter, id, &reason))
                 HR_TRY(open_split(cutter, (uint32_t) plan->device[id], node, reason));
         else if (carried && cutter->has_node)
                 HR_TRY(open_split(cutter, (uint32_t) plan->device[id], node, HR_SPLIT_WRITE_BACK));

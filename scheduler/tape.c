@@ -2,15 +2,15 @@
  * The tape: every command of a run, in the order in which it is submitted.
  *
  * Inside a lane the tape changes queues only through a record and a wait, so the commands of a lane
- * happen in plan order. Between lanes there are copies: the queue of the source memory copies, records
- * an event, and the reader's queue waits for it before it computes. With one slot a copy may arrive in
- * memory that the reader's lane used earlier in the run; the split that used it then records an event
- * and the copy waits for it. With several slots copies have memory of their own, and a slot is used
- * again only after its run is done, so nothing has to be waited for.
+ * happen in plan order. Between lanes there are copies: the queue of the source memory copies,
+ * records an event, and the reader's queue waits for it before it computes. With one slot a copy
+ * may arrive in memory that the reader's lane used earlier in the run; the split that used it then
+ * records an event and the copy waits for it. With several slots copies have memory of their own,
+ * and a slot is used again only after its run is done, so nothing has to be waited for.
  *
- * From run to run a lane goes on where it ended: if another queue starts it, that queue waits for the
- * event at the end of the lane's previous run. A wait means the latest record submitted so far, so a
- * run can wait for its predecessor on the very event that it records itself later.
+ * From run to run a lane goes on where it ended: if another queue starts it, that queue waits for
+ * the event at the end of the lane's previous run. A wait means the latest record submitted so far,
+ * so a run can wait for its predecessor on the very event that it records itself later.
  */
 #include "scheduler/plan.h"
 
@@ -26,17 +26,18 @@ struct writer {
         struct hr_command *commands;
         uint32_t count, capacity;
         uint32_t event_count;
-        uint32_t *current;       /* per lane: device that runs it now */
-        uint32_t *wanted_head;   /* per split: events to record at its end */
+        uint32_t *current;     /* per lane: device that runs it now */
+        uint32_t *wanted_head; /* per split: events to record at its end */
         struct wanted_event *wanted;
         uint32_t wanted_count;
-        bool *is_pending;        /* per device: it copied for the current split */
+        bool *is_pending; /* per device: it copied for the current split */
 };
 
 static hr_status emit(struct writer *writer, struct hr_command command) {
         if (writer->count == writer->capacity) {
                 uint32_t wanted = writer->capacity ? writer->capacity * 2 : 64;
-                struct hr_command *larger = planner_scratch(writer->planner, wanted, sizeof *larger);
+                struct hr_command *larger =
+                        planner_scratch(writer->planner, wanted, sizeof *larger);
 
                 if (!larger)
                         return planner_out_of_memory(writer->planner);
@@ -171,7 +172,8 @@ static struct hr_place staging_place(const struct hr_plan_copy *copy) {
 
 /* The event that the split's end records for a lane, or HR_NO_INDEX. */
 static uint32_t find_wanted(const struct writer *writer, uint32_t split, uint32_t lane) {
-        for (uint32_t w = writer->wanted_head[split]; w != HR_NO_INDEX; w = writer->wanted[w].next) {
+        for (uint32_t w = writer->wanted_head[split]; w != HR_NO_INDEX;
+             w = writer->wanted[w].next) {
                 if (writer->wanted[w].lane == lane)
                         return writer->wanted[w].event;
         }
@@ -201,8 +203,9 @@ static hr_status emit_copy(struct writer *writer, uint32_t index) {
 
         HR_TRY(go_to(writer, source));
         if (waits_for_memory(plan, copy))
-                HR_TRY(emit_event(writer, HR_COMMAND_WAIT, source,
-                                  find_wanted(writer, copy->ready_after, plan->lane[copy->device])));
+                HR_TRY(emit_event(
+                        writer, HR_COMMAND_WAIT, source,
+                        find_wanted(writer, copy->ready_after, plan->lane[copy->device])));
         HR_TRY(emit(writer, command));
         if (plan->lane[source] != plan->lane[copy->device])
                 writer->is_pending[source] = true;
@@ -394,8 +397,8 @@ static hr_status writer_init(struct writer *writer) {
         return HR_OK;
 }
 
-/* Drops the waits for a lane's previous run where its queue or the single slot gives that order, and
- * numbers the ends of the lanes. */
+/* Drops the waits for a lane's previous run where its queue or the single slot gives that order,
+ * and numbers the ends of the lanes. */
 static hr_status keep_commands(struct writer *writer) {
         struct hr_plan *plan = writer->plan;
         struct hr_command *kept = planner_keep(writer->planner, writer->count, sizeof *kept);

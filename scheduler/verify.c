@@ -1,17 +1,18 @@
 /*
  * Proves that every hazard of a tape has an edge, and that every read finds the tensor it means.
  *
- * The proof trusts nothing that planning thought: it walks the commands of several successive runs in
- * the order of submission, with a vector clock per queue. A wait merges the clock that its event had
- * when it was last recorded; a run starts after the run that had its slot before is done, as its
- * notifications tell. Memory is a set of intervals per pool, slot section, staging area and buffer;
- * each knows which queue wrote it at which clock, what it holds, and who has read it since.
+ * The proof trusts nothing that planning thought: it walks the commands of several successive runs
+ * in the order of submission, with a vector clock per queue. A wait merges the clock that its event
+ * had when it was last recorded; a run starts after the run that had its slot before is done, as
+ * its notifications tell. Memory is a set of intervals per pool, slot section, staging area and
+ * buffer; each knows which queue wrote it at which clock, what it holds, and who has read it since.
  *
  *   read   must come after the write, and the interval must hold the tensor that is meant
  *   write  must come after the write before it and after all reads since
  *   done   must come after every command that touches memory
  *
- * Reads are booked on whole intervals and buffers are one interval each; both err on the strict side.
+ * Reads are booked on whole intervals and buffers are one interval each; both err on the strict
+ * side.
  */
 #include "scheduler/plan.h"
 
@@ -41,10 +42,10 @@ struct prover {
         struct hr_diag *diag;
         struct hr_arena arena;
         uint32_t devices;
-        uint32_t *clocks;      /* devices x devices: what each queue knows of each */
-        uint32_t *events;      /* (slot events x slots + lanes) x devices */
-        uint32_t *last_touch;  /* devices: clock of the last command that touched memory */
-        uint32_t *done;        /* slots x devices: what is over when a slot's run is done */
+        uint32_t *clocks;     /* devices x devices: what each queue knows of each */
+        uint32_t *events;     /* (slot events x slots + lanes) x devices */
+        uint32_t *last_touch; /* devices: clock of the last command that touched memory */
+        uint32_t *done;       /* slots x devices: what is over when a slot's run is done */
         struct object *objects;
         struct reader *readers;
         uint32_t reader_count, reader_capacity;
@@ -93,7 +94,8 @@ static struct object *object_of(struct prover *prover, const struct hr_place *pl
         return NULL;
 }
 
-/* ---- Intervals -------------------------------------------------------------------------------- */
+/* ---- Intervals --------------------------------------------------------------------------------
+ */
 
 static hr_status interval_room(struct prover *prover, struct object *object, uint32_t more) {
         uint32_t wanted;
@@ -165,7 +167,8 @@ static void interval_replace(struct object *object, uint32_t first, uint32_t pas
         object->count -= past - kept - 1;
 }
 
-/* ---- Accesses --------------------------------------------------------------------------------- */
+/* ---- Accesses ---------------------------------------------------------------------------------
+ */
 
 static bool is_after(const struct prover *prover, uint32_t queue, uint32_t earlier,
                      uint32_t clock) {
@@ -173,8 +176,8 @@ static bool is_after(const struct prover *prover, uint32_t queue, uint32_t earli
                clock_of(prover, queue)[earlier] >= clock;
 }
 
-static hr_status missing(struct prover *prover, const char *what, uint32_t tensor,
-                         uint32_t earlier, const char *how) {
+static hr_status missing(struct prover *prover, const char *what, uint32_t tensor, uint32_t earlier,
+                         const char *how) {
         const struct hr_command *command = prover->command;
 
         return hr_fail_reason(prover->diag, HR_E_INTERNAL, "HAZARD",
@@ -249,10 +252,11 @@ static hr_status check_read(struct prover *prover, struct hr_place place, uint64
                                       queue, holds);
         if (reached < end) { /* a buffer nobody has touched so far */
                 HR_TRY(interval_room(prover, object, 1));
-                interval_open(object, 0, (struct interval){.end = 1,
-                                                           .writer = HR_NO_INDEX,
-                                                           .holds = HOLDS_ANYTHING,
-                                                           .readers = HR_NO_INDEX});
+                interval_open(object, 0,
+                              (struct interval){.end = 1,
+                                                .writer = HR_NO_INDEX,
+                                                .holds = HOLDS_ANYTHING,
+                                                .readers = HR_NO_INDEX});
                 HR_TRY(add_reader(prover, &object->intervals[0], queue));
         }
         return HR_OK;
@@ -282,18 +286,19 @@ static hr_status check_write(struct prover *prover, struct hr_place place, uint6
                                 return missing(prover, "writes", holds, reader->queue, "read");
                 }
         }
-        interval_replace(object, first, past,
-                         (struct interval){.start = start,
-                                           .end = end,
-                                           .writer = queue,
-                                           .writer_clock = clock_of(prover, queue)[queue],
-                                           .holds = place.where == HR_WHERE_HOME ? HOLDS_ANYTHING
-                                                                                 : holds,
-                                           .readers = HR_NO_INDEX});
+        interval_replace(
+                object, first, past,
+                (struct interval){.start = start,
+                                  .end = end,
+                                  .writer = queue,
+                                  .writer_clock = clock_of(prover, queue)[queue],
+                                  .holds = place.where == HR_WHERE_HOME ? HOLDS_ANYTHING : holds,
+                                  .readers = HR_NO_INDEX});
         return HR_OK;
 }
 
-/* ---- Commands --------------------------------------------------------------------------------- */
+/* ---- Commands ---------------------------------------------------------------------------------
+ */
 
 static struct hr_place tensor_place(const struct hr_plan *plan, uint32_t tensor) {
         struct hr_place place = plan->place[plan->root[tensor]];
@@ -347,8 +352,7 @@ static hr_status prove_command(struct prover *prover) {
                 merge(prover, own, event_clock(prover, command->index));
                 return HR_OK;
         case HR_COMMAND_RECORD:
-                memcpy(event_clock(prover, command->index), own,
-                       prover->devices * sizeof *own);
+                memcpy(event_clock(prover, command->index), own, prover->devices * sizeof *own);
                 return HR_OK;
         case HR_COMMAND_INPUT:
                 return check_write(prover, command->to, command->bytes, command->to_holds);
@@ -421,10 +425,9 @@ static hr_status write_constants(struct prover *prover) {
                 for (uint32_t i = 0; i < count; ++i) {
                         struct hr_place place = pass == 0 ? plan->place[i] : plan->copies[i].place;
                         uint64_t bytes = pass == 0 ? plan->span[i] : plan->copies[i].bytes;
-                        bool constant =
-                                pass == 0 ? prover->in->graph->tensors[i].leaf_kind ==
-                                                    HR_LEAF_CONSTANT
-                                          : plan->copies[i].method == HR_COPY_CONSTANT;
+                        bool constant = pass == 0 ? prover->in->graph->tensors[i].leaf_kind ==
+                                                            HR_LEAF_CONSTANT
+                                                  : plan->copies[i].method == HR_COPY_CONSTANT;
                         struct object *object = object_of(prover, &place);
                         uint32_t at;
 
@@ -432,13 +435,13 @@ static hr_status write_constants(struct prover *prover) {
                                 continue;
                         HR_TRY(interval_room(prover, object, 2));
                         at = interval_find(object, place.offset);
-                        interval_open(object, at,
-                                      (struct interval){.start = place.offset,
-                                                        .end = place.offset + bytes,
-                                                        .writer = HR_NO_INDEX,
-                                                        .holds = pass == 0 ? i
-                                                                           : plan->tensor_count + i,
-                                                        .readers = HR_NO_INDEX});
+                        interval_open(
+                                object, at,
+                                (struct interval){.start = place.offset,
+                                                  .end = place.offset + bytes,
+                                                  .writer = HR_NO_INDEX,
+                                                  .holds = pass == 0 ? i : plan->tensor_count + i,
+                                                  .readers = HR_NO_INDEX});
                 }
         }
         return HR_OK;
@@ -448,8 +451,8 @@ static hr_status prover_init(struct prover *prover) {
         const struct hr_plan *plan = prover->plan;
         uint64_t devices = prover->devices, slots = prover->slots;
         uint64_t events = (uint64_t) plan->tape.slot_event_count * slots + plan->lane_count;
-        uint64_t objects = (uint64_t) plan->kind_count * (1 + slots) + slots +
-                           prover->in->buffer_count;
+        uint64_t objects =
+                (uint64_t) plan->kind_count * (1 + slots) + slots + prover->in->buffer_count;
 
         prover->clocks = hr_arena_alloc(&prover->arena, devices * devices * 4, 16);
         prover->events = hr_arena_alloc(&prover->arena, events * devices * 4, 16);
@@ -478,7 +481,8 @@ hr_status hr_plan_verify(const struct hr_plan *plan, const struct hr_plan_input 
                 .in = input,
                 .diag = diag,
                 .devices = plan->device_count,
-                /* Three slots show every kind of neighbour: one run apart, two apart, slot reused. */
+                /* Three slots show every kind of neighbour: one run apart, two apart, slot reused.
+                 */
                 .slots = HR_MIN(plan->n_copies, 3U),
         };
         hr_status status;

@@ -90,7 +90,8 @@ static int words_of(char *line, char **words, int most) {
         return count;
 }
 
-/* ---- The case as a planning input ------------------------------------------------------------- */
+/* ---- The case as a planning input -------------------------------------------------------------
+ */
 
 struct problem {
         struct hr_plan_input in;
@@ -154,14 +155,16 @@ static void read_system(struct problem *problem, const struct lines *facts) {
         problem->devices = need(calloc(problem->in.device_count + 1, sizeof *problem->devices));
         problem->kinds = need(calloc(problem->in.kind_count + 1, sizeof *problem->kinds));
         problem->buffers = need(calloc(problem->in.buffer_count + 1, sizeof *problem->buffers));
-        problem->reads = need(calloc((size_t) (problem->in.device_count + 1) * (words + 1),
-                                     sizeof(uint64_t)));
+        problem->reads = need(
+                calloc((size_t) (problem->in.device_count + 1) * (words + 1), sizeof(uint64_t)));
         for (uint32_t i = 0; i < facts->count; ++i) {
-                char line[LINE_BYTES], *word[64];
+                char line[LINE_BYTES], *word[64] = {0};
                 int count;
 
                 snprintf(line, sizeof line, "%s", facts->items[i]);
                 count = words_of(line, word, 64);
+                if (count == 0)
+                        continue;
                 if (strcmp(word[0], "buft") == 0) {
                         problem->kinds[kind].host = number(field(word, count, 3, "host"), 10, 0);
                         problem->kinds[kind++].alignment =
@@ -246,7 +249,9 @@ static void read_tensor(struct problem *problem, char **word, int count) {
         mask_of(field(word, count, 9, "off"), problem->offload + (size_t) id * problem->words,
                 problem->words);
         if (word[0][0] == 'l')
-                tensor->leaf_kind = buffer ? HR_LEAF_WEIGHT : HR_LEAF_INPUT;
+                tensor->leaf_kind = buffer                            ? HR_LEAF_WEIGHT
+                                    : tensor->flags & HR_TENSOR_INPUT ? HR_LEAF_INPUT
+                                                                      : HR_LEAF_NOT;
 }
 
 static uint32_t count_sources(const struct lines *facts) {
@@ -279,7 +284,7 @@ static bool read_problem(struct problem *problem, const struct recorded *recorde
         problem->supports = need(calloc((count + 1) * (problem->words + 1), sizeof(uint64_t)));
         problem->offload = need(calloc((count + 1) * (problem->words + 1), sizeof(uint64_t)));
         for (uint32_t i = 0; i < recorded->facts.count; ++i) {
-                char line[LINE_BYTES], *word[64];
+                char line[LINE_BYTES], *word[64] = {0};
                 int words;
 
                 if (!strchr("lnx", recorded->facts.items[i][0]) ||
@@ -303,7 +308,8 @@ static bool read_problem(struct problem *problem, const struct recorded *recorde
         return true;
 }
 
-/* ---- A plan as recorded lines ----------------------------------------------------------------- */
+/* ---- A plan as recorded lines -----------------------------------------------------------------
+ */
 
 static void print_assignment(const struct hr_plan *plan, const struct hr_graph *graph,
                              struct lines *out) {
@@ -360,7 +366,8 @@ static void print_replacements(const struct hr_plan *plan, const struct problem 
         }
 }
 
-/* Graph inputs, and the flags that keeping them in several copies sets: on a view, also on its base. */
+/* Graph inputs, and the flags that keeping them in several copies sets: on a view, also on its
+ * base. */
 static void print_inputs(const struct hr_plan *plan, const struct hr_graph *graph,
                          struct lines *out) {
         uint32_t *flags = need(calloc(plan->tensor_count + 1, sizeof *flags));
@@ -417,7 +424,8 @@ static bool same_plan(const struct hr_plan *plan, const struct problem *problem,
         return at == UINT32_MAX;
 }
 
-/* ---- Cases ------------------------------------------------------------------------------------ */
+/* ---- Cases ------------------------------------------------------------------------------------
+ */
 
 /* Memory of one kind is compared as a whole: who is charged among its devices is a convention. */
 static void compare_bytes(const struct hr_plan *plan, const struct problem *problem,
@@ -517,10 +525,10 @@ static bool run_case(const struct recorded *recorded, struct totals *totals) {
 
 static void sort_flag_lines(struct lines *lines) {
         for (uint32_t i = 1; i < lines->count; ++i) {
-                for (uint32_t j = i; j > 0 && lines->items[j][0] == 'F' &&
-                                     lines->items[j - 1][0] == 'F' &&
-                                     strtoul(lines->items[j] + 2, NULL, 10) <
-                                             strtoul(lines->items[j - 1] + 2, NULL, 10);
+                for (uint32_t j = i;
+                     j > 0 && lines->items[j][0] == 'F' && lines->items[j - 1][0] == 'F' &&
+                     strtoul(lines->items[j] + 2, NULL, 10) <
+                             strtoul(lines->items[j - 1] + 2, NULL, 10);
                      --j) {
                         char *line = lines->items[j];
 
@@ -556,8 +564,8 @@ static void take_line(struct recorded *recorded, char *line, bool *in_plan) {
                          (strchr("LNSRGF", line[0]) && line[1] == ' '))
                         lines_add(&recorded->plan, line);
         } else {
-                sscanf(line, "graph leafs=%u nodes=%u extra=%u", &recorded->leafs,
-                       &recorded->nodes, &recorded->extras);
+                sscanf(line, "graph leafs=%u nodes=%u extra=%u", &recorded->leafs, &recorded->nodes,
+                       &recorded->extras);
                 sscanf(line, "sched copies=%u", &recorded->copies);
                 lines_add(&recorded->facts, line);
         }
