@@ -194,8 +194,9 @@ HR_NODISCARD hr_status hr_wire_sets_encode(const struct hr_wire_set_info *sets, 
 /* Names, types and shapes in columns. */
 struct hr_wire_manifest {
         uint32_t count;
-        const uint64_t *name_offsets; /* count + 1, into names */
-        const char *names;
+        const uint32_t *name_lengths;
+        const char *names;            /* one after the other */
+        uint64_t names_bytes;         /* sum of the lengths */
         const uint32_t *types;
         const int64_t *ne;            /* four per tensor */
 };

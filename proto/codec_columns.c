@@ -248,32 +248,32 @@ static hr_status manifest_fill(const struct hr_columns *columns, uint32_t count,
                                struct hr_wire_manifest *ret_manifest) {
         const struct hr_column *at = columns->at;
         uint64_t name_bytes = at[MANIFEST_NAMES].bytes;
-        uint64_t *offsets = hr_arena_alloc(arena, ((uint64_t) count + 1) * 8, 8);
+        uint32_t *lengths = hr_arena_alloc(arena, (uint64_t) count * 4, 8);
         uint32_t *types = hr_arena_alloc(arena, (uint64_t) count * 4, 8);
         int64_t *ne = hr_arena_alloc(arena, (uint64_t) count * HR_DIMS * 8, 8);
         char *names = hr_arena_alloc(arena, name_bytes, 1);
         uint64_t offset = 0;
 
-        if (!offsets || !types || !ne || !names)
+        if (!lengths || !types || !ne || !names)
                 return hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT", "manifest too large");
         for (uint32_t i = 0; i < count; i++) {
                 uint32_t length = hr_column_u32(&at[MANIFEST_NAME_LENGTHS], i);
 
-                offsets[i] = offset;
+                lengths[i] = length;
                 if (!hr_codec_text_is_valid((const char *) at[MANIFEST_NAMES].data + offset,
                                             length))
                         return hr_fail_reason(diag, HR_E_INVALID, "UTF8",
                                               "name of tensor %u is no valid UTF-8", i);
                 offset += length;
         }
-        offsets[count] = offset;
+        HR_ASSERT(offset == name_bytes);
         if (name_bytes > 0)
                 memcpy(names, at[MANIFEST_NAMES].data, name_bytes);
         if (count > 0) {
                 memcpy(types, at[MANIFEST_TYPE].data, (size_t) count * 4);
                 memcpy(ne, at[MANIFEST_NE].data, (size_t) count * HR_DIMS * 8);
         }
-        *ret_manifest = (struct hr_wire_manifest){ count, offsets, names, types, ne };
+        *ret_manifest = (struct hr_wire_manifest){ count, lengths, names, name_bytes, types, ne };
         return HR_OK;
 }
 
@@ -329,13 +329,9 @@ static bool put_manifest(pb_ostream_t *stream, const struct hr_wire_manifest *ma
 
         if (count == 0)
                 return true;
-        if (!put_packed(stream, MANIFEST_NAME_LENGTHS, (uint64_t) count * 4))
-                return false;
-        for (uint32_t i = 0; i < count; i++)
-                if (!put_word(stream, (uint32_t) (manifest->name_offsets[i + 1] -
-                                                  manifest->name_offsets[i])))
-                        return false;
-        return put_blob(stream, MANIFEST_NAMES, manifest->names, manifest->name_offsets[count]) &&
+        return put_blob(stream, MANIFEST_NAME_LENGTHS, manifest->name_lengths,
+                        (uint64_t) count * 4) &&
+               put_blob(stream, MANIFEST_NAMES, manifest->names, manifest->names_bytes) &&
                put_blob(stream, MANIFEST_TYPE, manifest->types, (uint64_t) count * 4) &&
                put_blob(stream, MANIFEST_NE, manifest->ne, (uint64_t) count * HR_DIMS * 8);
 }

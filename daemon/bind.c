@@ -1,0 +1,334 @@
+/*
+ * From bytes to a pipeline, on the engine's thread.
+ *
+ *   digest -> known graph?  no: decode, validate
+ *          -> homes: weight and state leaves by name, in the order of the sets given
+ *          -> pins: globs over names -> devices
+ *          -> plan: from the cache, or made
+ *          -> pipeline: memory, constants, programs (the turn is held)
+ *
+ * A failure leaves the object half-filled; its closing copes with any half.
+ */
+#include "daemon/bind.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/placement.h"
+#include "daemon/rpc.h"
+
+struct hr_graph_object *hr_graph_object(struct hr_object *object) {
+        HR_ASSERT(object->kind == HR_OBJECT_GRAPH);
+        return HR_CONTAINER_OF(object, struct hr_graph_object, base);
+}
+
+hr_status hr_bind_decode(const struct hr_server *server, struct hr_wire_span encoded,
+                         struct hr_diag *diag, struct hr_graph **ret_graph) {
+        const struct hr_limits *limits = &server->config->limits;
+        const struct hr_wire_graph_limits wire_limits = {
+                .nodes_max = limits->graph_nodes,
+                .leaves_max = limits->graph_nodes,
+                .bytes_max = limits->graph_bytes,
+        };
+        const struct hr_graph_limits graph_limits = { .tensor_bytes_max = limits->tensor_bytes };
+        HR_CLEANUP(hr_graph_unrefp) struct hr_graph *graph = NULL;
+
+        HR_TRY(hr_wire_graph_decode(encoded, &wire_limits, diag, &graph));
+        HR_TRY(hr_graph_validate(graph, &graph_limits, diag));
+        *ret_graph = HR_STEAL(graph);
+        return HR_OK;
+}
+
+/* ---- which graph ----------------------------------------------------------------------------- */
+
+static hr_status graph_find(struct hr_request *request, struct hr_binding *binding,
+                            struct hr_diag *diag, struct hr_graph_entry **ret_entry) {
+        struct hr_server *server = request->server;
+        const struct hr_wire_submit *submit = &binding->submit;
+        struct hr_wire_span body = { request->body_memory, request->body_received };
+        HR_CLEANUP(hr_graph_unrefp) struct hr_graph *graph = NULL;
+
+        if (body.size > 0)
+                HR_TRY(hr_sha256(body.data, body.size, diag, binding->digest));
+        else if (submit->digest_bytes == HR_DIGEST_BYTES)
+                memcpy(binding->digest, submit->digest, HR_DIGEST_BYTES);
+        else
+                return hr_fail_reason(diag, HR_E_INVALID, "SIZE",
+                                      "neither a graph nor the digest of one");
+        if (submit->digest_bytes == HR_DIGEST_BYTES &&
+            !hr_digest_equal(submit->digest, binding->digest))
+                return hr_fail_reason(diag, HR_E_DATA_LOSS, "DIGEST",
+                                      "the graph's digest is not the one announced");
+        *ret_entry = hr_graphs_find(server->graphs, request->session->principal, binding->digest);
+        if (*ret_entry)
+                return HR_OK;
+        if (body.size == 0) {
+                binding->digest_is_unknown = true;
+                return hr_fail_reason(diag, HR_E_NOT_FOUND, "GRAPH",
+                                      "no graph with this digest is held");
+        }
+        HR_TRY(hr_bind_decode(server, body, diag, &graph));
+        return hr_graphs_add(server->graphs, request->session->principal, binding->digest, graph,
+                             diag, ret_entry);
+}
+
+/* ---- homes and pins -------------------------------------------------------------------------- */
+
+struct homes {
+        struct hr_leaf_home *leaves;      /* per leaf */
+        struct hr_state **states;         /* distinct */
+        struct hr_state_use **uses;       /* of them */
+        uint32_t state_count;
+        int32_t *pins;                    /* per tensor, NULL without pins */
+};
+
+static void homes_deinit(struct homes *homes) {
+        free(homes->leaves);
+        free(homes->states);
+        free(homes->uses);
+        free(homes->pins);
+}
+
+static hr_status leaf_unbound(struct hr_diag *diag, const struct hr_graph *graph, uint32_t leaf,
+                              const char *kind) {
+        size_t bytes = 0;
+        const char *name = hr_graph_name(graph, leaf, &bytes);
+        hr_status status;
+
+        hr_diag_clear(diag);
+        status = hr_fail_reason(diag, HR_E_PRECONDITION, "UNBOUND",
+                                "no %s given holds \"%.*s\" (tensor %u)", kind,
+                                (int) HR_MIN(bytes, (size_t) 120), name, leaf);
+        diag->has_tensor = true;
+        diag->tensor = leaf;
+        return status;
+}
+
+static hr_status leaf_bind_weight(const struct hr_binding *binding, const struct hr_graph *graph,
+                                  uint32_t leaf, struct hr_diag *diag,
+                                  struct hr_leaf_home *ret_home) {
+        for (uint32_t i = 0; i < binding->submit.weight_count; i++) {
+                hr_status status = hr_weights_bind(hr_weights_of(binding->weights[i]), graph, leaf,
+                                                   diag, ret_home);
+
+                if (status != HR_E_NOT_FOUND)
+                        return status;
+                hr_diag_clear(diag);
+        }
+        return leaf_unbound(diag, graph, leaf, "weight set");
+}
+
+static void homes_note_state(struct homes *homes, struct hr_state *state) {
+        for (uint32_t i = 0; i < homes->state_count; i++)
+                if (homes->states[i] == state)
+                        return;
+        homes->states[homes->state_count] = state;
+        homes->uses[homes->state_count] = &state->use;
+        homes->state_count++;
+}
+
+static hr_status leaf_bind_state(const struct hr_binding *binding, const struct hr_graph *graph,
+                                 uint32_t leaf, struct homes *homes, struct hr_diag *diag) {
+        for (uint32_t i = 0; i < binding->submit.state_count; i++) {
+                struct hr_state *state = hr_state_of(binding->states[i]);
+                hr_status status = hr_state_bind(state, graph, leaf, diag, &homes->leaves[leaf]);
+
+                if (status == HR_OK)
+                        homes_note_state(homes, state);
+                if (status != HR_E_NOT_FOUND)
+                        return status;
+                hr_diag_clear(diag);
+        }
+        return leaf_unbound(diag, graph, leaf, "state");
+}
+
+static hr_status homes_find(const struct hr_binding *binding, const struct hr_graph *graph,
+                            struct homes *homes, struct hr_diag *diag) {
+        uint32_t states = binding->submit.state_count;
+
+        homes->leaves = calloc((size_t) graph->leaf_count + 1, sizeof *homes->leaves);
+        homes->states = calloc((size_t) states + 1, sizeof *homes->states);
+        homes->uses = calloc((size_t) states + 1, sizeof *homes->uses);
+        if (!homes->leaves || !homes->states || !homes->uses)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the homes of %u leaves",
+                               graph->leaf_count);
+        for (uint32_t i = 0; i < graph->leaf_count; i++) {
+                if (graph->tensors[i].leaf_kind == HR_LEAF_WEIGHT)
+                        HR_TRY(leaf_bind_weight(binding, graph, i, diag, &homes->leaves[i]));
+                else if (graph->tensors[i].leaf_kind == HR_LEAF_STATE)
+                        HR_TRY(leaf_bind_state(binding, graph, i, homes, diag));
+        }
+        return HR_OK;
+}
+
+/* The first pin whose pattern matches a tensor's name decides. */
+static hr_status pins_find(const struct hr_binding *binding, const struct hr_graph *graph,
+                           const struct hr_fleet *fleet, struct homes *homes,
+                           struct hr_diag *diag) {
+        const struct hr_wire_submit *submit = &binding->submit;
+        uint32_t tensors = hr_graph_tensor_count(graph);
+
+        if (submit->pin_count == 0)
+                return HR_OK;
+        homes->pins = malloc((size_t) tensors * sizeof *homes->pins + 1);
+        if (!homes->pins)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for pins");
+        for (uint32_t i = 0; i < tensors; i++)
+                homes->pins[i] = HR_NO_PIN;
+        for (uint32_t p = 0; p < submit->pin_count; p++) {
+                const struct hr_wire_rule *pin = &submit->pins[p];
+                int64_t device = hr_fleet_find(fleet, pin->device);
+                size_t pattern_bytes = strlen(pin->pattern);
+
+                if (device < 0)
+                        return hr_fail_reason(diag, HR_E_NOT_FOUND, "DEVICE",
+                                              "pin %u names a device that is not there", p);
+                for (uint32_t i = 0; i < tensors; i++) {
+                        size_t bytes = 0;
+                        const char *name = hr_graph_name(graph, i, &bytes);
+
+                        if (homes->pins[i] == HR_NO_PIN &&
+                            hr_glob_match(pin->pattern, pattern_bytes, name, bytes))
+                                homes->pins[i] = (int32_t) device;
+                }
+        }
+        return HR_OK;
+}
+
+/* ---- sizes ----------------------------------------------------------------------------------- */
+
+static hr_status sizes_fill(struct hr_graph_object *object, const struct hr_graph *graph,
+                            const struct hr_limits *limits, struct hr_diag *diag) {
+        uint64_t none = 0;
+
+        object->input_count = graph->input_count;
+        object->output_count = graph->output_count;
+        object->input_bytes = calloc((size_t) graph->input_count + 1, sizeof(uint64_t));
+        object->output_bytes = calloc((size_t) graph->output_count + 1, sizeof(uint64_t));
+        if (!object->input_bytes || !object->output_bytes)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a table of sizes");
+        for (uint32_t i = 0; i < graph->input_count; i++) {
+                object->input_bytes[i] = hr_tensor_bytes(&graph->tensors[graph->inputs[i]]);
+                HR_TRY(hr_charge(&object->input_total, object->input_bytes[i], limits->run_bytes,
+                                 "run_bytes", diag));
+        }
+        for (uint32_t i = 0; i < graph->output_count; i++) {
+                object->output_bytes[i] = hr_tensor_bytes(&graph->tensors[graph->outputs[i]]);
+                if (!hr_add_u64(object->output_total, object->output_bytes[i],
+                                &object->output_total))
+                        return hr_charge(&none, UINT64_MAX, limits->session_buffer_bytes,
+                                         "session_buffer_bytes", diag);
+        }
+        return HR_OK;
+}
+
+/* ---- plan and pipeline ----------------------------------------------------------------------- */
+
+static hr_status plan_find(struct hr_request *request, struct hr_binding *binding,
+                           const struct hr_graph *graph, const struct homes *homes,
+                           struct hr_diag *diag) {
+        const struct hr_wire_submit *submit = &binding->submit;
+        struct hr_engine *engine = request->server->engine;
+        const struct hr_plan_request plan_request = {
+                .graph = graph,
+                .fleet = hr_engine_fleet(engine),
+                .homes = homes->leaves,
+                .pins = homes->pins,
+                .options = {
+                        .rules = submit->rules == 1 ? HR_RULES_GGML : HR_RULES_HEADRACE,
+                        .n_copies = submit->n_copies,
+                        .op_offload = submit->op_offload,
+                        .strict = submit->strict,
+                },
+        };
+
+        if (submit->fresh) {
+                binding->origin = HR_PLAN_MISS_NEW;
+                return hr_plan_new(&plan_request, diag, &binding->plan);
+        }
+        return hr_plan_cache_get(hr_engine_plan_cache(engine), &plan_request, diag, &binding->plan,
+                                 &binding->origin, &binding->first_different);
+}
+
+static hr_status pipeline_make(struct hr_request *request, struct hr_binding *binding,
+                               struct hr_graph *graph, const struct homes *homes,
+                               struct hr_diag *diag) {
+        struct hr_graph_object *object = hr_graph_object(request->object);
+        struct hr_engine *engine = request->server->engine;
+        struct hr_bound *bound = &object->bound;
+        const struct hr_pipeline_request pipeline_request = {
+                .plan = binding->plan,
+                .graph = graph,
+                .fleet = hr_engine_fleet(engine),
+                .homes = homes->leaves,
+                .states = homes->uses,
+                .state_count = homes->state_count,
+                .device_bytes_max = request->server->config->limits.session_device_bytes,
+        };
+        hr_status status;
+
+        bound->states = calloc((size_t) homes->state_count + 1, sizeof(struct hr_state *));
+        if (!bound->states)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a table of states");
+        for (uint32_t i = 0; i < homes->state_count; i++)
+                bound->states[i] = hr_state_ref(homes->states[i]);
+        bound->state_count = homes->state_count;
+        hr_engine_turn_take(engine);
+        status = hr_pipeline_new(&pipeline_request, diag, &bound->pipeline);
+        hr_engine_turn_give(engine);
+        HR_TRY(status);
+        object->plan = HR_STEAL(binding->plan);
+        binding->n_copies = hr_pipeline_copies(bound->pipeline);
+        return HR_OK;
+}
+
+static hr_status bind_graph(struct hr_request *request, struct hr_binding *binding,
+                            struct hr_graph *graph, struct homes *homes, struct hr_diag *diag) {
+        const struct hr_limits *limits = &request->server->config->limits;
+        struct hr_graph_object *object = hr_graph_object(request->object);
+
+        binding->input_count = graph->input_count;
+        binding->output_count = graph->output_count;
+        HR_TRY(homes_find(binding, graph, homes, diag));
+        HR_TRY(pins_find(binding, graph, hr_engine_fleet(request->server->engine), homes, diag));
+        HR_TRY(sizes_fill(object, graph, limits, diag));
+        HR_TRY(plan_find(request, binding, graph, homes, diag));
+        if (binding->submit.dry_run) {
+                binding->n_copies = hr_plan_summary(binding->plan).n_copies;
+                return HR_OK;
+        }
+        return pipeline_make(request, binding, graph, homes, diag);
+}
+
+hr_status hr_bind(struct hr_request *request, struct hr_diag *diag) {
+        struct hr_graph_object *object = hr_graph_object(request->object);
+        struct hr_binding *binding = request->context;
+        struct homes homes = { 0 };
+        hr_status status;
+
+        HR_TRY(graph_find(request, binding, diag, &object->entry));
+        status = bind_graph(request, binding, hr_graph_entry_graph(object->entry), &homes, diag);
+        homes_deinit(&homes);
+        return status;
+}
+
+void hr_graph_object_close_work(struct hr_job *job) {
+        struct hr_object *base = HR_CONTAINER_OF(job, struct hr_object, closing);
+        struct hr_graph_object *object = hr_graph_object(base);
+        struct hr_server *server = base->session->server;
+        struct hr_bound *bound = &object->bound;
+
+        if (bound->pipeline) {
+                hr_engine_turn_take(server->engine);
+                bound->pipeline = hr_pipeline_free(bound->pipeline);
+                hr_engine_turn_give(server->engine);
+        }
+        for (uint32_t i = 0; i < bound->state_count; i++)
+                bound->states[i] = hr_state_unref(bound->states[i]);
+        free(bound->states);
+        bound->states = NULL;
+        bound->state_count = 0;
+        object->plan = hr_plan_unref(object->plan);
+        object->entry = hr_graph_entry_unref(server->graphs, object->entry);
+        hr_engine_job_end(job);
+}

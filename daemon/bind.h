@@ -1,0 +1,62 @@
+/*
+ * What SUBMIT makes: a graph bound to weights, states, a plan and a pipeline.
+ *
+ * Built on the engine's thread; once it is there everything in it but the run buffers is immutable,
+ * and the loop reads sizes from it.
+ */
+#pragma once
+
+#include "daemon/graphs.h"
+#include "daemon/request.h"
+
+/* One run's memory: inputs packed, outputs packed. Recycled within its graph. Thread: loop, except
+ * `job` while it is posted. */
+struct hr_graph_run {
+        struct hr_run_job job;
+        struct hr_list link;            /* in the graph's idle list */
+        uint8_t *inputs, *outputs;
+        struct hr_run_input *input_list;
+        struct hr_run_output *output_list;
+        uint64_t *output_bytes;         /* of those wanted, for the reply */
+        uint64_t wanted_bytes;
+};
+
+struct hr_graph_object {
+        struct hr_object base;
+        struct hr_graph_entry *entry;
+        struct hr_plan *plan;
+        struct hr_bound bound;
+        /* Sizes, in the order of the graph's inputs and outputs. */
+        uint32_t input_count, output_count;
+        uint64_t *input_bytes, *output_bytes;
+        uint64_t input_total, output_total;
+        /* The loop's. */
+        struct hr_list idle_runs;
+        uint32_t idle_run_count;
+};
+struct hr_graph_object *hr_graph_object(struct hr_object *object);
+
+/* One SUBMIT. `submit` and everything in it lie in the request's arena. */
+struct hr_binding {
+        struct hr_wire_submit submit;
+        struct hr_object **weights, **states; /* referenced, until the request ends */
+        /* Results of the work. */
+        uint8_t digest[HR_DIGEST_BYTES];
+        hr_plan_origin origin;
+        uint32_t first_different;
+        uint32_t n_copies;
+        uint32_t input_count, output_count;
+        struct hr_plan *plan;                 /* of a dry run; freed with the request */
+        bool digest_is_unknown;               /* asked by digest only, and not there */
+};
+
+/* Decodes, validates, binds, plans, makes the pipeline; results in the request's binding and object
+ * (whose fields it fills). Thread: engine, without the turn. */
+HR_NODISCARD hr_status hr_bind(struct hr_request *request, struct hr_diag *diag);
+/* Gives back what the engine owns of a graph object. Thread: engine, without the turn. */
+void hr_graph_object_close_work(struct hr_job *job);
+/* Frees the rest, run memory included; in rpc_run.c. Thread: loop. */
+void hr_graph_object_free(struct hr_object *object);
+/* Decodes and validates a graph. Thread: engine. */
+HR_NODISCARD hr_status hr_bind_decode(const struct hr_server *server, struct hr_wire_span encoded,
+                                      struct hr_diag *diag, struct hr_graph **ret_graph);

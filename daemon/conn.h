@@ -1,0 +1,97 @@
+/*
+ * One peer: bytes in, bytes out.
+ *
+ * In: header, message, body; the body goes straight to where rpc says, or is skipped. Out: frames in
+ * completion order; a reply too large for one frame goes out as DATA frames, in turn with the frames
+ * of other replies. While more output waits than the limit allows, the socket is not read.
+ *
+ * Ends. A broken stream (a bad header, descriptors that nobody asked for) gets one error frame; then
+ * nothing more is read, replies of requests in flight are still delivered, and the connection closes.
+ * A half-closed peer gets its replies, then the close. A peer that has vanished takes its requests
+ * with it.
+ *
+ * Ownership: the server's list; freed in the close callback of its handle. Thread: loop.
+ */
+#pragma once
+
+#include <uv.h>
+
+#include "core/list.h"
+#include "daemon/server.h"
+
+struct hr_request;
+
+#define HR_CONN_BUCKETS 16U
+
+typedef enum hr_conn_stage {
+        HR_CONN_HEADER,
+        HR_CONN_MESSAGE,
+        HR_CONN_BODY,
+        HR_CONN_DEAF, /* nothing is read any more */
+} hr_conn_stage;
+
+struct hr_conn {
+        uv_poll_t poll;
+        struct hr_server *server;
+        struct hr_list link;         /* in the server's list */
+        struct hr_list session_link; /* in the session's */
+        struct hr_session *session;  /* NULL before the hello */
+        int fd;
+        bool is_tcp, eof, finishing, lingering;
+        bool over;                   /* in the server's list of connections to take down */
+        struct hr_list over_link;
+        int polled;                  /* events asked for */
+        uint32_t principal;
+        /* In. */
+        hr_conn_stage stage;
+        uint32_t filled;             /* of the header or the message */
+        struct hr_frame_header header;
+        uint8_t head[HR_FRAME_HEADER_BYTES];
+        uint8_t *message;            /* only while one has come in part */
+        uint8_t *body_to;            /* NULL = skipped */
+        uint64_t body_left;
+        struct hr_request *body_request;
+        uint64_t opened_ns, read_ns, closing_ns;
+        /* Requests in flight. */
+        struct hr_list requests;
+        struct hr_request *buckets[HR_CONN_BUCKETS];
+        uint32_t request_count;
+        /* Out. */
+        struct hr_list outputs;
+        uint64_t output_bytes;
+        uint64_t write_ns;           /* last progress */
+};
+
+/* Takes the socket, also on failure. */
+HR_NODISCARD hr_status hr_conn_open(struct hr_server *server, int fd, bool is_tcp,
+                                    struct hr_diag *diag);
+/* The connection is over: nothing is read or sent any more. Requests are told to stop and memory goes
+ * when the loop next comes to hr_conns_reap(), so callers up the stack keep what they hold.
+ * Idempotent. */
+void hr_conn_close(struct hr_conn *conn);
+/* Takes down the connections that are over. Called by the server between callbacks. */
+void hr_conns_reap(struct hr_server *server);
+/* Closes when requests and output have ended. */
+void hr_conn_finish(struct hr_conn *conn);
+/* The stream is broken: one error frame, then as hr_conn_finish(). */
+void hr_conn_fail(struct hr_conn *conn, const struct hr_diag *failure);
+
+struct hr_send {
+        struct hr_frame_header header; /* message_bytes, body_bytes and MORE are filled in */
+        const void *message;
+        size_t message_bytes;
+        const void *body;              /* any size; must live until release */
+        uint64_t body_bytes;
+        void (*release)(void *arg);    /* called once, maybe at once; may be NULL */
+        void *arg;
+};
+/* Sends, or queues what the socket does not take. */
+void hr_conn_send(struct hr_conn *conn, const struct hr_send *send);
+/* Looks at deadlines; called by the server's tick. */
+void hr_conn_tick(struct hr_conn *conn, uint64_t now_ns);
+
+/* The request in flight with that id, or NULL. */
+struct hr_request *hr_conn_find(struct hr_conn *conn, uint64_t id);
+/* A request enters or leaves the table; leaving may complete a pending close. */
+void hr_conn_add(struct hr_conn *conn, struct hr_request *request);
+void hr_conn_remove(struct hr_conn *conn, struct hr_request *request);

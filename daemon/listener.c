@@ -1,0 +1,307 @@
+/*
+ * Accepting.
+ *
+ * Out of descriptors: one is held in reserve. It is given up to accept the connection, which is told
+ * UNAVAILABLE and closed, so that nobody hangs in the queue and the loop does not spin on a readable
+ * listener. When even that fails, accepting rests until the next tick.
+ */
+#include "daemon/listener.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "core/log.h"
+#include "daemon/conn.h"
+
+#define ACCEPTS_PER_EVENT 16
+
+struct hr_listener {
+        uv_poll_t poll;
+        struct hr_server *server;
+        int fd, lock_fd, spare_fd;
+        bool is_tcp, accepting;
+        bool resting;       /* out of everything, until the next tick */
+        char *path;         /* of a Unix socket */
+        dev_t device;       /* of the socket's inode, to remove only what is ours */
+        ino_t inode;
+};
+
+static int spare_open(void) {
+        return open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+/* ---- accepting ------------------------------------------------------------------------------- */
+
+static void refuse(int fd, const char *words) {
+        uint8_t frame[HR_FRAME_HEADER_BYTES + HR_WIRE_ERROR_BYTES_MAX];
+        struct hr_diag diag = { 0 };
+        size_t bytes = 0;
+
+        (void) hr_fail_reason(&diag, HR_E_UNAVAILABLE, "CONNECTIONS", "%s", words);
+        diag.retry_after_ms = 1000;
+        if (hr_wire_error_encode(&diag, NULL, frame + HR_FRAME_HEADER_BYTES,
+                                 HR_WIRE_ERROR_BYTES_MAX, &bytes) != HR_OK)
+                return;
+        hr_frame_header_encode(
+                &(struct hr_frame_header){
+                        .type = HR_FRAME_GOAWAY | HR_FRAME_REPLY,
+                        .flags = HR_FRAME_ERROR | HR_FRAME_END,
+                        .request_id = HR_FRAME_PUSH_ID,
+                        .message_bytes = (uint32_t) bytes,
+                        .timeout_ms = hr_status_grpc_code(diag.status),
+                },
+                frame);
+        (void) send(fd, frame, HR_FRAME_HEADER_BYTES + bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static void listener_refuse(struct hr_listener *listener, int fd, const char *words) {
+        refuse(fd, words);
+        (void) close(fd);
+        listener->server->stats.connections_refused++;
+}
+
+/* Accepts with the reserve. False when nothing helps. */
+static bool listener_accept_spare(struct hr_listener *listener) {
+        int fd;
+
+        if (listener->spare_fd < 0)
+                return false;
+        (void) close(listener->spare_fd);
+        fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd >= 0)
+                listener_refuse(listener, fd, "the daemon is out of descriptors");
+        listener->spare_fd = spare_open();
+        return fd >= 0;
+}
+
+/* One connection; false when there is none, or accepting has to rest. */
+static bool listener_accept_one(struct hr_listener *listener) {
+        struct hr_server *server = listener->server;
+        struct hr_diag diag = { 0 };
+        int one = 1;
+        int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+        if (fd < 0) {
+                if (errno == EINTR || errno == ECONNABORTED)
+                        return true;
+                if (errno == EAGAIN || errno == EWOULDBLOCK)
+                        return false;
+                if ((errno == EMFILE || errno == ENFILE) && listener_accept_spare(listener))
+                        return true;
+                listener->resting = true;
+                hr_listener_accept(listener, false);
+                hr_server_listener_rests(server);
+                return false;
+        }
+        if (server->stats.connections >= server->config->limits.connections) {
+                listener_refuse(listener, fd, "too many connections");
+                return true;
+        }
+        if (listener->is_tcp)
+                (void) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        if (hr_conn_open(server, fd, listener->is_tcp, &diag) != HR_OK)
+                hr_log(HR_LOG_WARNING, "listener", "a connection was dropped: %s", diag.words);
+        return true;
+}
+
+static void listener_poll_cb(uv_poll_t *handle, int status, int events) {
+        struct hr_listener *listener = handle->data;
+
+        (void) status;
+        (void) events;
+        for (int i = 0; i < ACCEPTS_PER_EVENT && listener->accepting; i++)
+                if (!listener_accept_one(listener))
+                        break;
+        hr_server_accept_update(listener->server);
+}
+
+void hr_listener_accept(struct hr_listener *listener, bool accept) {
+        if (listener->accepting == accept || (accept && listener->resting))
+                return;
+        listener->accepting = accept;
+        if (accept ? uv_poll_start(&listener->poll, UV_READABLE, listener_poll_cb)
+                   : uv_poll_stop(&listener->poll))
+                listener->accepting = false;
+}
+
+void hr_listener_rested(struct hr_listener *listener) {
+        listener->resting = false;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static struct hr_listener *listener_free(struct hr_listener *listener) {
+        if (!listener)
+                return NULL;
+        if (listener->fd >= 0)
+                (void) close(listener->fd);
+        if (listener->spare_fd >= 0)
+                (void) close(listener->spare_fd);
+        if (listener->lock_fd >= 0)
+                (void) close(listener->lock_fd);
+        free(listener->path);
+        free(listener);
+        return NULL;
+}
+HR_DEFINE_CLEANUP(struct hr_listener *, listener_freep, listener_free)
+
+static struct hr_listener *listener_new(struct hr_server *server, bool is_tcp) {
+        struct hr_listener *listener = calloc(1, sizeof *listener);
+
+        if (!listener)
+                return NULL;
+        listener->server = server;
+        listener->is_tcp = is_tcp;
+        listener->fd = listener->lock_fd = -1;
+        listener->spare_fd = spare_open();
+        return listener;
+}
+
+static hr_status system_fail(struct hr_diag *diag, const char *what, const char *name) {
+        return hr_fail_reason(diag, HR_E_PRECONDITION, "LISTEN", "%s %s: %s", what, name,
+                              strerror(errno));
+}
+
+/* Binds, listens, watches. */
+static hr_status listener_begin(struct hr_listener *listener, const struct sockaddr *address,
+                                socklen_t address_bytes, const char *name,
+                                struct hr_diag *diag) {
+        int backlog = (int) listener->server->config->limits.backlog;
+
+        if (bind(listener->fd, address, address_bytes) != 0)
+                return system_fail(diag, "bind", name);
+        if (listen(listener->fd, backlog) != 0)
+                return system_fail(diag, "listen", name);
+        if (uv_poll_init(&listener->server->loop, &listener->poll, listener->fd) != 0)
+                return hr_fail(diag, HR_E_PRECONDITION, "%s cannot be watched", name);
+        listener->poll.data = listener;
+        return HR_OK;
+}
+
+static hr_status lock_take(struct hr_listener *listener, struct hr_diag *diag) {
+        char name[sizeof(struct sockaddr_un) + 8];
+        char pid[24] = "";
+
+        (void) snprintf(name, sizeof name, "%s.lock", listener->path);
+        listener->lock_fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (listener->lock_fd < 0)
+                return system_fail(diag, "open", name);
+        if (flock(listener->lock_fd, LOCK_EX | LOCK_NB) != 0) {
+                ssize_t got = read(listener->lock_fd, pid, sizeof pid - 1);
+
+                pid[got > 0 ? got : 0] = '\0';
+                pid[strcspn(pid, "\n")] = '\0';
+                return hr_fail_reason(diag, HR_E_EXISTS, "LOCKED",
+                                      "another daemon (pid %s) listens on %s", pid,
+                                      listener->path);
+        }
+        (void) snprintf(pid, sizeof pid, "%ld\n", (long) getpid());
+        if (ftruncate(listener->lock_fd, 0) != 0 ||
+            pwrite(listener->lock_fd, pid, strlen(pid), 0) != (ssize_t) strlen(pid))
+                return system_fail(diag, "write", name);
+        return HR_OK;
+}
+
+/* Under the lock: a socket that is there belongs to nobody any more. */
+static hr_status stale_remove(const char *path, struct hr_diag *diag) {
+        struct stat found;
+
+        if (lstat(path, &found) != 0)
+                return errno == ENOENT ? HR_OK : system_fail(diag, "stat", path);
+        if (!S_ISSOCK(found.st_mode))
+                return hr_fail_reason(diag, HR_E_PRECONDITION, "LISTEN",
+                                      "%s is there and is no socket", path);
+        return unlink(path) == 0 ? HR_OK : system_fail(diag, "unlink", path);
+}
+
+hr_status hr_listener_open_unix(struct hr_server *server, const char *path, uint32_t mode,
+                                struct hr_diag *diag, struct hr_listener **ret_listener) {
+        HR_CLEANUP(listener_freep) struct hr_listener *listener = listener_new(server, false);
+        struct sockaddr_un address = { .sun_family = AF_UNIX };
+        struct stat made;
+
+        if (!listener || !(listener->path = strdup(path)))
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a listener");
+        if (strlen(path) >= sizeof address.sun_path)
+                return hr_fail_reason(diag, HR_E_PRECONDITION, "LISTEN",
+                                      "%s is longer than the %zu bytes of a socket's path", path,
+                                      sizeof address.sun_path - 1);
+        memcpy(address.sun_path, path, strlen(path));
+        HR_TRY(lock_take(listener, diag));
+        HR_TRY(stale_remove(path, diag));
+        listener->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (listener->fd < 0)
+                return system_fail(diag, "socket", path);
+        /* The inode takes the mode of the socket, so there is no instant with a wider one. */
+        if (fchmod(listener->fd, mode) != 0)
+                return system_fail(diag, "chmod", path);
+        HR_TRY(listener_begin(listener, (struct sockaddr *) &address, sizeof address, path, diag));
+        if (chmod(path, mode) != 0 || lstat(path, &made) != 0) {
+                hr_status status = system_fail(diag, "chmod", path);
+
+                listener = hr_listener_close(HR_STEAL(listener));
+                return status;
+        }
+        listener->device = made.st_dev;
+        listener->inode = made.st_ino;
+        hr_log(HR_LOG_INFO, "listener", "listening on unix:%s", path);
+        *ret_listener = HR_STEAL(listener);
+        return HR_OK;
+}
+
+hr_status hr_listener_open_tcp(struct hr_server *server, const struct sockaddr_storage *address,
+                               socklen_t address_bytes, struct hr_diag *diag,
+                               struct hr_listener **ret_listener) {
+        HR_CLEANUP(listener_freep) struct hr_listener *listener = listener_new(server, true);
+        const char *name = server->config->tcp ? server->config->tcp : "tcp";
+        struct sockaddr_storage bound;
+        socklen_t bound_bytes = sizeof bound;
+        unsigned port = 0;
+        int one = 1;
+
+        if (!listener)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a listener");
+        listener->fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (listener->fd < 0)
+                return system_fail(diag, "socket", name);
+        if (setsockopt(listener->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0)
+                return system_fail(diag, "setsockopt", name);
+        HR_TRY(listener_begin(listener, (const struct sockaddr *) address, address_bytes, name,
+                              diag));
+        if (getsockname(listener->fd, (struct sockaddr *) &bound, &bound_bytes) == 0)
+                port = ntohs(bound.ss_family == AF_INET6
+                                     ? ((struct sockaddr_in6 *) &bound)->sin6_port
+                                     : ((struct sockaddr_in *) &bound)->sin_port);
+        hr_log(HR_LOG_INFO, "listener", "listening on tcp:%s port=%u", name, port);
+        *ret_listener = HR_STEAL(listener);
+        return HR_OK;
+}
+
+static void listener_closed_cb(uv_handle_t *handle) {
+        (void) listener_free(handle->data);
+}
+
+struct hr_listener *hr_listener_close(struct hr_listener *listener) {
+        struct stat found;
+
+        if (!listener)
+                return NULL;
+        if (listener->path && lstat(listener->path, &found) == 0 &&
+            found.st_dev == listener->device && found.st_ino == listener->inode)
+                (void) unlink(listener->path);
+        (void) uv_poll_stop(&listener->poll);
+        (void) close(listener->fd);
+        listener->fd = -1;
+        uv_close((uv_handle_t *) &listener->poll, listener_closed_cb);
+        return NULL;
+}

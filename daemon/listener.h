@@ -1,0 +1,26 @@
+/*
+ * A listening socket: a Unix path, guarded by a lock file beside it, or a TCP address.
+ *
+ * The lock ("PATH.lock") is held as long as the daemon listens: a second daemon on the same path is
+ * refused with the first one's pid, and a socket that a dead daemon left behind is replaced.
+ * Thread: loop.
+ */
+#pragma once
+
+#include "daemon/server.h"
+
+/* HR_E_EXISTS (reason LOCKED) when another daemon has the path; HR_E_PRECONDITION for whatever else the
+ * system refuses. */
+HR_NODISCARD hr_status hr_listener_open_unix(struct hr_server *server, const char *path,
+                                             uint32_t mode, struct hr_diag *diag,
+                                             struct hr_listener **ret_listener);
+HR_NODISCARD hr_status hr_listener_open_tcp(struct hr_server *server,
+                                            const struct sockaddr_storage *address,
+                                            socklen_t address_bytes, struct hr_diag *diag,
+                                            struct hr_listener **ret_listener);
+/* Accepts, or leaves connections to the kernel's queue for now. */
+void hr_listener_accept(struct hr_listener *listener, bool accept);
+/* A tick has passed since accepting failed for want of descriptors or memory: it may try again. */
+void hr_listener_rested(struct hr_listener *listener);
+/* Closes and removes the path. The memory goes in the close callback. NULL is a no-op. */
+struct hr_listener *hr_listener_close(struct hr_listener *listener);

@@ -1,0 +1,294 @@
+/*
+ * Requests: recycled storage, bodies, the one terminal reply.
+ *
+ * Who holds a request: the connection's table until its reply is out, the engine while a job of it is
+ * posted, the output queue while its reply is written. It is freed when none of them does any more;
+ * `phase` and `active` say which do. A request whose peer has gone (conn == NULL) has nobody to reply
+ * to: its end frees it.
+ */
+#include "daemon/request.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/clock.h"
+#include "daemon/rpc.h"
+
+#define IDLE_REQUESTS_MAX 64U
+/* What one request's messages may take in its arena: lists of a 64 KiB message, copied out. */
+#define REQUEST_ARENA_BYTES (UINT64_C(64) << 20)
+
+static struct hr_request *request_storage(struct hr_server *server) {
+        struct hr_list *link = hr_list_pop(&server->idle_requests);
+        struct hr_request *request;
+
+        if (link) {
+                server->idle_request_count--;
+                return HR_CONTAINER_OF(link, struct hr_request, link);
+        }
+        request = calloc(1, sizeof *request);
+        if (request)
+                hr_arena_init(&request->arena, REQUEST_ARENA_BYTES);
+        return request;
+}
+
+struct hr_request *hr_request_new(struct hr_conn *conn, const struct hr_frame_header *header,
+                                  const struct hr_method *method) {
+        struct hr_request *request = request_storage(conn->server);
+
+        if (!request)
+                return NULL;
+        request->server = conn->server;
+        request->conn = conn;
+        request->session = conn->session ? hr_session_ref(conn->session) : NULL;
+        request->method = method;
+        request->id = header->request_id;
+        request->type = header->type;
+        request->flags = header->flags;
+        request->phase = HR_REQUEST_RECEIVING;
+        request->arrived_ns = conn->read_ns;
+        if (header->timeout_ms > 0) {
+                request->deadline_ns = conn->read_ns + header->timeout_ms * HR_NS_PER_MS;
+                hr_server_deadline_add(conn->server, &request->deadline_link,
+                                       request->deadline_ns);
+        }
+        hr_conn_add(conn, request);
+        return request;
+}
+
+/* Back into the pool. Nobody holds it any more. */
+static void request_recycle(struct hr_request *request) {
+        struct hr_server *server = request->server;
+        struct hr_arena arena;
+
+        HR_ASSERT(!request->active && !request->upload);
+        if (request->method && request->method->release)
+                request->method->release(request);
+        (void) hr_object_unref(request->object);
+        if (request->buffer_charge > 0)
+                hr_discharge(&request->session->buffer_bytes, request->buffer_charge);
+        (void) hr_session_unref(request->session);
+        hr_list_remove(&request->deadline_link);
+        free(request->body_memory);
+        free(request->reply_memory);
+        hr_arena_reset(&request->arena);
+        arena = request->arena;
+        memset(request, 0, sizeof *request);
+        request->arena = arena;
+        if (server->idle_request_count < IDLE_REQUESTS_MAX) {
+                hr_list_append(&server->idle_requests, &request->link);
+                server->idle_request_count++;
+                return;
+        }
+        hr_arena_deinit(&request->arena);
+        free(request);
+}
+
+void hr_requests_deinit(struct hr_server *server) {
+        struct hr_list *link;
+
+        while ((link = hr_list_pop(&server->idle_requests))) {
+                struct hr_request *request = HR_CONTAINER_OF(link, struct hr_request, link);
+
+                hr_arena_deinit(&request->arena);
+                free(request);
+        }
+        server->idle_request_count = 0;
+}
+
+/* ---- bodies ---------------------------------------------------------------------------------- */
+
+hr_status hr_request_expect_body(struct hr_request *request, uint64_t total, uint64_t limit,
+                                 const char *field, struct hr_diag *diag) {
+        uint64_t none = 0;
+
+        HR_TRY(hr_charge(&none, total, limit, field, diag));
+        if (total > 0) {
+                HR_TRY(hr_charge(&request->session->buffer_bytes, total,
+                                 request->server->config->limits.session_buffer_bytes,
+                                 "session_buffer_bytes", diag));
+                request->buffer_charge += total;
+                request->body_memory = malloc(total);
+                if (!request->body_memory)
+                        return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a body of %llu bytes",
+                                       (unsigned long long) total);
+        }
+        request->body = request->body_memory;
+        request->body_total = total;
+        return HR_OK;
+}
+
+void hr_request_grant(struct hr_request *request, uint64_t bytes) {
+        uint8_t message[16];
+        size_t message_bytes = 0;
+
+        request->body_granted += bytes;
+        if (!request->conn || bytes == 0)
+                return;
+        if (hr_wire_varint_encode(bytes, message, sizeof message, NULL, &message_bytes) != HR_OK)
+                HR_ASSERT(false); /* eleven bytes always fit */
+        hr_conn_send(request->conn, &(struct hr_send){
+                                            .header = { .type = HR_FRAME_CREDIT,
+                                                        .request_id = request->id },
+                                            .message = message,
+                                            .message_bytes = message_bytes,
+                                    });
+}
+
+/* ---- work ------------------------------------------------------------------------------------ */
+
+void hr_request_post(struct hr_request *request, struct hr_job *job) {
+        HR_ASSERT(!request->active);
+        request->phase = HR_REQUEST_WORKING;
+        request->active = job;
+        job->arg = request;
+        job->deadline_ns = request->deadline_ns;
+        hr_engine_post(request->server->engine, job);
+}
+
+void hr_request_post_work(struct hr_request *request, hr_job_fn work, hr_job_fn done) {
+        request->job.kind = HR_JOB_WORK;
+        request->job.work = work;
+        request->job.cancel = NULL;
+        request->job.done = done;
+        hr_request_post(request, &request->job);
+}
+
+struct hr_request *hr_request_of(struct hr_job *job) {
+        struct hr_request *request = job->arg;
+
+        HR_ASSERT(request->active == job);
+        request->active = NULL;
+        return request;
+}
+
+void hr_request_finish(struct hr_job *job, hr_finish_fn finish) {
+        struct hr_request *request = hr_request_of(job);
+        struct hr_diag diag = { 0 };
+
+        if (request->failure) {
+                diag = *request->failure;
+                hr_request_fail(request, &diag);
+        } else if (job->status != HR_OK) {
+                diag = job->diag;
+                hr_request_fail(request, &diag);
+        } else if (finish(request, &diag) != HR_OK) {
+                hr_request_fail(request, &diag);
+        }
+}
+
+/* ---- the terminal reply ---------------------------------------------------------------------- */
+
+/* The reply's last byte is out, or will never be. */
+static void request_sent(void *arg) {
+        struct hr_request *request = arg;
+
+        HR_ASSERT(request->phase == HR_REQUEST_REPLYING);
+        if (request->conn)
+                hr_conn_remove(request->conn, request);
+        request_recycle(request);
+}
+
+static void request_end(struct hr_request *request, const struct hr_send *send, uint32_t code) {
+        struct hr_server *server = request->server;
+
+        HR_ASSERT(request->phase != HR_REQUEST_REPLYING);
+        HR_ASSERT(!request->active);
+        request->phase = HR_REQUEST_REPLYING;
+        hr_list_remove(&request->deadline_link);
+        server->stats.requests[request->type][HR_MIN(code, HR_GRPC_CODES - 1)]++;
+        server->active_ns = hr_clock_now_ns();
+        if (!request->conn) {
+                request_sent(request);
+                return;
+        }
+        if (request->conn->body_request == request) {
+                request->conn->body_request = NULL;
+                request->conn->body_to = NULL;
+        }
+        if (code == 0 && (request->flags & HR_FRAME_NOREPLY)) {
+                request_sent(request);
+                return;
+        }
+        hr_conn_send(request->conn, send);
+}
+
+void hr_request_reply(struct hr_request *request, const void *message, size_t message_bytes,
+                      const void *body, uint64_t body_bytes) {
+        struct hr_send send = {
+                .header = { .type = (uint8_t) (request->type | HR_FRAME_REPLY),
+                            .flags = HR_FRAME_END,
+                            .request_id = request->id },
+                .message = message,
+                .message_bytes = message_bytes,
+                .body = body,
+                .body_bytes = body_bytes,
+                .release = request_sent,
+                .arg = request,
+        };
+
+        request_end(request, &send, 0);
+}
+
+void hr_request_fail(struct hr_request *request, const struct hr_diag *failure) {
+        uint8_t message[HR_WIRE_ERROR_BYTES_MAX];
+        uint32_t code = hr_status_grpc_code(failure->status);
+        struct hr_send send = {
+                .header = { .type = (uint8_t) (request->type | HR_FRAME_REPLY),
+                            .flags = HR_FRAME_ERROR | HR_FRAME_END,
+                            .request_id = request->id,
+                            .timeout_ms = code },
+                .message = message,
+                .release = request_sent,
+                .arg = request,
+        };
+
+        if (hr_wire_error_encode(failure, request->digest, message, sizeof message,
+                                 &send.message_bytes) != HR_OK)
+                HR_ASSERT(false); /* the capacity is the largest error's */
+        request_end(request, &send, code);
+}
+
+/* ---- early ends ------------------------------------------------------------------------------ */
+
+void hr_request_stop(struct hr_request *request, hr_status status) {
+        struct hr_diag diag = { 0 };
+
+        if (request->phase == HR_REQUEST_REPLYING || request->stopped != HR_OK)
+                return;
+        request->stopped = status;
+        if (request->method->stop)
+                request->method->stop(request);
+        if (request->active) {
+                request->phase = HR_REQUEST_WORKING;
+                hr_engine_cancel(request->server->engine, request->active, status);
+                return;
+        }
+        (void) hr_fail(&diag, status, "%s",
+                       status == HR_E_DEADLINE ? "the deadline passed before the end"
+                                               : "cancelled");
+        hr_request_fail(request, &diag);
+}
+
+void hr_request_abort(struct hr_request *request, const struct hr_diag *failure) {
+        if (request->phase == HR_REQUEST_REPLYING || request->failure)
+                return;
+        if (request->method->stop)
+                request->method->stop(request);
+        if (!request->active) {
+                hr_request_fail(request, failure);
+                return;
+        }
+        request->failure = hr_arena_alloc(&request->arena, sizeof *failure, 8);
+        if (request->failure)
+                *request->failure = *failure;
+        request->phase = HR_REQUEST_WORKING;
+        hr_engine_cancel(request->server->engine, request->active, HR_E_CANCELLED);
+}
+
+void hr_request_orphan(struct hr_request *request) {
+        hr_conn_remove(request->conn, request);
+        request->conn = NULL;
+        if (request->phase != HR_REQUEST_REPLYING)
+                hr_request_stop(request, HR_E_CANCELLED);
+}

@@ -1,0 +1,267 @@
+/*
+ * From frames to methods: look-up, the rules that hold for every request, bodies and DATA.
+ *
+ * Rules in order: a hello first and once; an id that is in flight is not used again; an unknown type
+ * is refused and its frame skipped; nothing new while the daemon drains; at most so many requests of
+ * one connection at a time. What breaks the conversation itself ends the connection, everything else
+ * ends one request.
+ *
+ * A body whose total is known to be larger than its first frame follows as DATA: in order, within
+ * what has been granted, MORE on every frame but the last. DATA for a request that is not receiving
+ * (its failure may have crossed them on the way) is skipped.
+ */
+#include "daemon/rpc.h"
+
+#include <string.h>
+
+#include "core/clock.h"
+
+static const struct hr_method *const services[] = {
+        hr_session_methods, hr_weights_methods, hr_state_methods,
+        hr_graph_methods,   hr_run_methods,     hr_admin_methods,
+};
+
+/* Filled at the first use; the loop is the only user. */
+static const struct hr_method *method_by_type[128];
+static bool methods_are_indexed;
+
+const struct hr_method *hr_method_find(uint8_t type) {
+        if (!methods_are_indexed) {
+                for (size_t i = 0; i < HR_ARRAY_LENGTH(services); i++)
+                        for (const struct hr_method *method = services[i]; method->type; method++)
+                                method_by_type[method->type] = method;
+                methods_are_indexed = true;
+        }
+        return type < HR_ARRAY_LENGTH(method_by_type) ? method_by_type[type] : NULL;
+}
+
+const char *hr_method_name(uint8_t type) {
+        const struct hr_method *method = hr_method_find(type);
+
+        return method ? method->name : "?";
+}
+
+/* ---- refusals -------------------------------------------------------------------------------- */
+
+/* One error for a request that was never taken in. */
+static void refuse(struct hr_conn *conn, const struct hr_diag *failure) {
+        uint8_t message[HR_WIRE_ERROR_BYTES_MAX];
+        uint32_t code = hr_status_grpc_code(failure->status);
+        struct hr_send send = {
+                .header = { .type = (uint8_t) (conn->header.type | HR_FRAME_REPLY),
+                            .flags = HR_FRAME_ERROR | HR_FRAME_END,
+                            .request_id = conn->header.request_id,
+                            .timeout_ms = code },
+                .message = message,
+        };
+
+        conn->server->stats.requests[conn->header.type][code]++;
+        if (hr_wire_error_encode(failure, NULL, message, sizeof message, &send.message_bytes) !=
+            HR_OK)
+                HR_ASSERT(false); /* the capacity is the largest error's */
+        hr_conn_send(conn, &send);
+}
+
+/* Whether the frame may begin a request at all. A failure of scope peer, or before the hello, ends the
+ * connection. */
+static hr_status conversation_check(struct hr_conn *conn, const struct hr_method *method,
+                                    struct hr_diag *diag) {
+        const struct hr_frame_header *header = &conn->header;
+
+        if (hr_conn_find(conn, header->request_id))
+                return hr_fail_reason(diag, HR_E_PROTOCOL, "BAD_ID",
+                                      "a request with this id is in flight");
+        if (!conn->session && header->type != HR_FRAME_HELLO)
+                return hr_fail_reason(diag, HR_E_PRECONDITION, "HELLO", "a hello comes first");
+        if (conn->session && header->type == HR_FRAME_HELLO)
+                return hr_fail_reason(diag, HR_E_PRECONDITION, "HELLO", "there was a hello already");
+        return HR_OK;
+}
+
+static hr_status admission_check(struct hr_conn *conn, const struct hr_method *method,
+                                 struct hr_diag *diag) {
+        uint64_t limit = conn->server->config->limits.connection_requests;
+
+        if (!method)
+                return hr_fail_reason(diag, HR_E_UNSUPPORTED, "MESSAGE",
+                                      "message type %u is not known here", conn->header.type);
+        if (conn->server->draining && method->needs_session) {
+                hr_status status = hr_fail_reason(diag, HR_E_UNAVAILABLE, "DRAINING",
+                                                  "the daemon is about to end");
+
+                diag->retry_after_ms = 1000;
+                return status;
+        }
+        if (conn->request_count >= limit) {
+                hr_status status = hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT",
+                                                  "%u requests in flight on this connection",
+                                                  conn->request_count);
+
+                diag->field = "connection_requests";
+                diag->limit = limit;
+                diag->actual = conn->request_count + 1;
+                return status;
+        }
+        return HR_OK;
+}
+
+/* ---- bodies ---------------------------------------------------------------------------------- */
+
+static hr_status size_fail(struct hr_diag *diag, hr_status status, const char *reason,
+                           const char *words, uint64_t limit, uint64_t actual) {
+        (void) hr_fail_reason(diag, status, reason, "%s: %llu, not %llu", words,
+                              (unsigned long long) actual, (unsigned long long) limit);
+        diag->limit = limit;
+        diag->actual = actual;
+        return status;
+}
+
+/* The first frame's share of the body against the total. */
+static hr_status body_check(const struct hr_request *request,
+                            const struct hr_frame_header *header, struct hr_diag *diag) {
+        bool more = header->flags & HR_FRAME_MORE;
+
+        if (header->body_bytes > request->body_total)
+                return size_fail(diag, HR_E_INVALID, "SIZE", "bytes of the body",
+                                 request->body_total, header->body_bytes);
+        if (header->body_bytes == request->body_total ? more != request->more_follows : !more)
+                return size_fail(diag, HR_E_INVALID, "SIZE",
+                                 more ? "more is announced; bytes of the body" : "bytes of the body",
+                                 request->body_total, header->body_bytes);
+        return HR_OK;
+}
+
+static void request_fail_with(struct hr_request *request, hr_status status,
+                              struct hr_diag *diag) {
+        (void) hr_fail(diag, status, "the request failed"); /* only if there are no words yet */
+        hr_request_fail(request, diag);
+}
+
+static void request_start(struct hr_request *request) {
+        struct hr_diag diag = { 0 };
+        hr_status status = request->method->start(request, &diag);
+
+        if (status != HR_OK)
+                request_fail_with(request, status, &diag);
+}
+
+/* A DATA frame: sets where its body goes, or fails the request it belongs to. */
+static void data_message(struct hr_conn *conn, struct hr_wire_span message) {
+        const struct hr_frame_header *header = &conn->header;
+        struct hr_request *request = hr_conn_find(conn, header->request_id);
+        struct hr_diag diag = { 0 };
+        uint64_t offset = 0;
+        hr_status status;
+
+        if (!request || request->phase != HR_REQUEST_RECEIVING) {
+                conn->server->stats.data_dropped++;
+                return;
+        }
+        status = hr_wire_varint_decode(message, &diag, &offset);
+        if (status == HR_OK && offset != request->body_received)
+                status = size_fail(&diag, HR_E_RANGE, "OFFSET", "offset of the data",
+                                   request->body_received, offset);
+        if (status == HR_OK &&
+            header->body_bytes > request->body_total - request->body_received)
+                status = size_fail(&diag, HR_E_RANGE, "SIZE", "bytes beyond the declared total",
+                                   request->body_total - request->body_received,
+                                   header->body_bytes);
+        if (status == HR_OK &&
+            header->body_bytes > request->body_granted - request->body_received)
+                status = size_fail(&diag, HR_E_RANGE, "CREDIT", "bytes beyond the credit",
+                                   request->body_granted - request->body_received,
+                                   header->body_bytes);
+        if (status == HR_OK &&
+            (header->body_bytes == 0 ||
+             !(header->flags & HR_FRAME_MORE) !=
+                     (request->body_received + header->body_bytes == request->body_total &&
+                      !request->more_follows)))
+                status = size_fail(&diag, HR_E_RANGE, "END", "end of the data",
+                                   request->body_total,
+                                   request->body_received + header->body_bytes);
+        if (status == HR_OK && request->upload)
+                status = hr_upload_place(request->upload, offset, header->body_bytes, &diag,
+                                         &conn->body_to);
+        else if (status == HR_OK)
+                conn->body_to = request->body + request->body_received;
+        if (status != HR_OK) {
+                conn->body_to = NULL;
+                hr_request_abort(request, &diag);
+                return;
+        }
+        conn->body_request = request;
+}
+
+bool hr_rpc_message(struct hr_conn *conn, struct hr_wire_span message) {
+        const struct hr_frame_header *header = &conn->header;
+        const struct hr_method *method = hr_method_find(header->type);
+        struct hr_diag diag = { 0 };
+        struct hr_request *request;
+        hr_status status;
+
+        if (header->type == HR_FRAME_DATA && conn->session) {
+                data_message(conn, message);
+                return true;
+        }
+        status = conversation_check(conn, method, &diag);
+        if (status == HR_E_PROTOCOL) {
+                hr_conn_fail(conn, &diag);
+                return false;
+        }
+        if (status != HR_OK) {
+                refuse(conn, &diag);
+                hr_conn_finish(conn);
+                return false;
+        }
+        if (admission_check(conn, method, &diag) != HR_OK) {
+                refuse(conn, &diag);
+                return true;
+        }
+        request = hr_request_new(conn, header, method);
+        if (!request) {
+                (void) hr_fail(&diag, HR_E_EXHAUSTED, "no memory for a request");
+                refuse(conn, &diag);
+                return true;
+        }
+        status = method->begin(request, message, header, &diag);
+        if (status == HR_OK)
+                status = body_check(request, header, &diag);
+        if (status != HR_OK) {
+                request_fail_with(request, status, &diag);
+                return true;
+        }
+        conn->body_request = request;
+        conn->body_to = request->body;
+        return true;
+}
+
+void hr_rpc_body(struct hr_conn *conn) {
+        struct hr_request *request = conn->body_request;
+        uint64_t bytes = conn->header.body_bytes;
+
+        conn->body_request = NULL;
+        conn->body_to = NULL;
+        if (!request)
+                return;
+        request->body_received += bytes;
+        if (request->upload) {
+                request->method->data(request, bytes);
+                return;
+        }
+        if (request->body_received == request->body_total) {
+                request_start(request);
+                return;
+        }
+        /* Memory for all of it is there: grant the rest at once. */
+        if (request->body_granted == 0)
+                request->body_granted = request->body_received;
+        if (request->body_granted < request->body_total)
+                hr_request_grant(request, request->body_total - request->body_granted);
+}
+
+hr_status hr_method_begin_empty(struct hr_request *request, struct hr_wire_span message,
+                                const struct hr_frame_header *header, struct hr_diag *diag) {
+        (void) request;
+        (void) header;
+        return hr_wire_empty_decode(message, diag);
+}

@@ -1,0 +1,59 @@
+/*
+ * The methods: one entry per message type, one file per service. Thread: loop, except functions named
+ * *_work, which are the engine's.
+ */
+#pragma once
+
+#include "daemon/request.h"
+
+struct hr_method {
+        uint8_t type;
+        const char *name;
+        bool needs_session;
+        /* Decodes the message, charges, says where the body goes (hr_request_expect_body, or body and
+         * body_total). A failure is replied by the caller. */
+        hr_status (*begin)(struct hr_request *request, struct hr_wire_span message,
+                           const struct hr_frame_header *header, struct hr_diag *diag);
+        /* The body is complete: replies, or posts a job. A failure is replied by the caller. */
+        hr_status (*start)(struct hr_request *request, struct hr_diag *diag);
+        /* Optional: gives back what the request holds, before it is recycled. */
+        void (*release)(struct hr_request *request);
+        /* Optional: `bytes` more of an upload have been received. */
+        void (*data)(struct hr_request *request, uint64_t bytes);
+        /* Optional: told to stop; the loop lets go of what it writes into. */
+        void (*stop)(struct hr_request *request);
+};
+
+/* The method of a type, or NULL. */
+const struct hr_method *hr_method_find(uint8_t type);
+/* "RUN"...; "?" for a type that is none. Never NULL. */
+const char *hr_method_name(uint8_t type);
+
+/* A header and message have come. Sets the connection's body_to/body_request for the body that follows.
+ * False: the connection has ended or is about to. */
+bool hr_rpc_message(struct hr_conn *conn, struct hr_wire_span message);
+/* The body of the frame is complete. */
+void hr_rpc_body(struct hr_conn *conn);
+
+/* Services; tables end with type 0. */
+extern const struct hr_method hr_session_methods[];
+extern const struct hr_method hr_weights_methods[];
+extern const struct hr_method hr_state_methods[];
+extern const struct hr_method hr_graph_methods[];
+extern const struct hr_method hr_run_methods[];
+extern const struct hr_method hr_admin_methods[];
+
+/* Methods without fields and body use these. */
+hr_status hr_method_begin_empty(struct hr_request *request, struct hr_wire_span message,
+                                const struct hr_frame_header *header, struct hr_diag *diag);
+/* done() of a work job whose reply has been put together by finish(): replies the failure, or calls
+ * finish with HR_OK. */
+typedef hr_status (*hr_finish_fn)(struct hr_request *request, struct hr_diag *diag);
+void hr_request_finish(struct hr_job *job, hr_finish_fn finish);
+
+/* What an object's handle stands for. The set and the state are ready, hence immutable for the loop. */
+struct hr_weights *hr_weights_of(struct hr_object *object);
+struct hr_state *hr_state_of(struct hr_object *object);
+
+/* Fills the table of devices; `devices` has room for the fleet. */
+void hr_rpc_devices(struct hr_server *server, struct hr_wire_device *devices);

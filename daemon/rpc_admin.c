@@ -1,0 +1,201 @@
+/*
+ * STATS: one flat list of named numbers with labels, gathered from the engine's side in one job and
+ * from the loop's own counters behind it.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/clock.h"
+#include "daemon/bind.h"
+#include "daemon/rpc.h"
+
+#define LABEL_BYTES 128U
+
+struct gathered {
+        struct hr_exec_stats exec;
+        struct hr_plan_cache_stats plans;
+        struct hr_weights_store_stats store;
+        struct hr_engine_stats engine;
+        uint64_t graphs;
+};
+
+/* A list that grows in the request's arena; `full` when there is no more memory. */
+struct list {
+        struct hr_arena *arena;
+        struct hr_wire_stat *stats;
+        uint32_t count, capacity;
+        bool full;
+};
+
+static void put_labelled(struct list *list, const char *name, const char *labels, double value) {
+        if (list->count == list->capacity) {
+                uint32_t capacity = list->capacity ? list->capacity * 2 : 128;
+                struct hr_wire_stat *stats =
+                        hr_arena_alloc(list->arena, capacity * sizeof *stats, 8);
+
+                if (!stats) {
+                        list->full = true;
+                        return;
+                }
+                for (uint32_t i = 0; i < list->count; i++)
+                        stats[i] = list->stats[i];
+                list->stats = stats;
+                list->capacity = capacity;
+        }
+        list->stats[list->count++] = (struct hr_wire_stat){ name, labels, value };
+}
+
+static void put(struct list *list, const char *name, uint64_t value) {
+        put_labelled(list, name, "", (double) value);
+}
+
+/* key="value", in the arena. */
+HR_PRINTF(4, 5)
+static void put_with(struct list *list, const char *name, uint64_t value, const char *format,
+                     ...) {
+        char *labels = hr_arena_alloc(list->arena, LABEL_BYTES, 1);
+        va_list args;
+
+        if (!labels) {
+                list->full = true;
+                return;
+        }
+        va_start(args, format);
+        (void) vsnprintf(labels, LABEL_BYTES, format, args);
+        va_end(args);
+        put_labelled(list, name, labels, (double) value);
+}
+
+/* Thread: engine. */
+static void stats_work(struct hr_job *job) {
+        struct hr_request *request = job->arg;
+        struct hr_engine *engine = request->server->engine;
+        struct gathered *gathered = request->context;
+
+        hr_engine_turn_take(engine);
+        gathered->exec = hr_fleet_exec_stats(hr_engine_fleet(engine));
+        hr_engine_turn_give(engine);
+        gathered->plans = hr_plan_cache_stats(hr_engine_plan_cache(engine));
+        gathered->store = hr_weights_store_stats(hr_engine_store(engine));
+        gathered->engine = hr_engine_stats(engine);
+        gathered->graphs = hr_graphs_count(request->server->graphs);
+        hr_engine_job_end(job);
+}
+
+static void put_server(struct list *list, const struct hr_server *server) {
+        const struct hr_server_stats *stats = &server->stats;
+
+        put_labelled(list, "uptime_seconds", "",
+                     (double) (hr_clock_now_ns() - server->started_ns) / 1e9);
+        put(list, "connections", stats->connections);
+        put(list, "connections_total", stats->connections_total);
+        put(list, "connections_refused_total", stats->connections_refused);
+        put(list, "sessions", stats->sessions);
+        put(list, "sessions_total", stats->sessions_total);
+        put(list, "objects", stats->objects);
+        put(list, "requests_in_flight", stats->requests_in_flight);
+        put(list, "runs_in_flight", stats->runs_in_flight);
+        put(list, "bytes_in_total", stats->bytes_in);
+        put(list, "bytes_out_total", stats->bytes_out);
+        put(list, "frames_in_total", stats->frames_in);
+        put(list, "frames_out_total", stats->frames_out);
+        put(list, "protocol_errors_total", stats->protocol_errors);
+        put(list, "data_dropped_total", stats->data_dropped);
+        put_labelled(list, "run_seconds_total", "", (double) stats->run_ns / 1e9);
+        put_labelled(list, "queue_seconds_total", "", (double) stats->queue_ns / 1e9);
+        for (unsigned type = 0; type < HR_ARRAY_LENGTH(stats->requests); type++)
+                for (unsigned code = 0; code < HR_GRPC_CODES; code++)
+                        if (stats->requests[type][code] > 0)
+                                put_with(list, "requests_total", stats->requests[type][code],
+                                         "type=\"%s\",code=\"%u\"",
+                                         hr_method_name((uint8_t) type), code);
+}
+
+static void put_engine(struct list *list, const struct gathered *gathered) {
+        put(list, "runs_started_total", gathered->exec.runs_started);
+        put_with(list, "runs_total", gathered->exec.runs_ok, "end=\"ok\"");
+        put_with(list, "runs_total", gathered->exec.runs_failed, "end=\"failed\"");
+        put_with(list, "runs_total", gathered->exec.runs_cancelled, "end=\"cancelled\"");
+        put(list, "splits_computed_total", gathered->exec.splits_computed);
+        put(list, "nodes_computed_total", gathered->exec.nodes_computed);
+        put(list, "bytes_copied_total", gathered->exec.bytes_copied);
+        put_with(list, "run_bytes_total", gathered->exec.bytes_in, "direction=\"in\"");
+        put_with(list, "run_bytes_total", gathered->exec.bytes_out, "direction=\"out\"");
+        put_with(list, "plan_cache_total", gathered->plans.count[HR_PLAN_HIT], "result=\"hit\"");
+        for (unsigned i = HR_PLAN_HIT + 1; i < HR_PLAN_ORIGIN_COUNT; i++)
+                put_with(list, "plan_cache_total", gathered->plans.count[i],
+                         "result=\"miss\",reason=\"%s\"", hr_plan_origin_name((hr_plan_origin) i));
+        put(list, "plan_cache_entries", gathered->plans.entries);
+        put(list, "plan_cache_bytes", gathered->plans.bytes);
+        put(list, "plan_cache_bytes_max", gathered->plans.bytes_max);
+        put(list, "plan_cache_evictions_total", gathered->plans.evictions);
+        put(list, "weight_sets", gathered->store.sets);
+        put(list, "weight_bytes", gathered->store.bytes);
+        put(list, "weight_sets_in_work", gathered->store.working);
+        put_with(list, "weight_makings_total", gathered->store.loads, "source=\"file\"");
+        put_with(list, "weight_makings_total", gathered->store.uploads, "source=\"upload\"");
+        put(list, "weight_failures_total", gathered->store.failures);
+        put(list, "weight_bytes_hashed_total", gathered->store.bytes_hashed);
+        put(list, "weight_bytes_copied_total", gathered->store.bytes_copied);
+        put(list, "graphs", gathered->graphs);
+        put(list, "engine_jobs_total", gathered->engine.jobs);
+        put(list, "engine_slot_waits_total", gathered->engine.waits);
+}
+
+static void put_devices(struct list *list, const struct hr_server *server) {
+        for (uint32_t i = 0; i < hr_fleet_device_count(server->fleet); i++) {
+                const struct hr_device *device = hr_fleet_device(server->fleet, i);
+                uint64_t free_bytes = 0, total_bytes = 0;
+
+                hr_device_memory(device, &free_bytes, &total_bytes);
+                put_with(list, "device_memory_used_bytes", atomic_load(&device->used_bytes),
+                         "device=\"%s\"", device->props.name);
+                put_with(list, "device_memory_free_bytes", free_bytes, "device=\"%s\"",
+                         device->props.name);
+                put_with(list, "device_splits_total", server->stats.device_splits[i],
+                         "device=\"%s\"", device->props.name);
+        }
+}
+
+static hr_status stats_finish(struct hr_request *request, struct hr_diag *diag) {
+        struct list list = { .arena = &request->arena };
+        uint8_t message[16];
+        size_t bytes = 0;
+
+        put_server(&list, request->server);
+        put_engine(&list, request->context);
+        put_devices(&list, request->server);
+        if (list.full)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the counters");
+        HR_TRY(hr_wire_stats_encode(list.stats, list.count, NULL, 0, diag, &request->reply_bytes));
+        request->reply_memory = malloc(request->reply_bytes + 1);
+        if (!request->reply_memory)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the counters");
+        HR_TRY(hr_wire_stats_encode(list.stats, list.count, request->reply_memory,
+                                    request->reply_bytes, diag, &request->reply_bytes));
+        HR_TRY(hr_wire_varint_encode(request->reply_bytes, message, sizeof message, diag, &bytes));
+        hr_request_reply(request, message, bytes, request->reply_memory, request->reply_bytes);
+        return HR_OK;
+}
+
+static void stats_done(struct hr_job *job) {
+        hr_request_finish(job, stats_finish);
+}
+
+static hr_status stats_start(struct hr_request *request, struct hr_diag *diag) {
+        request->context = hr_arena_alloc(&request->arena, sizeof(struct gathered), 8);
+        if (!request->context)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the counters");
+        hr_request_post_work(request, stats_work, stats_done);
+        return HR_OK;
+}
+
+const struct hr_method hr_admin_methods[] = {
+        { .type = HR_FRAME_STATS,
+          .name = "STATS",
+          .needs_session = true,
+          .begin = hr_method_begin_empty,
+          .start = stats_start },
+        { 0 },
+};

@@ -1,0 +1,293 @@
+/*
+ * Graphs: SUBMIT, EXPLAIN, RELEASE, and the question which device supports which op.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/bind.h"
+#include "daemon/rpc.h"
+
+/* ---- SUBMIT ---------------------------------------------------------------------------------- */
+
+static hr_status objects_take(struct hr_request *request, const uint64_t *handles, uint32_t count,
+                              hr_object_kind kind, struct hr_diag *diag,
+                              struct hr_object ***ret_objects) {
+        struct hr_object **objects =
+                hr_arena_alloc(&request->arena, ((uint64_t) count + 1) * sizeof *objects, 8);
+
+        if (!objects)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a list of handles");
+        *ret_objects = objects; /* zero-filled: what has been taken is given back on failure */
+        for (uint32_t i = 0; i < count; i++)
+                HR_TRY(hr_session_object(request->session, handles[i], kind, diag, &objects[i]));
+        return HR_OK;
+}
+
+static hr_status submit_limits(const struct hr_limits *limits, const struct hr_wire_submit *submit,
+                               struct hr_diag *diag) {
+        uint64_t none = 0;
+
+        HR_TRY(hr_charge(&none, submit->pin_count, limits->pins, "pins", diag));
+        none = 0;
+        HR_TRY(hr_charge(&none, submit->n_copies, limits->copies, "n_copies", diag));
+        none = 0;
+        HR_TRY(hr_charge(&none, submit->weight_count, limits->session_weights, "weights", diag));
+        none = 0;
+        return hr_charge(&none, submit->state_count, limits->session_states, "states", diag);
+}
+
+static hr_status submit_begin(struct hr_request *request, struct hr_wire_span message,
+                              const struct hr_frame_header *header, struct hr_diag *diag) {
+        const struct hr_limits *limits = &request->server->config->limits;
+        struct hr_binding *binding = hr_arena_alloc(&request->arena, sizeof *binding, 8);
+        struct hr_wire_submit *submit;
+
+        if (!binding)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a request");
+        request->context = binding;
+        submit = &binding->submit;
+        HR_TRY(hr_wire_submit_decode(message, &request->arena, diag, submit));
+        HR_TRY(submit_limits(limits, submit, diag));
+        HR_TRY(objects_take(request, submit->weights, submit->weight_count, HR_OBJECT_WEIGHTS, diag,
+                            &binding->weights));
+        HR_TRY(objects_take(request, submit->states, submit->state_count, HR_OBJECT_STATE, diag,
+                            &binding->states));
+        HR_TRY(hr_object_new(request->session, HR_OBJECT_GRAPH, sizeof(struct hr_graph_object),
+                             limits->session_graphs, diag, &request->object));
+        request->object->close = hr_graph_object_close_work;
+        request->object->free = hr_graph_object_free;
+        hr_list_init(&hr_graph_object(request->object)->idle_runs);
+        return hr_request_expect_body(request,
+                                      submit->graph_bytes ? submit->graph_bytes
+                                                          : header->body_bytes,
+                                      limits->graph_bytes, "graph_bytes", diag);
+}
+
+static void submit_release(struct hr_request *request) {
+        struct hr_binding *binding = request->context;
+
+        if (!binding)
+                return;
+        for (uint32_t i = 0; binding->weights && i < binding->submit.weight_count; i++)
+                (void) hr_object_unref(binding->weights[i]);
+        for (uint32_t i = 0; binding->states && i < binding->submit.state_count; i++)
+                (void) hr_object_unref(binding->states[i]);
+        binding->plan = hr_plan_unref(binding->plan);
+}
+
+/* Thread: engine. */
+static void submit_work(struct hr_job *job) {
+        job->status = hr_bind(job->arg, &job->diag);
+        hr_engine_job_end(job);
+}
+
+static hr_status submit_reply(struct hr_request *request, uint64_t handle,
+                              const struct hr_plan *plan, struct hr_diag *diag) {
+        struct hr_server *server = request->server;
+        const struct hr_binding *binding = request->context;
+        struct hr_plan_summary summary = hr_plan_summary(plan);
+        struct hr_wire_device_bytes *devices = hr_arena_alloc(
+                &request->arena, (summary.device_count + 1) * sizeof *devices, 8);
+        struct hr_wire_submit_reply reply = {
+                .handle = handle,
+                .origin = hr_plan_origin_name(binding->origin),
+                .copies_reason = binding->n_copies < summary.n_copies ? "memory"
+                                                                      : summary.copies_reason,
+                .first_different = binding->first_different,
+                .split_count = summary.split_count,
+                .n_copies = binding->n_copies,
+                .copied_bytes = summary.copied_bytes,
+                .devices = devices,
+                .device_count = summary.device_count,
+                .input_count = binding->input_count,
+                .output_count = binding->output_count,
+                .fallback_nodes = summary.fallback_nodes,
+        };
+        size_t bytes = 0;
+
+        if (!devices)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a reply");
+        memcpy(reply.digest, binding->digest, sizeof reply.digest);
+        for (uint32_t i = 0; i < summary.device_count; i++)
+                devices[i] = (struct hr_wire_device_bytes){
+                        .device = hr_fleet_device(server->fleet, i)->props.name,
+                        .compute_bytes = summary.compute_bytes[i],
+                        .splits = summary.device_splits[i],
+                };
+        HR_TRY(hr_wire_submit_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,
+                                           &bytes));
+        hr_request_reply(request, server->scratch, bytes, NULL, 0);
+        return HR_OK;
+}
+
+static hr_status submit_finish(struct hr_request *request, struct hr_diag *diag) {
+        struct hr_binding *binding = request->context;
+        struct hr_graph_object *object = hr_graph_object(request->object);
+
+        if (binding->submit.dry_run)
+                return submit_reply(request, 0, binding->plan, diag);
+        HR_TRY(hr_session_publish(request->session, &object->base, diag));
+        (void) hr_object_ref(&object->base); /* the handle's */
+        return submit_reply(request, object->base.handle, object->plan, diag);
+}
+
+static void submit_done(struct hr_job *job) {
+        struct hr_request *request = job->arg;
+        struct hr_binding *binding = request->context;
+
+        if (binding->digest_is_unknown)
+                request->digest = binding->digest;
+        hr_request_finish(job, submit_finish);
+}
+
+static hr_status submit_start(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        hr_request_post_work(request, submit_work, submit_done);
+        return HR_OK;
+}
+
+/* ---- EXPLAIN and RELEASE --------------------------------------------------------------------- */
+
+static hr_status handle_begin(struct hr_request *request, struct hr_wire_span message,
+                              const struct hr_frame_header *header, struct hr_diag *diag) {
+        uint64_t handle = 0;
+
+        (void) header;
+        HR_TRY(hr_wire_fixed64_decode(message, diag, &handle));
+        return hr_session_object(request->session, handle, HR_OBJECT_GRAPH, diag, &request->object);
+}
+
+/* Thread: engine. */
+static void explain_work(struct hr_job *job) {
+        struct hr_request *request = job->arg;
+        const struct hr_graph_object *object = hr_graph_object(request->object);
+        char *text = NULL;
+
+        job->status = hr_plan_explain(object->plan, hr_graph_entry_graph(object->entry),
+                                      hr_engine_fleet(request->server->engine), &job->diag, &text,
+                                      &request->reply_bytes);
+        if (job->status == HR_OK)
+                request->reply_memory = text;
+        hr_engine_job_end(job);
+}
+
+static hr_status explain_finish(struct hr_request *request, struct hr_diag *diag) {
+        uint8_t message[16];
+        size_t bytes = 0;
+
+        HR_TRY(hr_wire_varint_encode(request->reply_bytes, message, sizeof message, diag, &bytes));
+        hr_request_reply(request, message, bytes, request->reply_memory, request->reply_bytes);
+        return HR_OK;
+}
+
+static void explain_done(struct hr_job *job) {
+        hr_request_finish(job, explain_finish);
+}
+
+static hr_status explain_start(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        hr_request_post_work(request, explain_work, explain_done);
+        return HR_OK;
+}
+
+static hr_status release_start(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        hr_session_forget(request->session, request->object);
+        hr_request_reply(request, NULL, 0, NULL, 0);
+        return HR_OK;
+}
+
+/* ---- OPS ------------------------------------------------------------------------------------- */
+
+struct question {
+        uint32_t device_count, node_count;
+};
+
+static hr_status ops_begin(struct hr_request *request, struct hr_wire_span message,
+                           const struct hr_frame_header *header, struct hr_diag *diag) {
+        request->context = hr_arena_alloc(&request->arena, sizeof(struct question), 8);
+        if (!request->context)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a request");
+        HR_TRY(hr_wire_empty_decode(message, diag));
+        return hr_request_expect_body(request, header->body_bytes,
+                                      request->server->config->limits.graph_bytes, "graph_bytes",
+                                      diag);
+}
+
+/* Thread: engine. */
+static hr_status ops_try(struct hr_request *request, struct hr_diag *diag) {
+        const struct hr_fleet *fleet = hr_engine_fleet(request->server->engine);
+        struct question *question = request->context;
+        HR_CLEANUP(hr_graph_unrefp) struct hr_graph *graph = NULL;
+        uint32_t devices = hr_fleet_device_count(fleet);
+        uint8_t *answer;
+
+        HR_TRY(hr_bind_decode(request->server,
+                              (struct hr_wire_span){ request->body_memory,
+                                                     request->body_received },
+                              diag, &graph));
+        question->device_count = devices;
+        question->node_count = graph->node_count;
+        request->reply_bytes = (size_t) devices * graph->node_count;
+        request->reply_memory = answer = malloc(request->reply_bytes + 1);
+        if (!answer)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for %zu answers",
+                               request->reply_bytes);
+        for (uint32_t node = 0; node < graph->node_count; node++)
+                for (uint32_t i = 0; i < devices; i++)
+                        *answer++ = hr_device_supports_op(hr_fleet_device(fleet, i), graph,
+                                                          graph->leaf_count + node);
+        return HR_OK;
+}
+
+/* Thread: engine. */
+static void ops_work(struct hr_job *job) {
+        job->status = ops_try(job->arg, &job->diag);
+        hr_engine_job_end(job);
+}
+
+static hr_status ops_finish(struct hr_request *request, struct hr_diag *diag) {
+        const struct question *question = request->context;
+        uint8_t message[32];
+        size_t bytes = 0;
+
+        HR_TRY(hr_wire_ops_reply_encode(question->device_count, question->node_count, message,
+                                        sizeof message, diag, &bytes));
+        hr_request_reply(request, message, bytes, request->reply_memory, request->reply_bytes);
+        return HR_OK;
+}
+
+static void ops_done(struct hr_job *job) {
+        hr_request_finish(job, ops_finish);
+}
+
+static hr_status ops_start(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        hr_request_post_work(request, ops_work, ops_done);
+        return HR_OK;
+}
+
+const struct hr_method hr_graph_methods[] = {
+        { .type = HR_FRAME_OPS,
+          .name = "OPS",
+          .needs_session = true,
+          .begin = ops_begin,
+          .start = ops_start },
+        { .type = HR_FRAME_SUBMIT,
+          .name = "SUBMIT",
+          .needs_session = true,
+          .begin = submit_begin,
+          .start = submit_start,
+          .release = submit_release },
+        { .type = HR_FRAME_EXPLAIN,
+          .name = "EXPLAIN",
+          .needs_session = true,
+          .begin = handle_begin,
+          .start = explain_start },
+        { .type = HR_FRAME_RELEASE,
+          .name = "RELEASE",
+          .needs_session = true,
+          .begin = handle_begin,
+          .start = release_start },
+        { 0 },
+};

@@ -1,0 +1,282 @@
+/*
+ * RUN and SYNC.
+ *
+ * A run's memory (inputs, outputs, the executor's struct) is recycled within its graph: in a steady
+ * state a run allocates nothing, its inputs are read from the socket into the memory the device reads,
+ * and its outputs are written to the socket from the memory the device wrote.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/bind.h"
+#include "daemon/rpc.h"
+
+#define RUN_ALIGNMENT 64U
+
+/* ---- run memory ------------------------------------------------------------------------------ */
+
+static uint64_t run_bytes(const struct hr_graph_object *object) {
+        return object->input_total + object->output_total;
+}
+
+static struct hr_graph_run *run_free(struct hr_graph_object *object, struct hr_graph_run *run) {
+        if (!run)
+                return NULL;
+        hr_discharge(&object->base.session->buffer_bytes, run_bytes(object));
+        free(run->inputs);
+        free(run->outputs);
+        free(run->input_list);
+        free(run->output_list);
+        free(run->output_bytes);
+        free(run);
+        return NULL;
+}
+
+/* At least one byte, so that NULL means "no memory". */
+static uint8_t *buffer_new(uint64_t bytes) {
+        uint64_t rounded;
+
+        if (!hr_align_up_u64(HR_MAX(bytes, (uint64_t) 1), RUN_ALIGNMENT, &rounded))
+                return NULL;
+        return aligned_alloc(RUN_ALIGNMENT, rounded);
+}
+
+static hr_status run_new(struct hr_graph_object *object, struct hr_diag *diag,
+                         struct hr_graph_run **ret_run) {
+        struct hr_session *session = object->base.session;
+        struct hr_graph_run *run;
+        uint8_t *at;
+
+        HR_TRY(hr_charge(&session->buffer_bytes, run_bytes(object),
+                         session->server->config->limits.session_buffer_bytes,
+                         "session_buffer_bytes", diag));
+        run = calloc(1, sizeof *run);
+        if (!run) {
+                hr_discharge(&session->buffer_bytes, run_bytes(object));
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a run");
+        }
+        run->inputs = buffer_new(object->input_total);
+        run->outputs = buffer_new(object->output_total);
+        run->input_list = calloc((size_t) object->input_count + 1, sizeof *run->input_list);
+        run->output_list = calloc((size_t) object->output_count + 1, sizeof *run->output_list);
+        run->output_bytes = calloc((size_t) object->output_count + 1, sizeof *run->output_bytes);
+        if (!run->inputs || !run->outputs || !run->input_list || !run->output_list ||
+            !run->output_bytes) {
+                run = run_free(object, run);
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a run of %llu bytes",
+                               (unsigned long long) run_bytes(object));
+        }
+        at = run->inputs;
+        for (uint32_t i = 0; i < object->input_count; i++) {
+                run->input_list[i] = (struct hr_run_input){ at, object->input_bytes[i] };
+                at += object->input_bytes[i];
+        }
+        *ret_run = run;
+        return HR_OK;
+}
+
+static hr_status run_take(struct hr_graph_object *object, struct hr_diag *diag,
+                          struct hr_graph_run **ret_run) {
+        struct hr_list *link = hr_list_pop(&object->idle_runs);
+
+        if (!link)
+                return run_new(object, diag, ret_run);
+        object->idle_run_count--;
+        *ret_run = HR_CONTAINER_OF(link, struct hr_graph_run, link);
+        return HR_OK;
+}
+
+/* Keeps as many as can be in flight, and one more that is being received. */
+static void run_give(struct hr_graph_object *object, struct hr_graph_run *run) {
+        if (object->idle_run_count > hr_pipeline_copies(object->bound.pipeline)) {
+                (void) run_free(object, run);
+                return;
+        }
+        hr_list_append(&object->idle_runs, &run->link);
+        object->idle_run_count++;
+}
+
+void hr_graph_object_free(struct hr_object *base) {
+        struct hr_graph_object *object = hr_graph_object(base);
+        struct hr_list *link;
+
+        while ((link = hr_list_pop(&object->idle_runs)))
+                (void) run_free(object, HR_CONTAINER_OF(link, struct hr_graph_run, link));
+        free(object->input_bytes);
+        free(object->output_bytes);
+        free(object);
+}
+
+/* ---- RUN ------------------------------------------------------------------------------------- */
+
+static void output_want(struct hr_graph_run *run, uint32_t index,
+                        const struct hr_graph_object *object, uint32_t position) {
+        const struct hr_graph *graph = hr_graph_entry_graph(object->entry);
+        uint64_t bytes = object->output_bytes[position];
+
+        run->output_list[index] = (struct hr_run_output){
+                .tensor = graph->outputs[position],
+                .data = run->outputs + run->wanted_bytes,
+                .bytes = bytes,
+        };
+        run->output_bytes[index] = bytes;
+        run->wanted_bytes += bytes;
+}
+
+/* Outputs lie one behind the other in the run's memory, in the order asked for. */
+static hr_status outputs_choose(struct hr_graph_run *run, const struct hr_graph_object *object,
+                                const struct hr_wire_run *wire, struct hr_diag *diag) {
+        uint32_t count = wire->output_count;
+
+        run->wanted_bytes = 0;
+        if (wire->no_outputs || count == 0) {
+                count = wire->no_outputs ? 0 : object->output_count;
+                for (uint32_t i = 0; i < count; i++)
+                        output_want(run, i, object, i);
+                run->job.run.output_count = count;
+                return HR_OK;
+        }
+        if (count > object->output_count)
+                return hr_fail_reason(diag, HR_E_INVALID, "OUTPUT",
+                                      "%u outputs wanted, the graph has %u", count,
+                                      object->output_count);
+        for (uint32_t i = 0; i < count; i++) {
+                uint32_t position = wire->outputs[i];
+
+                if (position >= object->output_count)
+                        return hr_fail_reason(diag, HR_E_RANGE, "OUTPUT",
+                                              "output %u wanted, the graph has %u", position,
+                                              object->output_count);
+                if (object->output_bytes[position] > object->output_total - run->wanted_bytes)
+                        return hr_fail_reason(diag, HR_E_INVALID, "OUTPUT",
+                                              "output %u is wanted twice", position);
+                output_want(run, i, object, position);
+        }
+        run->job.run.output_count = count;
+        return HR_OK;
+}
+
+static hr_status run_begin(struct hr_request *request, struct hr_wire_span message,
+                           const struct hr_frame_header *header, struct hr_diag *diag) {
+        const struct hr_limits *limits = &request->server->config->limits;
+        struct hr_graph_object *object;
+        struct hr_graph_run *run = NULL;
+        struct hr_wire_run wire;
+
+        (void) header;
+        HR_TRY(hr_wire_run_decode(message, &request->arena, diag, &wire));
+        HR_TRY(hr_session_object(request->session, wire.handle, HR_OBJECT_GRAPH, diag,
+                                 &request->object));
+        object = hr_graph_object(request->object);
+        if (wire.input_bytes != 0 && wire.input_bytes != object->input_total)
+                return hr_fail_reason(diag, HR_E_INVALID, "SIZE",
+                                      "%llu bytes of inputs, the graph takes %llu",
+                                      (unsigned long long) wire.input_bytes,
+                                      (unsigned long long) object->input_total);
+        HR_TRY(hr_charge(&request->session->run_count, 1, limits->session_runs, "session_runs",
+                         diag));
+        if (run_take(object, diag, &run) != HR_OK) {
+                hr_discharge(&request->session->run_count, 1);
+                return diag->status;
+        }
+        request->context = run;
+        request->server->stats.runs_in_flight++;
+        HR_TRY(outputs_choose(run, object, &wire, diag));
+        request->body = run->inputs;
+        request->body_total = object->input_total;
+        return HR_OK;
+}
+
+static void run_release(struct hr_request *request) {
+        if (!request->context)
+                return;
+        run_give(hr_graph_object(request->object), request->context);
+        hr_discharge(&request->session->run_count, 1);
+        request->server->stats.runs_in_flight--;
+}
+
+static void splits_count(struct hr_server *server, const struct hr_plan *plan) {
+        struct hr_plan_summary summary = hr_plan_summary(plan);
+
+        for (uint32_t i = 0; i < summary.device_count; i++)
+                server->stats.device_splits[i] += summary.device_splits[i];
+}
+
+static hr_status run_finish(struct hr_request *request, struct hr_diag *diag) {
+        struct hr_server *server = request->server;
+        const struct hr_graph_run *run = request->context;
+        const struct hr_wire_run_reply reply = {
+                .output_bytes = run->output_bytes,
+                .output_count = run->job.run.output_count,
+                .queue_ns = run->job.job.started_ns - request->arrived_ns,
+                .run_ns = run->job.run.ended_ns - run->job.run.started_ns,
+                .slot = run->job.run.slot,
+        };
+        size_t bytes = 0;
+
+        server->stats.queue_ns += reply.queue_ns;
+        server->stats.run_ns += reply.run_ns;
+        splits_count(server, hr_graph_object(request->object)->plan);
+        HR_TRY(hr_wire_run_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,
+                                        &bytes));
+        hr_request_reply(request, server->scratch, bytes, run->outputs, run->wanted_bytes);
+        return HR_OK;
+}
+
+static void run_done(struct hr_job *job) {
+        hr_request_finish(job, run_finish);
+}
+
+static hr_status run_start(struct hr_request *request, struct hr_diag *diag) {
+        struct hr_graph_object *object = hr_graph_object(request->object);
+        struct hr_graph_run *run = request->context;
+
+        (void) diag;
+        run->job.bound = &object->bound;
+        run->job.run = (struct hr_run){
+                .inputs = run->input_list,
+                .outputs = run->output_list,
+                .output_count = run->job.run.output_count,
+        };
+        run->job.job.kind = HR_JOB_RUN;
+        run->job.job.lane = &request->session->lane;
+        run->job.job.done = run_done;
+        hr_request_post(request, &run->job.job);
+        return HR_OK;
+}
+
+/* ---- SYNC ------------------------------------------------------------------------------------ */
+
+static hr_status sync_finish(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        hr_request_reply(request, NULL, 0, NULL, 0);
+        return HR_OK;
+}
+
+static void sync_done(struct hr_job *job) {
+        hr_request_finish(job, sync_finish);
+}
+
+static hr_status sync_start(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        request->job.kind = HR_JOB_SYNC;
+        request->job.lane = &request->session->lane;
+        request->job.done = sync_done;
+        hr_request_post(request, &request->job);
+        return HR_OK;
+}
+
+const struct hr_method hr_run_methods[] = {
+        { .type = HR_FRAME_RUN,
+          .name = "RUN",
+          .needs_session = true,
+          .begin = run_begin,
+          .start = run_start,
+          .release = run_release },
+        { .type = HR_FRAME_SYNC,
+          .name = "SYNC",
+          .needs_session = true,
+          .begin = hr_method_begin_empty,
+          .start = sync_start },
+        { 0 },
+};

@@ -1,0 +1,297 @@
+/*
+ * States: ALLOC, READ, WRITE, FREE.
+ *
+ * ALLOC is two jobs, because a state is charged before it is made and only its manifest says how large
+ * it is: the first reads the manifest, then the loop charges, then the second allocates. READ and
+ * WRITE are transfers in the session's lane: a read sees every run posted before it, a run every write.
+ */
+#include <stdlib.h>
+
+#include "daemon/rpc.h"
+
+struct state_object {
+        struct hr_object base;
+        struct hr_state *state; /* NULL until it is made */
+};
+
+struct allocation {
+        struct hr_wire_state_alloc alloc;
+        struct hr_placement_rule *rules;
+        struct hr_manifest *manifest; /* between the two jobs */
+        uint64_t bytes;
+};
+
+static struct state_object *state_object(struct hr_object *object) {
+        HR_ASSERT(object->kind == HR_OBJECT_STATE);
+        return HR_CONTAINER_OF(object, struct state_object, base);
+}
+
+struct hr_state *hr_state_of(struct hr_object *object) {
+        return state_object(object)->state;
+}
+
+/* Thread: engine. */
+static void state_close_work(struct hr_job *job) {
+        struct state_object *object = state_object(HR_CONTAINER_OF(job, struct hr_object, closing));
+
+        object->state = hr_state_unref(object->state);
+        hr_engine_job_end(job);
+}
+
+/* ---- ALLOC ----------------------------------------------------------------------------------- */
+
+static hr_status alloc_begin(struct hr_request *request, struct hr_wire_span message,
+                             const struct hr_frame_header *header, struct hr_diag *diag) {
+        const struct hr_limits *limits = &request->server->config->limits;
+        struct allocation *allocation = hr_arena_alloc(&request->arena, sizeof *allocation, 8);
+        struct hr_wire_state_alloc *alloc;
+        uint64_t none = 0;
+
+        if (!allocation)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a request");
+        request->context = allocation;
+        alloc = &allocation->alloc;
+        HR_TRY(hr_wire_state_alloc_decode(message, &request->arena, diag, alloc));
+        HR_TRY(hr_charge(&none, alloc->rule_count, limits->placement_rules, "placement_rules",
+                         diag));
+        allocation->rules =
+                hr_arena_alloc(&request->arena, alloc->rule_count * sizeof *allocation->rules, 8);
+        if (!allocation->rules)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for placement rules");
+        for (uint32_t i = 0; i < alloc->rule_count; i++)
+                allocation->rules[i] = (struct hr_placement_rule){ alloc->rules[i].pattern,
+                                                                   alloc->rules[i].device };
+        HR_TRY(hr_object_new(request->session, HR_OBJECT_STATE, sizeof(struct state_object),
+                             limits->session_states, diag, &request->object));
+        request->object->close = state_close_work;
+        return hr_request_expect_body(
+                request, alloc->manifest_bytes ? alloc->manifest_bytes : header->body_bytes,
+                limits->manifest_bytes, "manifest_bytes", diag);
+}
+
+/* Thread: engine. */
+static hr_status manifest_try(struct hr_request *request, struct hr_diag *diag) {
+        const struct hr_limits *limits = &request->server->config->limits;
+        struct allocation *allocation = request->context;
+        const struct hr_wire_manifest_limits wire_limits = { limits->state_tensors };
+        const struct hr_manifest_limits manifest_limits = {
+                .tensors_max = limits->state_tensors,
+                .tensor_bytes_max = limits->tensor_bytes,
+                .total_bytes_max = limits->session_state_bytes,
+        };
+        struct hr_wire_manifest wire;
+
+        HR_TRY(hr_wire_manifest_decode(
+                (struct hr_wire_span){ request->body_memory, request->body_received },
+                &wire_limits, &request->arena, diag, &wire));
+        HR_TRY(hr_manifest_new(&(struct hr_manifest_columns){ wire.count, wire.name_lengths,
+                                                              wire.names, wire.names_bytes,
+                                                              wire.types, wire.ne },
+                               &manifest_limits, diag, &allocation->manifest));
+        allocation->bytes = hr_state_bytes(allocation->manifest);
+        return HR_OK;
+}
+
+/* Thread: engine. */
+static void manifest_work(struct hr_job *job) {
+        job->status = manifest_try(job->arg, &job->diag);
+        hr_engine_job_end(job);
+}
+
+/* Thread: engine. */
+static void alloc_work(struct hr_job *job) {
+        struct hr_request *request = job->arg;
+        struct allocation *allocation = request->context;
+
+        job->status = hr_state_new(hr_engine_fleet(request->server->engine),
+                                   HR_STEAL(allocation->manifest), allocation->rules,
+                                   allocation->alloc.rule_count, &job->diag,
+                                   &state_object(request->object)->state);
+        hr_engine_job_end(job);
+}
+
+static hr_status alloc_finish(struct hr_request *request, struct hr_diag *diag) {
+        struct allocation *allocation = request->context;
+        uint8_t message[32];
+        size_t bytes = 0;
+
+        HR_TRY(hr_session_publish(request->session, request->object, diag));
+        (void) hr_object_ref(request->object); /* the handle's */
+        HR_TRY(hr_wire_state_alloc_reply_encode(request->object->handle, allocation->bytes,
+                                                message, sizeof message, diag, &bytes));
+        hr_request_reply(request, message, bytes, NULL, 0);
+        return HR_OK;
+}
+
+static void alloc_done(struct hr_job *job) {
+        hr_request_finish(job, alloc_finish);
+}
+
+static hr_status alloc_charge(struct hr_request *request, struct hr_diag *diag) {
+        struct allocation *allocation = request->context;
+
+        if (request->stopped != HR_OK)
+                return hr_fail(diag, request->stopped, "cancelled");
+        HR_TRY(hr_charge(&request->session->state_bytes, allocation->bytes,
+                         request->server->config->limits.session_state_bytes,
+                         "session_state_bytes", diag));
+        request->object->state_bytes = allocation->bytes;
+        hr_request_post_work(request, alloc_work, alloc_done);
+        return HR_OK;
+}
+
+static void manifest_done(struct hr_job *job) {
+        hr_request_finish(job, alloc_charge);
+}
+
+static hr_status alloc_start(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        hr_request_post_work(request, manifest_work, manifest_done);
+        return HR_OK;
+}
+
+static void alloc_release(struct hr_request *request) {
+        struct allocation *allocation = request->context;
+
+        if (allocation)
+                allocation->manifest = hr_manifest_free(allocation->manifest);
+}
+
+/* ---- READ and WRITE -------------------------------------------------------------------------- */
+
+static hr_status range_begin(struct hr_request *request, struct hr_wire_span message,
+                             struct hr_diag *diag) {
+        struct hr_transfer_job *transfer = hr_arena_alloc(&request->arena, sizeof *transfer, 8);
+        struct hr_wire_state_range range;
+
+        if (!transfer)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a request");
+        request->context = transfer;
+        HR_TRY(hr_wire_state_range_decode(message, diag, &range));
+        HR_TRY(hr_session_object(request->session, range.handle, HR_OBJECT_STATE, diag,
+                                 &request->object));
+        transfer->transfer.state = hr_state_of(request->object);
+        transfer->transfer.tensor = range.tensor;
+        transfer->transfer.offset = range.offset;
+        transfer->transfer.bytes = range.bytes;
+        return hr_state_check_range(transfer->transfer.state, range.tensor, range.offset,
+                                    range.bytes, diag);
+}
+
+static void transfer_post(struct hr_request *request, bool is_write, void *host, hr_job_fn done) {
+        struct hr_transfer_job *transfer = request->context;
+
+        transfer->is_write = is_write;
+        transfer->transfer.host = host;
+        transfer->job.kind = HR_JOB_TRANSFER;
+        transfer->job.lane = &request->session->lane;
+        transfer->job.done = done;
+        hr_request_post(request, &transfer->job);
+}
+
+static hr_status read_begin(struct hr_request *request, struct hr_wire_span message,
+                            const struct hr_frame_header *header, struct hr_diag *diag) {
+        const struct hr_limits *limits = &request->server->config->limits;
+        const struct hr_transfer_job *transfer;
+
+        (void) header;
+        HR_TRY(range_begin(request, message, diag));
+        transfer = request->context;
+        HR_TRY(hr_charge(&request->session->buffer_bytes, transfer->transfer.bytes,
+                         limits->session_buffer_bytes, "session_buffer_bytes", diag));
+        request->buffer_charge = transfer->transfer.bytes;
+        request->reply_memory = malloc(transfer->transfer.bytes ? transfer->transfer.bytes : 1);
+        return request->reply_memory ? HR_OK
+                                     : hr_fail(diag, HR_E_EXHAUSTED, "no memory for the bytes");
+}
+
+static hr_status read_finish(struct hr_request *request, struct hr_diag *diag) {
+        const struct hr_transfer_job *transfer = request->context;
+        uint8_t message[16];
+        size_t bytes = 0;
+
+        HR_TRY(hr_wire_varint_encode(transfer->transfer.bytes, message, sizeof message, diag,
+                                     &bytes));
+        hr_request_reply(request, message, bytes, request->reply_memory,
+                         transfer->transfer.bytes);
+        return HR_OK;
+}
+
+static void read_done(struct hr_job *job) {
+        hr_request_finish(job, read_finish);
+}
+
+static hr_status read_start(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        transfer_post(request, false, request->reply_memory, read_done);
+        return HR_OK;
+}
+
+static hr_status write_begin(struct hr_request *request, struct hr_wire_span message,
+                             const struct hr_frame_header *header, struct hr_diag *diag) {
+        const struct hr_transfer_job *transfer;
+
+        (void) header;
+        HR_TRY(range_begin(request, message, diag));
+        transfer = request->context;
+        return hr_request_expect_body(request, transfer->transfer.bytes, UINT64_MAX, "bytes", diag);
+}
+
+static hr_status write_finish(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        hr_request_reply(request, NULL, 0, NULL, 0);
+        return HR_OK;
+}
+
+static void write_done(struct hr_job *job) {
+        hr_request_finish(job, write_finish);
+}
+
+static hr_status write_start(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        transfer_post(request, true, request->body_memory, write_done);
+        return HR_OK;
+}
+
+/* ---- FREE ------------------------------------------------------------------------------------ */
+
+static hr_status free_begin(struct hr_request *request, struct hr_wire_span message,
+                            const struct hr_frame_header *header, struct hr_diag *diag) {
+        uint64_t handle = 0;
+
+        (void) header;
+        HR_TRY(hr_wire_fixed64_decode(message, diag, &handle));
+        return hr_session_object(request->session, handle, HR_OBJECT_STATE, diag, &request->object);
+}
+
+static hr_status free_start(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        hr_session_forget(request->session, request->object);
+        hr_request_reply(request, NULL, 0, NULL, 0);
+        return HR_OK;
+}
+
+const struct hr_method hr_state_methods[] = {
+        { .type = HR_FRAME_STATE_ALLOC,
+          .name = "STATE_ALLOC",
+          .needs_session = true,
+          .begin = alloc_begin,
+          .start = alloc_start,
+          .release = alloc_release },
+        { .type = HR_FRAME_STATE_READ,
+          .name = "STATE_READ",
+          .needs_session = true,
+          .begin = read_begin,
+          .start = read_start },
+        { .type = HR_FRAME_STATE_WRITE,
+          .name = "STATE_WRITE",
+          .needs_session = true,
+          .begin = write_begin,
+          .start = write_start },
+        { .type = HR_FRAME_STATE_FREE,
+          .name = "STATE_FREE",
+          .needs_session = true,
+          .begin = free_begin,
+          .start = free_start },
+        { 0 },
+};

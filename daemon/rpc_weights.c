@@ -1,0 +1,612 @@
+/*
+ * Weight sets: LOAD, PUT, LIST, DROP, TENSORS.
+ *
+ * A set that a session uses is an object of it: the object's closing gives the reference back on the
+ * engine's thread. LOAD is one job that the store ends. PUT is two: the first makes room for the
+ * upload, then DATA goes straight into that room under credit, while the second waits for the store
+ * to have verified and placed everything.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/rpc.h"
+
+struct weights_object {
+        struct hr_object base;
+        struct hr_weights *set; /* NULL until it is ready */
+};
+
+struct making {
+        struct hr_wire_weights_load load;
+        struct hr_wire_weights_put put;
+        struct hr_placement_rule *rules;
+        uint32_t rule_count;
+        struct hr_weights_job store_job;
+        struct hr_job wait;     /* PUT: the second job */
+        struct hr_job *kept;    /* engine: the job that the end of store_job ends */
+        bool ended;             /* engine: the end came before anybody waited */
+        struct hr_upload *upload;
+        bool already, is_upload;
+        hr_status status;
+        struct hr_diag diag;
+};
+
+static struct weights_object *weights_object(struct hr_object *object) {
+        HR_ASSERT(object->kind == HR_OBJECT_WEIGHTS);
+        return HR_CONTAINER_OF(object, struct weights_object, base);
+}
+
+/* Thread: engine. */
+static void weights_close_work(struct hr_job *job) {
+        struct weights_object *object =
+                weights_object(HR_CONTAINER_OF(job, struct hr_object, closing));
+
+        if (object->set) {
+                object->set->users--;
+                object->set = hr_weights_unref(object->set);
+        }
+        hr_engine_job_end(job);
+}
+
+/* ---- making a set: what LOAD and PUT share ---------------------------------------------------- */
+
+static hr_status rules_take(struct hr_request *request, struct making *making,
+                            const struct hr_wire_rule *rules, uint32_t count,
+                            struct hr_diag *diag) {
+        uint64_t none = 0;
+
+        HR_TRY(hr_charge(&none, count, request->server->config->limits.placement_rules,
+                         "placement_rules", diag));
+        making->rules = hr_arena_alloc(&request->arena, count * sizeof *making->rules, 8);
+        if (!making->rules)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for placement rules");
+        for (uint32_t i = 0; i < count; i++)
+                making->rules[i] =
+                        (struct hr_placement_rule){ rules[i].pattern, rules[i].device };
+        making->rule_count = count;
+        return HR_OK;
+}
+
+static hr_status making_begin(struct hr_request *request, struct hr_diag *diag,
+                              struct making **ret_making) {
+        const struct hr_limits *limits = &request->server->config->limits;
+        struct making *making = hr_arena_alloc(&request->arena, sizeof *making, 8);
+
+        if (!making)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a request");
+        HR_TRY(hr_charge(&request->session->uploads, 1, limits->session_uploads,
+                         "session_uploads", diag));
+        request->context = making;
+        HR_TRY(hr_object_new(request->session, HR_OBJECT_WEIGHTS, sizeof(struct weights_object),
+                             limits->session_weights, diag, &request->object));
+        request->object->close = weights_close_work;
+        *ret_making = making;
+        return HR_OK;
+}
+
+static void making_release(struct hr_request *request) {
+        if (request->context)
+                hr_discharge(&request->session->uploads, 1);
+}
+
+/* Thread: engine. The store has ended the set's making. */
+static void store_done(struct hr_weights_job *store_job, hr_status status,
+                       const struct hr_diag *diag, struct hr_weights *set, bool already) {
+        struct hr_request *request = store_job->arg;
+        struct making *making = request->context;
+
+        making->ended = true;
+        making->status = status;
+        making->already = already;
+        if (status != HR_OK) {
+                making->diag = *diag;
+        } else {
+                weights_object(request->object)->set = set;
+                set->users++;
+        }
+        if (making->kept) {
+                struct hr_job *job = making->kept;
+
+                making->kept = NULL;
+                job->status = status;
+                job->diag = making->diag;
+                hr_engine_job_end(job);
+        }
+}
+
+/* Thread: engine. The job ends with the making, which may have ended already. */
+static void making_wait(struct making *making, struct hr_job *job) {
+        if (making->ended) {
+                job->status = making->status;
+                job->diag = making->diag;
+                hr_engine_job_end(job);
+                return;
+        }
+        making->kept = job;
+        hr_engine_job_keep(job);
+}
+
+/* Thread: engine. */
+static void making_cancel(struct hr_job *job) {
+        struct hr_request *request = job->arg;
+        struct making *making = request->context;
+
+        making->kept = NULL;
+        hr_weights_job_cancel(&making->store_job);
+        hr_engine_job_end(job);
+}
+
+static void set_info_fill(const struct hr_weights *set, uint64_t handle,
+                          struct hr_wire_set_info *ret_info) {
+        *ret_info = (struct hr_wire_set_info){
+                .handle = handle,
+                .name = set->name,
+                .tensors = set->manifest->tensor_count,
+                .bytes = set->bytes,
+                .digest_bytes = set->has_digest ? HR_DIGEST_BYTES : 0,
+                .source = set->from_file ? "file" : "upload",
+                .users = set->users,
+        };
+        if (set->has_digest)
+                memcpy(ret_info->digest, set->digest, HR_DIGEST_BYTES);
+}
+
+static hr_status set_publish(struct hr_request *request, struct hr_wire_set_info *ret_info,
+                             struct hr_diag *diag) {
+        struct weights_object *object = weights_object(request->object);
+
+        HR_TRY(hr_session_publish(request->session, &object->base, diag));
+        (void) hr_object_ref(&object->base); /* the handle's */
+        set_info_fill(object->set, object->base.handle, ret_info);
+        return HR_OK;
+}
+
+/* ---- LOAD ------------------------------------------------------------------------------------ */
+
+static hr_status load_begin(struct hr_request *request, struct hr_wire_span message,
+                            const struct hr_frame_header *header, struct hr_diag *diag) {
+        struct making *making = NULL;
+
+        (void) header;
+        HR_TRY(making_begin(request, diag, &making));
+        HR_TRY(hr_wire_weights_load_decode(message, &request->arena, diag, &making->load));
+        return rules_take(request, making, making->load.rules, making->load.rule_count, diag);
+}
+
+/* Without a path: the ready set of that name. Thread: engine. */
+static hr_status load_by_name(struct hr_request *request, struct hr_diag *diag) {
+        struct making *making = request->context;
+        struct hr_weights *set = hr_weights_store_find(hr_engine_store(request->server->engine),
+                                                       making->load.name);
+
+        if (!set)
+                return hr_fail_reason(diag, HR_E_NOT_FOUND, "WEIGHTS", "no set of that name");
+        weights_object(request->object)->set = hr_weights_ref(set);
+        set->users++;
+        making->already = true;
+        making->ended = true;
+        return HR_OK;
+}
+
+/* Thread: engine. */
+static hr_status load_try(struct hr_request *request, struct hr_diag *diag) {
+        const struct hr_config *config = request->server->config;
+        struct making *making = request->context;
+        struct hr_weights_file_config file_config = {
+                .directories = (const char *const *) config->directories,
+                .directory_count = config->directory_count,
+                .limits = {
+                        .metadata_bytes_max = config->limits.metadata_bytes,
+                        .metadata_count_max = config->limits.metadata_keys,
+                        .tensors_max = config->limits.weights_tensors,
+                        .tensor_bytes_max = config->limits.tensor_bytes,
+                },
+        };
+        struct hr_weights_file *file = NULL;
+
+        if (making->load.path[0] == '\0' && making->load.name[0] != '\0')
+                return load_by_name(request, diag);
+        HR_TRY(hr_weights_file_open(&file_config, making->load.path, diag, &file));
+        making->store_job.done = store_done;
+        making->store_job.arg = request;
+        return hr_weights_load(hr_engine_store(request->server->engine), file, making->load.name,
+                               making->rules, making->rule_count, &making->store_job, diag);
+}
+
+/* Thread: engine. */
+static void load_work(struct hr_job *job) {
+        struct hr_request *request = job->arg;
+
+        job->status = load_try(request, &job->diag);
+        if (job->status != HR_OK)
+                hr_engine_job_end(job);
+        else
+                making_wait(request->context, job);
+}
+
+static hr_status load_finish(struct hr_request *request, struct hr_diag *diag) {
+        struct hr_server *server = request->server;
+        struct making *making = request->context;
+        const struct hr_weights *set = weights_object(request->object)->set;
+        struct hr_wire_set_info info;
+        size_t bytes = 0;
+
+        HR_TRY(set_publish(request, &info, diag));
+        HR_TRY(hr_wire_load_reply_encode(&info, set->metadata_count, set->metadata_bytes,
+                                         making->already, server->scratch, sizeof server->scratch,
+                                         diag, &bytes));
+        hr_request_reply(request, server->scratch, bytes, set->metadata, set->metadata_bytes);
+        return HR_OK;
+}
+
+static void load_done(struct hr_job *job) {
+        hr_request_finish(job, load_finish);
+}
+
+static hr_status load_start(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        request->job.kind = HR_JOB_WORK;
+        request->job.work = load_work;
+        request->job.cancel = making_cancel;
+        request->job.done = load_done;
+        hr_request_post(request, &request->job);
+        return HR_OK;
+}
+
+/* ---- PUT ------------------------------------------------------------------------------------- */
+
+static hr_status put_begin(struct hr_request *request, struct hr_wire_span message,
+                           const struct hr_frame_header *header, struct hr_diag *diag) {
+        const struct hr_limits *limits = &request->server->config->limits;
+        struct making *making = NULL;
+        uint64_t none = 0;
+
+        HR_TRY(making_begin(request, diag, &making));
+        making->is_upload = true;
+        HR_TRY(hr_wire_weights_put_decode(message, &request->arena, diag, &making->put));
+        HR_TRY(rules_take(request, making, making->put.rules, making->put.rule_count, diag));
+        if (making->put.name[0] == '\0')
+                return hr_fail_reason(diag, HR_E_INVALID, "NAME", "a set needs a name");
+        HR_TRY(hr_charge(&none, making->put.total_bytes, limits->upload_bytes, "upload_bytes",
+                         diag));
+        request->more_follows = making->put.total_bytes > 0;
+        return hr_request_expect_body(request,
+                                      making->put.manifest_bytes ? making->put.manifest_bytes
+                                                                 : header->body_bytes,
+                                      limits->manifest_bytes, "manifest_bytes", diag);
+}
+
+/* Thread: engine. */
+static hr_status put_try(struct hr_request *request, struct hr_diag *diag) {
+        const struct hr_limits *limits = &request->server->config->limits;
+        struct making *making = request->context;
+        const struct hr_wire_manifest_limits wire_limits = { limits->weights_tensors };
+        const struct hr_manifest_limits manifest_limits = {
+                .tensors_max = limits->weights_tensors,
+                .tensor_bytes_max = limits->tensor_bytes,
+                .total_bytes_max = limits->upload_bytes,
+        };
+        struct hr_wire_manifest wire;
+        struct hr_upload_request upload = {
+                .name = making->put.name,
+                .total_bytes = making->put.total_bytes,
+                .digest = making->put.digest_bytes ? making->put.digest : NULL,
+                .rules = making->rules,
+                .rule_count = making->rule_count,
+        };
+
+        HR_TRY(hr_wire_manifest_decode(
+                (struct hr_wire_span){ request->body_memory, request->body_received },
+                &wire_limits, &request->arena, diag, &wire));
+        HR_TRY(hr_manifest_new(&(struct hr_manifest_columns){ wire.count, wire.name_lengths,
+                                                              wire.names, wire.names_bytes,
+                                                              wire.types, wire.ne },
+                               &manifest_limits, diag, &upload.manifest));
+        making->store_job.done = store_done;
+        making->store_job.arg = request;
+        return hr_weights_put(hr_engine_store(request->server->engine), &upload,
+                              &making->store_job, diag, &making->upload);
+}
+
+/* Thread: engine. */
+static void put_work(struct hr_job *job) {
+        job->status = put_try(job->arg, &job->diag);
+        hr_engine_job_end(job);
+}
+
+/* Thread: engine. */
+static void put_wait_work(struct hr_job *job) {
+        struct hr_request *request = job->arg;
+
+        making_wait(request->context, job);
+}
+
+static hr_status put_finish(struct hr_request *request, struct hr_diag *diag) {
+        struct hr_server *server = request->server;
+        struct hr_wire_set_info info;
+        size_t bytes = 0;
+
+        HR_TRY(set_publish(request, &info, diag));
+        HR_TRY(hr_wire_put_reply_encode(&info, server->scratch, sizeof server->scratch, diag,
+                                        &bytes));
+        hr_request_reply(request, server->scratch, bytes, NULL, 0);
+        return HR_OK;
+}
+
+static void put_wait_done(struct hr_job *job) {
+        struct hr_request *request = job->arg;
+
+        request->upload = NULL;
+        hr_request_finish(job, put_finish);
+}
+
+static void credit_give(struct hr_request *request) {
+        uint64_t window = request->server->config->limits.upload_window_bytes;
+        uint64_t under_way = request->body_granted - request->body_received;
+        uint64_t left = request->body_total - request->body_granted;
+
+        if (under_way <= window / 2)
+                hr_request_grant(request, HR_MIN(window - under_way, left));
+}
+
+/* There is room for the upload: wait for its end, and let it come. */
+static void put_done(struct hr_job *job) {
+        struct hr_request *request = hr_request_of(job);
+        struct making *making = request->context;
+        struct hr_diag diag = job->diag;
+        hr_status stopped = request->stopped;
+
+        if (job->status != HR_OK) {
+                hr_request_fail(request, request->failure ? request->failure : &diag);
+                return;
+        }
+        making->wait = (struct hr_job){
+                .kind = HR_JOB_WORK,
+                .work = put_wait_work,
+                .cancel = making_cancel,
+                .done = put_wait_done,
+        };
+        hr_request_post(request, &making->wait);
+        if (stopped != HR_OK || request->failure) {
+                hr_engine_cancel(request->server->engine, &making->wait,
+                                 stopped != HR_OK ? stopped : HR_E_CANCELLED);
+                return;
+        }
+        if (making->put.total_bytes == 0)
+                return;
+        request->phase = HR_REQUEST_RECEIVING;
+        request->upload = making->upload;
+        request->body = NULL;
+        request->body_total = making->put.total_bytes;
+        request->body_received = request->body_granted = 0;
+        request->more_follows = false;
+        credit_give(request);
+}
+
+static void put_data(struct hr_request *request, uint64_t bytes) {
+        if (hr_upload_commit(request->upload, bytes)) {
+                request->upload = NULL;
+                request->phase = HR_REQUEST_WORKING;
+                return;
+        }
+        credit_give(request);
+}
+
+/* Nothing more is written into the upload, not even what is left of the frame that is under way. */
+static void put_stop(struct hr_request *request) {
+        request->upload = NULL;
+        if (request->conn && request->conn->body_request == request) {
+                request->conn->body_request = NULL;
+                request->conn->body_to = NULL;
+        }
+}
+
+static hr_status put_start(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        hr_request_post_work(request, put_work, put_done);
+        return HR_OK;
+}
+
+/* ---- LIST ------------------------------------------------------------------------------------ */
+
+struct listing {
+        struct hr_wire_set_info *infos;
+        const struct hr_weights **sets; /* to compare with, not to look into */
+        uint32_t count;
+};
+
+/* Copies what the loop needs: sets may go as soon as this is over. Thread: engine. */
+static hr_status list_try(struct hr_request *request, struct hr_diag *diag) {
+        struct hr_weights_store *store = hr_engine_store(request->server->engine);
+        struct listing *listing = request->context;
+        struct hr_weights *set = NULL;
+        uint64_t count = hr_weights_store_stats(store).sets;
+
+        listing->infos = hr_arena_alloc(&request->arena, count * sizeof *listing->infos, 8);
+        listing->sets = hr_arena_alloc(&request->arena, count * sizeof *listing->sets, 8);
+        while (listing->infos && listing->sets && (set = hr_weights_store_next(store, set))) {
+                struct hr_wire_set_info *info = &listing->infos[listing->count];
+                char *name = hr_arena_alloc(&request->arena, strlen(set->name) + 1, 1);
+
+                if (!name)
+                        return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a listing");
+                HR_ASSERT(listing->count < count);
+                set_info_fill(set, 0, info);
+                memcpy(name, set->name, strlen(set->name) + 1);
+                info->name = name;
+                listing->sets[listing->count++] = set;
+        }
+        return listing->infos && listing->sets
+                       ? HR_OK
+                       : hr_fail(diag, HR_E_EXHAUSTED, "no memory for a listing");
+}
+
+/* Thread: engine. */
+static void list_work(struct hr_job *job) {
+        job->status = list_try(job->arg, &job->diag);
+        hr_engine_job_end(job);
+}
+
+static void listing_fill_handles(struct listing *listing, const struct hr_handles *handles) {
+        for (uint32_t i = 0; i < handles->slot_count; i++) {
+                struct hr_object *object = handles->slots[i].object;
+
+                if (handles->slots[i].generation == 0 || object->kind != HR_OBJECT_WEIGHTS)
+                        continue;
+                for (uint32_t k = 0; k < listing->count; k++)
+                        if (listing->sets[k] == weights_object(object)->set)
+                                listing->infos[k].handle = object->handle;
+        }
+}
+
+static hr_status list_finish(struct hr_request *request, struct hr_diag *diag) {
+        struct listing *listing = request->context;
+        size_t bytes = 0;
+
+        listing_fill_handles(listing, &request->session->handles);
+        HR_TRY(hr_wire_sets_encode(listing->infos, listing->count, NULL, 0, diag, &bytes));
+        request->reply_memory = malloc(bytes ? bytes : 1);
+        if (!request->reply_memory)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a listing");
+        HR_TRY(hr_wire_sets_encode(listing->infos, listing->count, request->reply_memory, bytes,
+                                   diag, &bytes));
+        hr_request_reply(request, NULL, 0, request->reply_memory, bytes);
+        return HR_OK;
+}
+
+static void list_done(struct hr_job *job) {
+        hr_request_finish(job, list_finish);
+}
+
+static hr_status list_start(struct hr_request *request, struct hr_diag *diag) {
+        request->context = hr_arena_alloc(&request->arena, sizeof(struct listing), 8);
+        if (!request->context)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a listing");
+        hr_request_post_work(request, list_work, list_done);
+        return HR_OK;
+}
+
+/* ---- DROP and TENSORS ------------------------------------------------------------------------ */
+
+static hr_status handle_begin(struct hr_request *request, struct hr_wire_span message,
+                              const struct hr_frame_header *header, struct hr_diag *diag) {
+        uint64_t handle = 0;
+
+        (void) header;
+        HR_TRY(hr_wire_fixed64_decode(message, diag, &handle));
+        return hr_session_object(request->session, handle, HR_OBJECT_WEIGHTS, diag,
+                                 &request->object);
+}
+
+static hr_status drop_start(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        hr_session_forget(request->session, request->object);
+        hr_request_reply(request, NULL, 0, NULL, 0);
+        return HR_OK;
+}
+
+/* Columns of the set's manifest, encoded. Thread: engine. */
+static hr_status tensors_try(struct hr_request *request, struct hr_diag *diag) {
+        const struct hr_manifest *manifest = weights_object(request->object)->set->manifest;
+        uint32_t count = manifest->tensor_count;
+        uint32_t *lengths = malloc((size_t) count * sizeof *lengths + 1);
+        uint32_t *types = malloc((size_t) count * sizeof *types + 1);
+        int64_t *ne = malloc((size_t) count * sizeof(int64_t[HR_DIMS]) + 1);
+        char *names = malloc(manifest->name_bytes + 1);
+        hr_status status = hr_fail(NULL, HR_E_EXHAUSTED, "no memory");
+        uint64_t name_bytes = 0;
+        size_t bytes = 0;
+
+        if (!lengths || !types || !ne || !names)
+                goto out;
+        for (uint32_t i = 0; i < count; i++) {
+                const struct hr_manifest_tensor *tensor = &manifest->tensors[i];
+
+                lengths[i] = tensor->name_bytes;
+                types[i] = tensor->type;
+                memcpy(ne + (size_t) i * HR_DIMS, tensor->ne, sizeof tensor->ne);
+                memcpy(names + name_bytes, tensor->name, tensor->name_bytes);
+                name_bytes += tensor->name_bytes;
+        }
+        {
+                const struct hr_wire_manifest wire = { count, lengths, names, name_bytes, types,
+                                                       ne };
+
+                status = hr_wire_manifest_encode(&wire, NULL, 0, diag, &bytes);
+                if (status == HR_OK)
+                        request->reply_memory = malloc(bytes ? bytes : 1);
+                if (status == HR_OK && request->reply_memory)
+                        status = hr_wire_manifest_encode(&wire, request->reply_memory, bytes, diag,
+                                                         &request->reply_bytes);
+        }
+out:
+        free(lengths);
+        free(types);
+        free(ne);
+        free(names);
+        if (status == HR_OK && !request->reply_memory)
+                status = HR_E_EXHAUSTED;
+        return status == HR_OK ? HR_OK : hr_fail(diag, status, "no memory for a manifest");
+}
+
+/* Thread: engine. */
+static void tensors_work(struct hr_job *job) {
+        job->status = tensors_try(job->arg, &job->diag);
+        hr_engine_job_end(job);
+}
+
+static hr_status tensors_finish(struct hr_request *request, struct hr_diag *diag) {
+        uint8_t message[16];
+        size_t bytes = 0;
+
+        HR_TRY(hr_wire_varint_encode(request->reply_bytes, message, sizeof message, diag, &bytes));
+        hr_request_reply(request, message, bytes, request->reply_memory, request->reply_bytes);
+        return HR_OK;
+}
+
+static void tensors_done(struct hr_job *job) {
+        hr_request_finish(job, tensors_finish);
+}
+
+static hr_status tensors_start(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        hr_request_post_work(request, tensors_work, tensors_done);
+        return HR_OK;
+}
+
+struct hr_weights *hr_weights_of(struct hr_object *object) {
+        return weights_object(object)->set;
+}
+
+const struct hr_method hr_weights_methods[] = {
+        { .type = HR_FRAME_WEIGHTS_PUT,
+          .name = "WEIGHTS_PUT",
+          .needs_session = true,
+          .begin = put_begin,
+          .start = put_start,
+          .release = making_release,
+          .data = put_data,
+          .stop = put_stop },
+        { .type = HR_FRAME_WEIGHTS_LOAD,
+          .name = "WEIGHTS_LOAD",
+          .needs_session = true,
+          .begin = load_begin,
+          .start = load_start,
+          .release = making_release },
+        { .type = HR_FRAME_WEIGHTS_LIST,
+          .name = "WEIGHTS_LIST",
+          .needs_session = true,
+          .begin = hr_method_begin_empty,
+          .start = list_start },
+        { .type = HR_FRAME_WEIGHTS_DROP,
+          .name = "WEIGHTS_DROP",
+          .needs_session = true,
+          .begin = handle_begin,
+          .start = drop_start },
+        { .type = HR_FRAME_WEIGHTS_TENSORS,
+          .name = "WEIGHTS_TENSORS",
+          .needs_session = true,
+          .begin = handle_begin,
+          .start = tensors_start },
+        { 0 },
+};

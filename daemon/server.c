@@ -1,0 +1,378 @@
+/*
+ * The loop and everything below it. Start-up is one list, read backwards at the end:
+ *
+ *   loop, signals, timers -> devices -> fleet -> engine, graphs -> listeners
+ *
+ * The loop spins for a configured time after the last activity (events are polled without sleeping,
+ * news of the engine is looked for in memory) and then sleeps in the kernel. Before it sleeps it says
+ * so and looks once more, hence no news is slept over.
+ *
+ * The drain is a condition, not an event: it is over when no request, connection, session or object
+ * is left. It is looked at whenever one of them goes.
+ */
+#include "daemon/server.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/registry.h"
+#include "core/clock.h"
+#include "core/log.h"
+#include "daemon/conn.h"
+#include "daemon/graphs.h"
+#include "daemon/listener.h"
+#include "daemon/request.h"
+
+#define TICK_MS 100
+
+/* ---- deadlines ------------------------------------------------------------------------------- */
+
+static void deadline_cb(uv_timer_t *timer);
+
+static void deadlines_arm(struct hr_server *server, uint64_t deadline_ns) {
+        uint64_t now_ns = hr_clock_now_ns();
+        uint64_t ms = deadline_ns > now_ns ? (deadline_ns - now_ns) / HR_NS_PER_MS + 1 : 0;
+
+        server->armed_ns = deadline_ns;
+        uv_update_time(&server->loop);
+        (void) uv_timer_start(&server->deadline_timer, deadline_cb, ms, 0);
+}
+
+void hr_server_deadline_add(struct hr_server *server, struct hr_list *link,
+                            uint64_t deadline_ns) {
+        hr_list_append(&server->deadlines, link);
+        if (server->armed_ns == 0 || deadline_ns < server->armed_ns)
+                deadlines_arm(server, deadline_ns);
+}
+
+static void deadline_cb(uv_timer_t *timer) {
+        struct hr_server *server = timer->data;
+        uint64_t now_ns = hr_clock_now_ns();
+        uint64_t next_ns = 0;
+
+        server->armed_ns = 0;
+        HR_LIST_FOR_EACH(link, &server->deadlines) {
+                struct hr_request *request =
+                        HR_CONTAINER_OF(link, struct hr_request, deadline_link);
+
+                if (request->deadline_ns <= now_ns) {
+                        hr_list_remove(link);
+                        hr_request_stop(request, HR_E_DEADLINE);
+                } else if (next_ns == 0 || request->deadline_ns < next_ns) {
+                        next_ns = request->deadline_ns;
+                }
+        }
+        if (next_ns != 0)
+                deadlines_arm(server, next_ns);
+}
+
+static void tick_cb(uv_timer_t *timer) {
+        struct hr_server *server = timer->data;
+        uint64_t now_ns = hr_clock_now_ns();
+
+        HR_LIST_FOR_EACH(link, &server->conns)
+                hr_conn_tick(HR_CONTAINER_OF(link, struct hr_conn, link), now_ns);
+        for (uint32_t i = 0; i < server->listener_count; i++)
+                hr_listener_rested(server->listeners[i]);
+        if (hr_list_is_empty(&server->conns))
+                (void) uv_timer_stop(&server->tick);
+        hr_server_accept_update(server);
+}
+
+static void tick_start(struct hr_server *server) {
+        if (!uv_is_active((uv_handle_t *) &server->tick))
+                (void) uv_timer_start(&server->tick, tick_cb, TICK_MS, TICK_MS);
+}
+
+void hr_server_listener_rests(struct hr_server *server) {
+        tick_start(server);
+}
+
+void hr_server_accept_update(struct hr_server *server) {
+        bool accept = !server->draining &&
+                      server->greeting_count < server->config->limits.greetings;
+
+        for (uint32_t i = 0; i < server->listener_count; i++)
+                hr_listener_accept(server->listeners[i], accept);
+        if (!hr_list_is_empty(&server->conns))
+                tick_start(server);
+}
+
+/* ---- drain ----------------------------------------------------------------------------------- */
+
+static void listeners_close(struct hr_server *server) {
+        for (uint32_t i = 0; i < server->listener_count; i++)
+                server->listeners[i] = hr_listener_close(server->listeners[i]);
+        server->listener_count = 0;
+}
+
+static void go_away_send(struct hr_conn *conn) {
+        uint8_t message[128];
+        size_t bytes = 0;
+
+        if (!conn->session || hr_wire_go_away_encode("draining", 1000, message, sizeof message,
+                                                     NULL, &bytes) != HR_OK)
+                return;
+        hr_conn_send(conn, &(struct hr_send){
+                                   .header = { .type = HR_FRAME_GOAWAY,
+                                               .request_id = HR_FRAME_PUSH_ID },
+                                   .message = message,
+                                   .message_bytes = bytes,
+                           });
+}
+
+static void drain_timeout_cb(uv_timer_t *timer) {
+        struct hr_server *server = timer->data;
+
+        hr_log(HR_LOG_WARNING, "server", "drain time has passed, cancelling requests=%llu",
+               (unsigned long long) server->stats.requests_in_flight);
+        server->cancelled = true;
+        HR_LIST_FOR_EACH(link, &server->conns) {
+                struct hr_conn *conn = HR_CONTAINER_OF(link, struct hr_conn, link);
+
+                HR_LIST_FOR_EACH(request, &conn->requests)
+                        hr_request_stop(HR_CONTAINER_OF(request, struct hr_request, link),
+                                        HR_E_CANCELLED);
+        }
+}
+
+void hr_server_drain(struct hr_server *server, const char *why) {
+        if (server->draining)
+                return;
+        hr_log(HR_LOG_NOTICE, "server", "draining (%s) connections=%llu requests=%llu", why,
+               (unsigned long long) server->stats.connections,
+               (unsigned long long) server->stats.requests_in_flight);
+        server->draining = true;
+        listeners_close(server);
+        HR_LIST_FOR_EACH(link, &server->conns)
+                go_away_send(HR_CONTAINER_OF(link, struct hr_conn, link));
+        (void) uv_timer_start(&server->drain_timer, drain_timeout_cb,
+                              server->config->drain_timeout_ns / HR_NS_PER_MS, 0);
+}
+
+/* What is left of a drain: first the requests, then the connections, then what the sessions held. */
+static void drain_step(struct hr_server *server) {
+        if (!server->draining || server->stats.requests_in_flight > 0)
+                return;
+        HR_LIST_FOR_EACH(link, &server->conns)
+                hr_conn_finish(HR_CONTAINER_OF(link, struct hr_conn, link));
+        hr_conns_reap(server);
+        if (hr_list_is_empty(&server->conns) && hr_list_is_empty(&server->sessions))
+                server->stopping = true;
+}
+
+void hr_server_session_gone(struct hr_server *server) {
+        server->active_ns = hr_clock_now_ns();
+}
+
+void hr_server_conn_gone(struct hr_server *server) {
+        server->active_ns = hr_clock_now_ns();
+}
+
+static void signal_cb(uv_signal_t *handle, int number) {
+        struct hr_server *server = handle->data;
+
+        if (number == SIGHUP) {
+                hr_log(HR_LOG_NOTICE, "server", "SIGHUP: the configuration is read at start only");
+                return;
+        }
+        hr_server_drain(server, number == SIGINT ? "SIGINT" : "SIGTERM");
+}
+
+/* ---- the loop -------------------------------------------------------------------------------- */
+
+static void wake_cb(uv_async_t *handle) {
+        (void) handle; /* the news are looked for after every turn of the loop */
+}
+
+/* Thread: any. */
+static void server_wake(void *arg) {
+        struct hr_server *server = arg;
+
+        (void) uv_async_send(&server->wake);
+}
+
+/* Everything that is not an event of the kernel. */
+static void server_serve(struct hr_server *server) {
+        while (hr_engine_poll(server->engine)) {
+        }
+        hr_conns_reap(server);
+        drain_step(server);
+}
+
+static void server_loop(struct hr_server *server) {
+        uint64_t spin_ns = server->config->spin_ns;
+
+        while (!server->stopping) {
+                hr_engine_loop_awake(server->engine, true);
+                server_serve(server);
+                if (server->stopping)
+                        break;
+                if (hr_clock_now_ns() - server->active_ns < spin_ns) {
+                        (void) uv_run(&server->loop, UV_RUN_NOWAIT);
+                        continue;
+                }
+                hr_engine_loop_awake(server->engine, false);
+                if (!hr_engine_has_news(server->engine))
+                        (void) uv_run(&server->loop, UV_RUN_ONCE);
+        }
+        hr_engine_loop_awake(server->engine, true);
+}
+
+/* ---- start and end --------------------------------------------------------------------------- */
+
+static hr_status loop_init(struct hr_server *server, struct hr_diag *diag) {
+        static const int numbers[] = { SIGTERM, SIGINT, SIGHUP };
+        uv_timer_t *const timers[] = { &server->tick, &server->deadline_timer,
+                                       &server->drain_timer };
+
+        if (uv_loop_init(&server->loop) != 0)
+                return hr_fail(diag, HR_E_UNAVAILABLE, "no event loop");
+        server->loop_is_made = true;
+        if (uv_async_init(&server->loop, &server->wake, wake_cb) != 0)
+                return hr_fail(diag, HR_E_UNAVAILABLE, "no descriptor for the event loop");
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(timers); i++) {
+                (void) uv_timer_init(&server->loop, timers[i]);
+                timers[i]->data = server;
+        }
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(numbers); i++) {
+                if (uv_signal_init(&server->loop, &server->signals[i]) != 0)
+                        return hr_fail(diag, HR_E_UNAVAILABLE, "signals cannot be watched");
+                server->signals[i].data = server;
+                if (uv_signal_start(&server->signals[i], signal_cb, numbers[i]) != 0)
+                        return hr_fail(diag, HR_E_UNAVAILABLE, "signals cannot be watched");
+        }
+        (void) signal(SIGPIPE, SIG_IGN);
+        return HR_OK;
+}
+
+static hr_status devices_open(struct hr_server *server, struct hr_diag *diag) {
+        const struct hr_config *config = server->config;
+
+        server->devices = calloc(config->device_count, sizeof *server->devices);
+        server->stats.device_splits = calloc(config->device_count, sizeof(uint64_t));
+        if (!server->devices || !server->stats.device_splits)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for devices");
+        for (uint32_t i = 0; i < config->device_count; i++) {
+                const struct hr_config_device *device = &config->devices[i];
+                struct hr_backend_config backend = {
+                        .backend = device->backend,
+                        .name = device->name,
+                        .threads = (uint32_t) device->threads,
+                        .isolated = device->isolated,
+                        .memory_cap = device->memory_cap,
+                        .spin_us = (uint32_t) (device->spin_ns / 1000),
+                        .deterministic = device->deterministic,
+                        .isa = device->isa,
+                        .deny_ops = device->deny_ops,
+                        .delay_us = (uint32_t) (device->delay_ns / 1000),
+                        .batch_min = (uint32_t) device->batch_min,
+                };
+
+                HR_TRY(hr_backend_device_new(&backend, diag, &server->devices[i]));
+                server->device_count++;
+                hr_log(HR_LOG_INFO, "server", "device %s: %s", device->name,
+                       server->devices[i]->props.description);
+        }
+        return HR_OK;
+}
+
+static hr_status engine_open(struct hr_server *server, struct hr_diag *diag) {
+        struct hr_engine_config config = {
+                .config = server->config,
+                .wake_loop = server_wake,
+                .arg = server,
+        };
+
+        HR_TRY(hr_fleet_new(server->devices, server->device_count, diag, &server->fleet));
+        config.fleet = server->fleet;
+        HR_TRY(hr_graphs_new(diag, &server->graphs));
+        return hr_engine_new(&config, diag, &server->engine);
+}
+
+static hr_status listeners_open(struct hr_server *server, struct hr_diag *diag) {
+        const struct hr_config *config = server->config;
+
+        if (config->unix_path) {
+                HR_TRY(hr_listener_open_unix(server, config->unix_path,
+                                             (uint32_t) config->unix_mode, diag,
+                                             &server->listeners[server->listener_count]));
+                server->listener_count++;
+        }
+        if (config->tcp_address_bytes > 0) {
+                HR_TRY(hr_listener_open_tcp(server, &config->tcp_address,
+                                            config->tcp_address_bytes, diag,
+                                            &server->listeners[server->listener_count]));
+                server->listener_count++;
+        }
+        hr_server_accept_update(server);
+        return HR_OK;
+}
+
+static hr_status server_open(struct hr_server *server, struct hr_diag *diag) {
+        const struct hr_limits *limits = &server->config->limits;
+
+        hr_list_init(&server->conns);
+        hr_list_init(&server->conns_over);
+        hr_list_init(&server->sessions);
+        hr_list_init(&server->idle_requests);
+        hr_list_init(&server->deadlines);
+        server->frame_limits = (struct hr_frame_limits){
+                .message_bytes_max = (uint32_t) limits->message_bytes,
+                .body_bytes_max = (uint32_t) limits->body_bytes,
+        };
+        server->started_ns = hr_clock_now_ns();
+        HR_TRY(hr_random(server->boot_id, sizeof server->boot_id, diag));
+        HR_TRY(loop_init(server, diag));
+        HR_TRY(devices_open(server, diag));
+        HR_TRY(engine_open(server, diag));
+        return listeners_open(server, diag);
+}
+
+static void handle_close_cb(uv_handle_t *handle, void *arg) {
+        (void) arg;
+        if (!uv_is_closing(handle))
+                uv_close(handle, NULL);
+}
+
+/* The start backwards; copes with a start that got half-way. */
+static void server_close(struct hr_server *server) {
+        listeners_close(server);
+        server->engine = hr_engine_free(server->engine);
+        server->graphs = hr_graphs_free(server->graphs);
+        if (server->fleet)
+                server->fleet = hr_fleet_free(server->fleet);
+        for (uint32_t i = 0; i < server->device_count; i++)
+                server->devices[i] = hr_device_unref(server->devices[i]);
+        free(server->devices);
+        free(server->stats.device_splits);
+        if (server->loop_is_made) {
+                uv_walk(&server->loop, handle_close_cb, NULL);
+                while (uv_run(&server->loop, UV_RUN_DEFAULT) != 0) {
+                }
+                (void) uv_loop_close(&server->loop);
+        }
+        if (server->idle_requests.next)
+                hr_requests_deinit(server);
+        free(server);
+}
+
+hr_status hr_server_run(const struct hr_config *config, struct hr_diag *diag) {
+        struct hr_server *server = calloc(1, sizeof *server);
+        hr_status status;
+
+        if (!server)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the server");
+        server->config = config;
+        status = server_open(server, diag);
+        if (status == HR_OK) {
+                hr_log(HR_LOG_NOTICE, "server", "headraced %s ready devices=%u start_ms=%.1f",
+                       HR_VERSION, server->device_count,
+                       (double) (hr_clock_now_ns() - server->started_ns) / 1e6);
+                server_loop(server);
+                hr_log(HR_LOG_NOTICE, "server", "drained");
+        }
+        server_close(server);
+        return status;
+}

@@ -1,0 +1,88 @@
+/*
+ * The server owns the loop and everything below it, in one order of start and the reverse of it at the
+ * end: devices, fleet, engine, listeners; then connections and their sessions come and go.
+ *
+ * SIGTERM or SIGINT begins the drain: listeners close, connections are told GOAWAY, new requests are
+ * refused with UNAVAILABLE (reason DRAINING), what is in flight ends. When nothing is left, or the
+ * drain time has passed and what is left has been cancelled, the loop ends and the process exits 0.
+ *
+ * Thread: loop, except where said.
+ */
+#pragma once
+
+#include <uv.h>
+
+#include "daemon/engine.h"
+#include "daemon/session.h"
+#include "proto/codec.h"
+#include "proto/frame.h"
+
+struct hr_conn;
+struct hr_listener;
+struct hr_graphs;
+
+/* Bytes read at once when no body is due; also the most that is read past one. */
+#define HR_WINDOW_BYTES 16384U
+
+#define HR_GRPC_CODES 17U
+
+struct hr_server_stats {
+        uint64_t connections, connections_total, connections_refused;
+        uint64_t sessions, sessions_total;
+        uint64_t objects;
+        uint64_t bytes_in, bytes_out, frames_in, frames_out;
+        uint64_t protocol_errors, data_dropped;
+        uint64_t requests[256][HR_GRPC_CODES]; /* by type and the code of their end */
+        uint64_t requests_in_flight;
+        uint64_t runs_in_flight;
+        uint64_t run_ns, queue_ns;             /* sums over runs */
+        uint64_t *device_splits;               /* of runs that ended well, per device */
+};
+
+struct hr_server {
+        const struct hr_config *config;
+        uv_loop_t loop;
+        struct hr_device **devices;
+        uint32_t device_count;
+        struct hr_fleet *fleet;
+        struct hr_engine *engine;
+        struct hr_graphs *graphs; /* by digest; thread: engine */
+        struct hr_listener *listeners[2];
+        uint32_t listener_count;
+        struct hr_list conns, conns_over;
+        struct hr_list sessions;
+        struct hr_list idle_requests;
+        uint32_t idle_request_count;
+        struct hr_list deadlines; /* of requests that have one */
+        uint64_t armed_ns;        /* when the deadline timer goes off; 0 = not armed */
+        uint32_t greeting_count;  /* connections without hello */
+        uint8_t boot_id[HR_WIRE_BOOT_ID_BYTES];
+        uint64_t started_ns;
+        uint64_t active_ns;       /* last activity, for spinning */
+        bool loop_is_made;
+        bool draining, cancelled, stopping;
+        uv_async_t wake;
+        uv_signal_t signals[3];
+        uv_timer_t tick;          /* connections' deadlines */
+        uv_timer_t deadline_timer;
+        uv_timer_t drain_timer;
+        struct hr_server_stats stats;
+        struct hr_frame_limits frame_limits;
+        uint8_t window[HR_WINDOW_BYTES];            /* what a read leaves beyond a body */
+        uint8_t scratch[HR_WIRE_MESSAGE_BYTES_MAX]; /* a message being encoded */
+};
+
+/* Runs until drained. HR_OK after a drain; otherwise diag says why it could not start or go on. */
+HR_NODISCARD hr_status hr_server_run(const struct hr_config *config, struct hr_diag *diag);
+
+/* A session, or a connection, has gone: maybe the last one of a drain. */
+void hr_server_session_gone(struct hr_server *server);
+void hr_server_conn_gone(struct hr_server *server);
+/* Begins the drain (idempotent). */
+void hr_server_drain(struct hr_server *server, const char *why);
+/* A request with a deadline has come. */
+void hr_server_deadline_add(struct hr_server *server, struct hr_list *link, uint64_t deadline_ns);
+/* Starts or ends accepting as the number of connections says. */
+void hr_server_accept_update(struct hr_server *server);
+/* A listener cannot accept for now: the next tick lets it try again. */
+void hr_server_listener_rests(struct hr_server *server);

@@ -1,0 +1,319 @@
+/*
+ * Handle tables, counted objects, sessions and their charges.
+ *
+ * A handle is (generation << 32) | (slot + 1). Generations are random and never 0, so that neither a
+ * handle of another session nor one of an earlier owner of the slot is likely to be taken for a live
+ * one; a guess has one chance in 2^32.
+ */
+#include "daemon/session.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "daemon/server.h"
+
+hr_status hr_random(void *bytes, size_t size, struct hr_diag *diag) {
+        uint8_t *at = bytes;
+
+        while (size > 0) {
+                ssize_t got = getrandom(at, size, 0);
+
+                if (got < 0 && errno == EINTR)
+                        continue;
+                if (got <= 0)
+                        return hr_fail(diag, HR_E_UNAVAILABLE, "no random numbers");
+                at += got;
+                size -= (size_t) got;
+        }
+        return HR_OK;
+}
+
+/* ---- handles --------------------------------------------------------------------------------- */
+
+#define HANDLES_FIRST 8U
+#define NO_SLOT UINT32_MAX
+
+static hr_status handles_grow(struct hr_handles *handles, struct hr_diag *diag) {
+        uint64_t count = handles->slot_count ? (uint64_t) handles->slot_count * 2 : HANDLES_FIRST;
+        struct hr_handle_slot *slots;
+
+        if (count >= NO_SLOT)
+                return hr_fail(diag, HR_E_EXHAUSTED, "too many handles");
+        slots = realloc(handles->slots, count * sizeof *slots);
+        if (!slots)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for handles");
+        for (uint32_t i = handles->slot_count; i < count; i++)
+                slots[i] = (struct hr_handle_slot){ .next_free = i + 1 < count ? i + 1 : NO_SLOT };
+        handles->first_free = handles->slot_count;
+        handles->slots = slots;
+        handles->slot_count = (uint32_t) count;
+        return HR_OK;
+}
+
+hr_status hr_handles_add(struct hr_handles *handles, struct hr_object *object,
+                         struct hr_diag *diag, uint64_t *ret_handle) {
+        struct hr_handle_slot *slot;
+        uint32_t generation = 0;
+        uint32_t index;
+
+        while (generation == 0)
+                HR_TRY(hr_random(&generation, sizeof generation, diag));
+        if (handles->used == handles->slot_count)
+                HR_TRY(handles_grow(handles, diag));
+        index = handles->first_free;
+        HR_ASSERT(index < handles->slot_count);
+        slot = &handles->slots[index];
+        HR_ASSERT(slot->generation == 0);
+        handles->first_free = slot->next_free;
+        handles->used++;
+        slot->generation = generation;
+        slot->object = object;
+        *ret_handle = ((uint64_t) generation << 32) | (index + 1);
+        return HR_OK;
+}
+
+static struct hr_handle_slot *handles_slot(const struct hr_handles *handles, uint64_t handle) {
+        uint32_t number = (uint32_t) handle;
+        uint32_t generation = (uint32_t) (handle >> 32);
+
+        if (number == 0 || number > handles->slot_count || generation == 0)
+                return NULL;
+        return handles->slots[number - 1].generation == generation ? &handles->slots[number - 1]
+                                                                   : NULL;
+}
+
+struct hr_object *hr_handles_find(const struct hr_handles *handles, uint64_t handle) {
+        struct hr_handle_slot *slot = handles_slot(handles, handle);
+
+        return slot ? slot->object : NULL;
+}
+
+struct hr_object *hr_handles_remove(struct hr_handles *handles, uint64_t handle) {
+        struct hr_handle_slot *slot = handles_slot(handles, handle);
+        struct hr_object *object;
+
+        if (!slot)
+                return NULL;
+        object = slot->object;
+        *slot = (struct hr_handle_slot){ .next_free = handles->first_free };
+        handles->first_free = (uint32_t) (slot - handles->slots);
+        handles->used--;
+        return object;
+}
+
+void hr_handles_deinit(struct hr_handles *handles) {
+        free(handles->slots);
+        *handles = (struct hr_handles){ 0 };
+}
+
+/* ---- charges --------------------------------------------------------------------------------- */
+
+hr_status hr_charge(uint64_t *counter, uint64_t amount, uint64_t limit, const char *field,
+                    struct hr_diag *diag) {
+        uint64_t sum;
+        hr_status status;
+
+        if (hr_add_u64(*counter, amount, &sum) && sum <= limit) {
+                *counter = sum;
+                return HR_OK;
+        }
+        status = hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT", "%s: %llu held, %llu more, at most %llu",
+                                field, (unsigned long long) *counter, (unsigned long long) amount,
+                                (unsigned long long) limit);
+        if (diag && diag->status == status) {
+                diag->field = field;
+                diag->limit = limit;
+                diag->actual = hr_add_u64(*counter, amount, &sum) ? sum : UINT64_MAX;
+        }
+        return status;
+}
+
+void hr_discharge(uint64_t *counter, uint64_t amount) {
+        HR_ASSERT(*counter >= amount);
+        *counter -= amount;
+}
+
+/* ---- objects --------------------------------------------------------------------------------- */
+
+const char *hr_object_kind_name(hr_object_kind kind) {
+        static const char *const names[HR_OBJECT_KINDS] = { "WEIGHTS", "STATE", "GRAPH" };
+
+        HR_ASSERT(kind < HR_OBJECT_KINDS);
+        return names[kind];
+}
+
+/* The closing of an object that holds nothing of the engine's. */
+static void object_close_nothing(struct hr_job *job) {
+        hr_engine_job_end(job);
+}
+
+hr_status hr_object_new(struct hr_session *session, hr_object_kind kind, size_t size,
+                        uint64_t limit, struct hr_diag *diag, struct hr_object **ret_object) {
+        static const char *const fields[HR_OBJECT_KINDS] = { "session_weights", "session_states",
+                                                             "session_graphs" };
+        struct hr_object *object;
+
+        HR_ASSERT(size >= sizeof *object);
+        HR_TRY(hr_charge(&session->object_count[kind], 1, limit, fields[kind], diag));
+        object = calloc(1, size);
+        if (!object) {
+                hr_discharge(&session->object_count[kind], 1);
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a handle");
+        }
+        object->kind = kind;
+        object->refs = 1;
+        object->session = hr_session_ref(session);
+        object->close = object_close_nothing;
+        session->server->stats.objects++;
+        *ret_object = object;
+        return HR_OK;
+}
+
+struct hr_object *hr_object_ref(struct hr_object *object) {
+        HR_ASSERT(object->refs > 0);
+        object->refs++;
+        return object;
+}
+
+/* The engine's part is gone. */
+static void object_closed(struct hr_job *job) {
+        struct hr_object *object = HR_CONTAINER_OF(job, struct hr_object, closing);
+        struct hr_session *session = object->session;
+
+        hr_discharge(&session->object_count[object->kind], 1);
+        hr_discharge(&session->state_bytes, object->state_bytes);
+        hr_discharge(&session->server->stats.objects, 1);
+        if (object->free)
+                object->free(object);
+        else
+                free(object);
+        (void) hr_session_unref(session);
+}
+
+struct hr_object *hr_object_unref(struct hr_object *object) {
+        if (!object)
+                return NULL;
+        HR_ASSERT(object->refs > 0);
+        if (--object->refs > 0)
+                return NULL;
+        HR_ASSERT(object->handle == 0);
+        object->closing = (struct hr_job){
+                .kind = HR_JOB_WORK,
+                .work = object->close,
+                .done = object_closed,
+        };
+        hr_engine_post(object->session->server->engine, &object->closing);
+        return NULL;
+}
+
+/* ---- sessions -------------------------------------------------------------------------------- */
+
+hr_status hr_session_new(struct hr_server *server, uint32_t principal, struct hr_diag *diag,
+                         struct hr_session **ret_session) {
+        struct hr_session *session = calloc(1, sizeof *session);
+        hr_status status;
+
+        if (!session)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a session");
+        status = hr_random(session->token, sizeof session->token, diag);
+        if (status != HR_OK) {
+                free(session);
+                return status;
+        }
+        session->refs = 1;
+        session->server = server;
+        session->principal = principal;
+        hr_lane_init(&session->lane);
+        hr_list_init(&session->conns);
+        hr_list_append(&server->sessions, &session->link);
+        server->stats.sessions_total++;
+        server->stats.sessions++;
+        *ret_session = session;
+        return HR_OK;
+}
+
+struct hr_session *hr_session_ref(struct hr_session *session) {
+        HR_ASSERT(session->refs > 0);
+        session->refs++;
+        return session;
+}
+
+struct hr_session *hr_session_unref(struct hr_session *session) {
+        if (!session || --session->refs > 0)
+                return NULL;
+        HR_ASSERT(session->closed);
+        HR_ASSERT(session->handles.used == 0);
+        HR_ASSERT(session->buffer_bytes == 0 && session->state_bytes == 0);
+        hr_list_remove(&session->link);
+        session->server->stats.sessions--;
+        hr_handles_deinit(&session->handles);
+        explicit_bzero(session->token, sizeof session->token);
+        hr_server_session_gone(session->server);
+        free(session);
+        return NULL;
+}
+
+void hr_session_close(struct hr_session *session) {
+        if (session->closed)
+                return;
+        session->closed = true;
+        for (uint32_t i = 0; i < session->handles.slot_count; i++) {
+                struct hr_handle_slot *slot = &session->handles.slots[i];
+
+                if (slot->generation != 0)
+                        hr_session_forget(session, slot->object);
+        }
+}
+
+static bool bytes_equal(const uint8_t *a, const uint8_t *b, size_t size) {
+        volatile uint8_t difference = 0;
+
+        for (size_t i = 0; i < size; i++)
+                difference = (uint8_t) (difference | (a[i] ^ b[i]));
+        return difference == 0;
+}
+
+struct hr_session *hr_session_find(struct hr_server *server, uint32_t principal,
+                                   const uint8_t *token, size_t token_bytes) {
+        struct hr_session *found = NULL;
+
+        if (token_bytes != HR_SESSION_TOKEN_BYTES)
+                return NULL;
+        HR_LIST_FOR_EACH(link, &server->sessions) {
+                struct hr_session *session = HR_CONTAINER_OF(link, struct hr_session, link);
+
+                if (bytes_equal(session->token, token, HR_SESSION_TOKEN_BYTES) &&
+                    session->principal == principal && !session->closed)
+                        found = session;
+        }
+        return found;
+}
+
+hr_status hr_session_object(struct hr_session *session, uint64_t handle, hr_object_kind kind,
+                            struct hr_diag *diag, struct hr_object **ret_object) {
+        struct hr_object *object = hr_handles_find(&session->handles, handle);
+
+        if (!object || object->kind != kind)
+                return hr_fail_reason(diag, HR_E_NOT_FOUND, hr_object_kind_name(kind),
+                                      "no such handle in this session");
+        *ret_object = hr_object_ref(object);
+        return HR_OK;
+}
+
+hr_status hr_session_publish(struct hr_session *session, struct hr_object *object,
+                             struct hr_diag *diag) {
+        HR_ASSERT(object->handle == 0);
+        if (session->closed)
+                return hr_fail(diag, HR_E_CANCELLED, "the session has closed");
+        return hr_handles_add(&session->handles, object, diag, &object->handle);
+}
+
+void hr_session_forget(struct hr_session *session, struct hr_object *object) {
+        if (object->handle == 0)
+                return;
+        (void) hr_handles_remove(&session->handles, object->handle);
+        object->handle = 0;
+        (void) hr_object_unref(object);
+}

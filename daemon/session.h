@@ -1,0 +1,131 @@
+/*
+ * Sessions and what they hold.
+ *
+ * A session is a client's identity and property: weight sets it uses, states, graphs. Connections join
+ * it; when the last one has gone (and the grace time, 0 by default, has passed) it closes: every handle
+ * is dropped, every job told to stop, and it is freed when nothing refers to it any more.
+ *
+ * Objects. What a handle leads to is counted by the loop: the handle is one reference, each request in
+ * flight that uses it another. With the last one a job goes to the engine, which frees what is the
+ * engine's; when that job is back the charge is returned. So nothing a device may still touch is freed
+ * early, and quotas are exact.
+ *
+ * Handles are slot + random generation, per session. A foreign, stale or guessed one is not found.
+ *
+ * Thread: loop.
+ */
+#pragma once
+
+#include "daemon/engine.h"
+
+struct hr_server;
+struct hr_session;
+struct hr_object;
+
+#define HR_SESSION_TOKEN_BYTES 16
+
+/* ---- Handles --------------------------------------------------------------------------------- */
+
+struct hr_handle_slot {
+        uint32_t generation; /* 0 = free */
+        uint32_t next_free;
+        struct hr_object *object;
+};
+
+/* Zeroed is valid and empty. */
+struct hr_handles {
+        struct hr_handle_slot *slots;
+        uint32_t slot_count, used, first_free;
+};
+
+/* HR_E_EXHAUSTED without memory. The table does not touch the object. */
+HR_NODISCARD hr_status hr_handles_add(struct hr_handles *handles, struct hr_object *object,
+                                      struct hr_diag *diag, uint64_t *ret_handle);
+/* NULL for anything that is no live handle of this table. */
+struct hr_object *hr_handles_find(const struct hr_handles *handles, uint64_t handle);
+/* Takes the handle out; returns its object or NULL. */
+struct hr_object *hr_handles_remove(struct hr_handles *handles, uint64_t handle);
+void hr_handles_deinit(struct hr_handles *handles);
+
+/* ---- Objects --------------------------------------------------------------------------------- */
+
+typedef enum hr_object_kind {
+        HR_OBJECT_WEIGHTS,
+        HR_OBJECT_STATE,
+        HR_OBJECT_GRAPH,
+        HR_OBJECT_KINDS
+} hr_object_kind;
+
+/* "WEIGHTS", "STATE", "GRAPH": the reason of NOT_FOUND. */
+const char *hr_object_kind_name(hr_object_kind kind);
+
+struct hr_object {
+        hr_object_kind kind;
+        uint32_t refs;
+        uint64_t handle; /* 0 = none (any more) */
+        struct hr_session *session;
+        uint64_t state_bytes;  /* charged for a state */
+        /* Closing. `close` frees what is the engine's (thread: engine), `free` the rest (loop). */
+        hr_job_fn close;
+        void (*free)(struct hr_object *object); /* NULL: free() */
+        struct hr_job closing;
+};
+
+/* Storage of `size` bytes that begins with a struct hr_object, zero-filled, with one reference; its
+ * kind's count is charged to the session under `limit`. HR_E_EXHAUSTED. */
+HR_NODISCARD hr_status hr_object_new(struct hr_session *session, hr_object_kind kind, size_t size,
+                                     uint64_t limit, struct hr_diag *diag,
+                                     struct hr_object **ret_object);
+struct hr_object *hr_object_ref(struct hr_object *object);
+/* With the last reference the object closes. Returns NULL. */
+struct hr_object *hr_object_unref(struct hr_object *object);
+
+/* ---- Sessions -------------------------------------------------------------------------------- */
+
+struct hr_session {
+        uint32_t refs;        /* connections, requests, objects */
+        struct hr_server *server;
+        struct hr_list link;  /* in the server's list */
+        struct hr_list conns;
+        struct hr_lane lane;
+        struct hr_handles handles;
+        bool closed;
+        uint32_t principal;   /* uid of a Unix peer */
+        uint8_t token[HR_SESSION_TOKEN_BYTES];
+        char name[64];
+        /* Charges. */
+        uint64_t object_count[HR_OBJECT_KINDS];
+        uint64_t run_count;                      /* queued and in flight */
+        uint64_t state_bytes;
+        uint64_t buffer_bytes;                   /* bodies in flight and buffers of runs */
+        uint64_t uploads;
+};
+
+HR_NODISCARD hr_status hr_session_new(struct hr_server *server, uint32_t principal,
+                                      struct hr_diag *diag, struct hr_session **ret_session);
+struct hr_session *hr_session_ref(struct hr_session *session);
+struct hr_session *hr_session_unref(struct hr_session *session);
+/* Drops every handle; the session is freed with its last reference. Idempotent. */
+void hr_session_close(struct hr_session *session);
+/* The live session with that token and principal, or NULL. Compares in constant time. */
+struct hr_session *hr_session_find(struct hr_server *server, uint32_t principal,
+                                   const uint8_t *token, size_t token_bytes);
+
+/* Finds an object and takes a reference. HR_E_NOT_FOUND with the kind's name as reason. */
+HR_NODISCARD hr_status hr_session_object(struct hr_session *session, uint64_t handle,
+                                         hr_object_kind kind, struct hr_diag *diag,
+                                         struct hr_object **ret_object);
+/* Gives the object a handle. */
+HR_NODISCARD hr_status hr_session_publish(struct hr_session *session, struct hr_object *object,
+                                          struct hr_diag *diag);
+
+/* Takes the handle from an object that is held by somebody else as well; a no-op for one without. */
+void hr_session_forget(struct hr_session *session, struct hr_object *object);
+
+/* Adds to a counter under a limit: HR_E_EXHAUSTED (reason LIMIT, field, limit, actual). */
+HR_NODISCARD hr_status hr_charge(uint64_t *counter, uint64_t amount, uint64_t limit,
+                                 const char *field, struct hr_diag *diag);
+void hr_discharge(uint64_t *counter, uint64_t amount);
+
+/* Random bytes of the system. HR_E_UNAVAILABLE when it has none. Thread: any. */
+HR_NODISCARD hr_status hr_random(void *bytes, size_t size, struct hr_diag *diag);
