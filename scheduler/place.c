@@ -77,13 +77,17 @@ static hr_status pool_take(struct placer *placer, struct pool *pool, uint64_t by
                            uint64_t *ret_offset, int64_t *ret_stamp) {
         uint32_t best = HR_NO_INDEX;
         struct hole *last = pool->count ? &pool->holes[pool->count - 1] : NULL;
+        bool tail = last && last->offset + last->bytes == pool->end;
         uint64_t end;
 
-        for (uint32_t i = 0; i < pool->count; ++i) {
+        for (uint32_t i = 0; i < pool->count - tail; ++i) {
                 if (pool->holes[i].bytes >= bytes &&
                     (best == HR_NO_INDEX || pool->holes[i].bytes < pool->holes[best].bytes))
                         best = i;
         }
+        /* The hole at the end is the one that can grow: it is taken last. */
+        if (best == HR_NO_INDEX && tail && last->bytes >= bytes)
+                best = pool->count - 1;
         if (best != HR_NO_INDEX) {
                 struct hole *hole = &pool->holes[best];
 
@@ -97,7 +101,7 @@ static hr_status pool_take(struct placer *placer, struct pool *pool, uint64_t by
         }
         *ret_offset = pool->end;
         *ret_stamp = NEVER_USED;
-        if (last && last->offset + last->bytes == pool->end) {
+        if (tail) {
                 *ret_offset = last->offset;
                 *ret_stamp = last->stamp;
                 --pool->count;
@@ -297,10 +301,14 @@ static hr_status place_leaf(struct placer *placer, uint32_t leaf) {
 
         if (constant)
                 return HR_OK; /* placed before everything else */
-        if (plan->n_copies > 1)
-                return place_forever(placer, device, plan->span[leaf], false, &plan->place[leaf]);
         return place_shared(placer, device, plan->span[leaf], &plan->place[leaf],
                             &placer->region_bytes[leaf], &stamp);
+}
+
+/* Written by a queue of another lane, at a time that the reader's lane does not choose. */
+static bool arrives_from_elsewhere(const struct hr_plan *plan, const struct hr_plan_copy *copy) {
+        return copy->method == HR_COPY_DIRECT &&
+               plan->lane[copy->source_device] != plan->lane[copy->device];
 }
 
 static hr_status place_copy(struct placer *placer, struct hr_plan_copy *copy, uint64_t *held) {
@@ -316,7 +324,7 @@ static hr_status place_copy(struct placer *placer, struct hr_plan_copy *copy, ui
         }
         if (copy->method == HR_COPY_CONSTANT)
                 return HR_OK;
-        if (plan->n_copies > 1)
+        if (plan->n_copies > 1 && arrives_from_elsewhere(plan, copy))
                 return place_forever(placer, copy->device, copy->bytes, false, &copy->place);
         HR_TRY(place_shared(placer, copy->device, copy->bytes, &copy->place, held, &stamp));
         copy->ready_after = stamp < 0 ? HR_NO_INDEX : (uint32_t) stamp;

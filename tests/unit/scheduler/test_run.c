@@ -620,12 +620,12 @@ HR_TEST(copies_degrade_when_memory_is_short) {
         struct hr_pipeline *pipeline;
 
         rig_init(&rig,
-                 (struct rig_device[]){{.isolated = true, .memory_cap = 2048}, {.isolated = true}},
+                 (struct rig_device[]){{.isolated = true}, {.isolated = true, .memory_cap = 2048}},
                  2);
         graph = chain_graph(&sketch, 8, 2, &output);
         pipeline = rig_pipeline(&rig, graph, sketch.pins, NULL, 16, NULL, 0);
         HR_EXPECT(hr_pipeline_copies(pipeline) < 16);
-        HR_EXPECT(hr_pipeline_bytes(pipeline, 0) <= 2048);
+        HR_EXPECT(hr_pipeline_bytes(pipeline, 1) <= 2048);
         echo(pipeline, output, 8, 50);
         hr_pipeline_free(pipeline);
         hr_graph_unref(graph);
