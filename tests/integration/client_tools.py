@@ -96,7 +96,7 @@ def write_model(path: Path, quantised: bool = True) -> dict[str, Array]:
         }
     values: dict[str, Array] = {}
     for name, shape in shapes.items():
-        value = rng.standard_normal(shape).astype(np.float32) / np.sqrt(shape[-1])
+        value = (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
         if len(shape) == 1:
             value = 1 + value
         if quantised and len(shape) == 2:

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import golden
+import client_tools
 import numpy as np
 import pytest
-from client_tools import client_of
+import recorded
 from test_graph import rebuild
 from test_reference import floats, nmse
 
@@ -20,7 +20,7 @@ from headrace.models.gguf_file import GgufFile
 from headrace.op import LeafKind
 from headrace.types import Type, as_shape, tensor_bytes
 
-PLACE = golden.folder()
+PLACE = recorded.folder()
 FAMILIES = sorted(path.stem for path in PLACE.glob("*.gguf")) if PLACE else []
 FULL = bool(os.environ.get("HEADRACE_FULL"))
 
@@ -28,11 +28,11 @@ FULL = bool(os.environ.get("HEADRACE_FULL"))
 @pytest.fixture(scope="module")
 def client() -> Iterator[headrace.Client]:
     """A client of a daemon with one device."""
-    with client_of() as made:
+    with client_tools.client_of() as made:
         yield made
 
 
-def check(client: headrace.Client, case: golden.GoldenCase, file: GgufFile) -> str:
+def check(client: headrace.Client, case: recorded.GoldenCase, file: GgufFile) -> str:
     """What is wrong with the daemon's results; empty when nothing is."""
     graph, tensors, _ = rebuild(case)
     wanted = [t for t in case.tensors if t.op != "NONE" and t.stored and t.role == "O"]
@@ -76,7 +76,7 @@ def test_family(client: headrace.Client, family: str) -> None:
     file = GgufFile(PLACE / f"{family}.gguf")
     counts: Counter[str] = Counter()
     wrong = []
-    cases = golden.cases(PLACE, family)
+    cases = recorded.cases(PLACE, family)
     with np.errstate(all="ignore"):
         for case in cases if FULL else cases[::3]:
             try:

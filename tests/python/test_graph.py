@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import golden
+import recorded
 import numpy as np
 import pytest
 from headrace import headrace_pb2 as pb
@@ -213,40 +213,40 @@ def test_thousands_of_nodes_quickly() -> None:
 # ---- recorded cases ------------------------------------------------------------------------------
 
 
-def f32(t: golden.GoldenTensor, i: int) -> float:
+def f32(t: recorded.GoldenTensor, i: int) -> float:
     """Parameter word i as float."""
     return float(np.array([word(t, i)], np.uint32).view(np.float32)[0])
 
 
-def word(t: golden.GoldenTensor, i: int) -> int:
+def word(t: recorded.GoldenTensor, i: int) -> int:
     """Parameter word i, unsigned; trailing zeros are not recorded."""
     return t.params[i] if i < len(t.params) else 0
 
 
-def i32(t: golden.GoldenTensor, i: int) -> int:
+def i32(t: recorded.GoldenTensor, i: int) -> int:
     """Parameter word i as int32."""
     return int(np.array([word(t, i)], np.uint32).view(np.int32)[0])
 
 
-def ints(t: golden.GoldenTensor, start: int, stop: int) -> tuple[int, ...]:
+def ints(t: recorded.GoldenTensor, start: int, stop: int) -> tuple[int, ...]:
     """A range of words, in numpy's order."""
     return tuple(i32(t, i) for i in range(start, stop))[::-1]
 
 
-Rebuild = Callable[[Graph, golden.GoldenTensor, list[Any]], Tensor]
+Rebuild = Callable[[Graph, recorded.GoldenTensor, list[Any]], Tensor]
 
 
 def elementwise(name: str, *words: int) -> Rebuild:
     """An operator on its sources with leading float parameters, in place when recorded so."""
 
-    def build(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
+    def build(g: Graph, t: recorded.GoldenTensor, s: list[Any]) -> Tensor:
         extra = {"inplace": True} if t.view_of >= 0 else {}
         return getattr(g, name)(*s, *(f32(t, w) for w in words), **extra)  # type: ignore[no-any-return]
 
     return build
 
 
-def rope(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
+def rope(g: Graph, t: recorded.GoldenTensor, s: list[Any]) -> Tensor:
     """ROPE and ROPE_BACK."""
     return g.rope(
         *s,
@@ -266,7 +266,7 @@ def rope(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
     )
 
 
-def unary(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
+def unary(g: Graph, t: recorded.GoldenTensor, s: list[Any]) -> Tensor:
     """UNARY; xIELU was recorded with the parameters 4, 20, 0.5, 1e-7."""
     if i32(t, 0) == Unary.XIELU:
         return g.xielu(s[0], 4.0, 20.0, 0.5, 1e-7)
@@ -276,20 +276,20 @@ def unary(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
 def window(name: str) -> Rebuild:
     """SET and ACC."""
 
-    def build(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
+    def build(g: Graph, t: recorded.GoldenTensor, s: list[Any]) -> Tensor:
         strides = (i32(t, 2), i32(t, 1), i32(t, 0), s[0].nb[0])
         return getattr(g, name)(*s, strides=strides, offset=i32(t, 3), inplace=bool(i32(t, 4)))  # type: ignore[no-any-return]
 
     return build
 
 
-def pads(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
+def pads(g: Graph, t: recorded.GoldenTensor, s: list[Any]) -> Tensor:
     """PAD."""
     sides = [(i32(t, 2 * i), i32(t, 2 * i + 1)) for i in range(4)]
     return g.pad(s[0], sides[s[0].ndim - 1 :: -1], circular=bool(i32(t, 8)))
 
 
-def im2col(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
+def im2col(g: Graph, t: recorded.GoldenTensor, s: list[Any]) -> Tensor:
     """IM2COL."""
     if i32(t, 6):
         return g.im2col(
@@ -298,7 +298,7 @@ def im2col(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
     return g.im2col_1d(*s, stride=i32(t, 0), padding=i32(t, 2), dilation=i32(t, 4), type=t.type)
 
 
-def attention(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
+def attention(g: Graph, t: recorded.GoldenTensor, s: list[Any]) -> Tensor:
     """FLASH_ATTN_EXT."""
     q, k, v, mask, sinks = (*s, None, None)[:5]
     return g.flash_attn_ext(
@@ -314,7 +314,7 @@ def attention(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
     )
 
 
-def soft_max(g: Graph, t: golden.GoldenTensor, s: list[Any]) -> Tensor:
+def soft_max(g: Graph, t: recorded.GoldenTensor, s: list[Any]) -> Tensor:
     """SOFT_MAX."""
     x, mask, sinks = (*s, None, None)[:3]
     return g.soft_max(
@@ -406,7 +406,7 @@ def trimmed(params: tuple[int, ...]) -> tuple[int, ...]:
     return params[:last]
 
 
-def rebuild(case: golden.GoldenCase) -> tuple[Graph, list[Tensor], Counter[str]]:
+def rebuild(case: recorded.GoldenCase) -> tuple[Graph, list[Tensor], Counter[str]]:
     """The case as a graph of ours: operators by their methods, other nodes as recorded."""
     g = Graph()
     tensors: list[Tensor] = []
@@ -447,13 +447,13 @@ def rebuild(case: golden.GoldenCase) -> tuple[Graph, list[Tensor], Counter[str]]
 
 
 def test_inference_equals_the_recorded_cases() -> None:
-    place = golden.folder()
+    place = recorded.folder()
     if place is None:
         pytest.skip("no recorded cases here")
     used: Counter[str] = Counter()
     wrong: list[str] = []
     for file in sorted(place.glob("*.txt")):
-        for case in golden.cases(place, file.stem):
+        for case in recorded.cases(place, file.stem):
             graph, tensors, seen = rebuild(case)
             used += seen
             for t, ours in zip(case.tensors, tensors, strict=True):

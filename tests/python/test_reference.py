@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import golden
+import recorded
 import numpy as np
 import pytest
 from headrace.models.gguf_file import GgufFile
@@ -47,7 +47,7 @@ def nmse(want: Any, got: Any) -> float:
         return error / total if total else (0.0 if error == 0 else float("inf"))
 
 
-def evaluable(case: golden.GoldenCase) -> bool:
+def evaluable(case: recorded.GoldenCase) -> bool:
     """The oracle knows all operators of the case and writes no block type."""
     for t in case.tensors:
         if t.op not in KNOWN or (t.op == "ROPE" and t.params[2:3] not in ((0,), (2,), ())):
@@ -64,7 +64,7 @@ def evaluable(case: golden.GoldenCase) -> bool:
     return True
 
 
-def check(place: Path, case: golden.GoldenCase, file: GgufFile) -> str:
+def check(place: Path, case: recorded.GoldenCase, file: GgufFile) -> str:
     """What is wrong with the oracle's results; empty when nothing is."""
     graph, tensors, _ = rebuild(case)
     evaluator = Evaluator(graph.encode())
@@ -95,7 +95,7 @@ def check(place: Path, case: golden.GoldenCase, file: GgufFile) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_oracle(family: str) -> None:
-    place = golden.folder()
+    place = recorded.folder()
     if place is None:
         pytest.skip("no recorded cases here")
     pytest.importorskip("gguf")
@@ -103,7 +103,7 @@ def test_oracle(family: str) -> None:
     counts: Counter[str] = Counter()
     wrong = []
     with np.errstate(all="ignore"):
-        for case in golden.cases(place, family):
+        for case in recorded.cases(place, family):
             if not evaluable(case):
                 counts["left out"] += 1
                 continue
