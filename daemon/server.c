@@ -12,6 +12,7 @@
  */
 #include "daemon/server.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -211,6 +212,7 @@ static void server_loop(struct hr_server *server) {
                         break;
                 if (hr_clock_now_ns() - server->active_ns < spin_ns) {
                         (void) uv_run(&server->loop, UV_RUN_NOWAIT);
+                        (void) sched_yield(); /* whoever shares the processor goes first */
                         continue;
                 }
                 hr_engine_loop_awake(server->engine, false);
