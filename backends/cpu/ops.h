@@ -30,5 +30,26 @@ extern const struct cpu_kernel cpu_kernel_pad, cpu_kernel_pad_reflect_1d, cpu_ke
 extern const struct cpu_kernel cpu_kernel_arange, cpu_kernel_diag, cpu_kernel_tri,
         cpu_kernel_timestep_embedding;
 
+/* ops_conv.c */
+extern const struct cpu_kernel cpu_kernel_im2col, cpu_kernel_conv;
+/* ops_conv_dw.c */
+extern const struct cpu_kernel cpu_kernel_conv_dw;
+/* ops_conv_transpose.c */
+extern const struct cpu_kernel cpu_kernel_conv_transpose, cpu_kernel_col2im_1d;
+/* ops_pool.c */
+extern const struct cpu_kernel cpu_kernel_pool, cpu_kernel_upscale;
+/* ops_window.c */
+extern const struct cpu_kernel cpu_kernel_win_part, cpu_kernel_win_unpart, cpu_kernel_get_rel_pos,
+        cpu_kernel_add_rel_pos;
+/* ops_ssm.c */
+extern const struct cpu_kernel cpu_kernel_ssm_conv, cpu_kernel_ssm_scan;
+/* ops_linear_attn.c */
+extern const struct cpu_kernel cpu_kernel_wkv, cpu_kernel_gated_delta_net;
+/* ops_solve.c */
+extern const struct cpu_kernel cpu_kernel_out_prod, cpu_kernel_solve_tri;
+/* ops_indexer.c */
+extern const struct cpu_kernel cpu_kernel_lightning_indexer, cpu_kernel_dsv4_hc_comb,
+        cpu_kernel_dsv4_hc_pre, cpu_kernel_dsv4_hc_post;
+
 /* The kernel of an op, or NULL. table.c */
 const struct cpu_kernel *cpu_kernel_find(uint32_t op);
