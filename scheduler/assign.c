@@ -51,7 +51,7 @@ static hr_status homeless(struct hr_planner *planner, uint32_t tensor, uint32_t 
                 return HR_OK;
         }
         /* A writer stays open: hr_rule_writer() finds a way to its base later. */
-        if (planner->headrace && planner_writes_view(t))
+        if (planner->headrace && planner_writes_given(planner, tensor))
                 return HR_OK;
         hr_fail_reason(planner->diag, HR_E_UNSUPPORTED, "OP",
                        "tensor %u lies in memory that no device both reaches and can run %s on",
@@ -297,7 +297,7 @@ static hr_status pass_rest(struct hr_planner *planner) {
                                HR_CAUSE_FIRST);
                 if (device[id] < 0)
                         return no_device(planner, i);
-                if (planner->headrace && planner_writes_view(node))
+                if (planner->headrace && planner_writes_given(planner, id))
                         HR_TRY(hr_rule_writer(planner, id));
         }
         return HR_OK;

@@ -358,9 +358,13 @@ static inline bool planner_could_read(const struct hr_planner *planner, uint32_t
         return where >= 0 && planner_reads(planner, device, in->devices[where].kind);
 }
 
-static inline bool planner_writes_view(const struct hr_tensor *tensor) {
-        return tensor->view_base != HR_TENSOR_NONE && !hr_op_is_view(tensor->op) &&
-               tensor->op != HR_OP_NONE;
+/* A node that writes into memory which is not its own to place: a base's, or given before planning. */
+static inline bool planner_writes_given(const struct hr_planner *planner, uint32_t tensor) {
+        const struct hr_tensor *t = planner_tensor(planner, tensor);
+
+        return !hr_op_is_view(t->op) && t->op != HR_OP_NONE &&
+               (t->view_base != HR_TENSOR_NONE ||
+                planner->in->tensor_buffer[tensor] != HR_NO_BUFFER);
 }
 
 /* Device whose memory holds a root without a buffer. */

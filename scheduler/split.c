@@ -233,7 +233,6 @@ static hr_status take_node(struct cutter *cutter, uint32_t node) {
         struct hr_planner *planner = cutter->planner;
         struct hr_plan *plan = cutter->plan;
         uint32_t id = planner->graph->leaf_count + node;
-        const struct hr_tensor *tensor = planner_tensor(planner, id);
         hr_split_reason reason = HR_SPLIT_DEVICE;
         bool carried = planner->write_back && planner->write_back[node];
 
@@ -245,7 +244,7 @@ static hr_status take_node(struct cutter *cutter, uint32_t node) {
         HR_TRY(list_inputs(cutter, node));
         if (carried)
                 HR_TRY(list_write_back(cutter, node));
-        if (tensor->view_base != HR_TENSOR_NONE) {
+        if (planner_writes_given(planner, id)) {
                 ++planner->version[plan->root[id]];
                 planner->written[plan->root[id]] = true;
         }

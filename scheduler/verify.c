@@ -11,6 +11,9 @@
  *   write  must come after the write before it and after all reads since
  *   done   must come after every command that touches memory
  *
+ * Beside that, a device must reach every place that its commands name, and a copy must not be used
+ * after a later write into the memory that it was made from.
+ *
  * Reads are booked on whole intervals and buffers are one interval each; both err on the strict
  * side.
  */
@@ -49,6 +52,8 @@ struct prover {
         struct object *objects;
         struct reader *readers;
         uint32_t reader_count, reader_capacity;
+        uint32_t *versions; /* tensors: how often computations have written into a root */
+        uint32_t *copied;   /* copies: version of the root when the copy was made */
         uint32_t slots, slot;
         const struct hr_command *command;
 };
@@ -222,6 +227,26 @@ static void range_of(const struct hr_place *place, uint64_t bytes, uint64_t *ret
         *ret_end = home ? 1 : place->offset + bytes;
 }
 
+/* Does the command's device reach the place with its own hands? */
+static bool reaches(const struct prover *prover, const struct hr_place *place) {
+        const struct hr_plan_input *in = prover->in;
+        const uint64_t *reads =
+                in->reads + (size_t) prover->command->device * hr_bit_words(in->kind_count);
+
+        if (place->where == HR_WHERE_SHARED || place->where == HR_WHERE_SLOT)
+                return hr_bit_get(reads, place->index);
+        if (place->where == HR_WHERE_HOME)
+                return hr_bit_get(reads, in->buffers[in->tensor_buffer[place->index]].kind);
+        return true;
+}
+
+static hr_status out_of_reach(struct prover *prover, uint32_t tensor) {
+        return hr_fail_reason(prover->diag, HR_E_INTERNAL, "REACH",
+                              "command %u: device %u does not reach the memory of tensor %u",
+                              (uint32_t) (prover->command - prover->plan->tape.commands),
+                              prover->command->device, tensor);
+}
+
 static hr_status check_read(struct prover *prover, struct hr_place place, uint64_t bytes,
                             uint32_t holds) {
         struct object *object = object_of(prover, &place);
@@ -230,6 +255,9 @@ static hr_status check_read(struct prover *prover, struct hr_place place, uint64
 
         if (!object || bytes == 0)
                 return HR_OK;
+        /* What is written by WRITE comes from host memory, whoever owns it. */
+        if (prover->command->code != HR_COMMAND_WRITE && !reaches(prover, &place))
+                return out_of_reach(prover, holds);
         range_of(&place, bytes, &start, &end);
         reached = start;
         for (uint32_t i = interval_find(object, start);
@@ -270,6 +298,9 @@ static hr_status check_write(struct prover *prover, struct hr_place place, uint6
 
         if (!object || bytes == 0)
                 return HR_OK;
+        /* COPY goes to foreign memory; whether its queue can is asked where the way is chosen. */
+        if (prover->command->code != HR_COMMAND_COPY && !reaches(prover, &place))
+                return out_of_reach(prover, holds);
         range_of(&place, bytes, &start, &end);
         HR_TRY(interval_room(prover, object, 2));
         first = past = interval_find(object, start);
@@ -307,6 +338,31 @@ static struct hr_place tensor_place(const struct hr_plan *plan, uint32_t tensor)
         return place;
 }
 
+/* A copy is as good as the memory it was made from, until that is written. */
+static hr_status check_fresh(struct prover *prover, uint32_t copy) {
+        const struct hr_plan *plan = prover->plan;
+        uint32_t tensor = plan->copies[copy].tensor;
+
+        if (prover->copied[copy] == prover->versions[plan->root[tensor]])
+                return HR_OK;
+        return hr_fail_reason(
+                prover->diag, HR_E_INTERNAL, "STALE",
+                "command %u on device %u uses a copy of tensor %u made before a write",
+                (uint32_t) (prover->command - plan->tape.commands), prover->command->device,
+                tensor);
+}
+
+static void note_write(struct prover *prover, uint32_t holds) {
+        const struct hr_plan *plan = prover->plan;
+
+        if (holds < plan->tensor_count)
+                ++prover->versions[holds];
+        else
+                prover->copied[holds - plan->tensor_count] =
+                        prover->versions
+                                [plan->root[plan->copies[holds - plan->tensor_count].tensor]];
+}
+
 static hr_status prove_node(struct prover *prover, uint32_t node) {
         const struct hr_plan *plan = prover->plan;
         const struct hr_graph *graph = prover->in->graph;
@@ -319,10 +375,11 @@ static hr_status prove_node(struct prover *prover, uint32_t node) {
                 if (source == HR_TENSOR_NONE || source == id)
                         continue;
                 copy = plan->source_copy[plan->source_start[node] + i];
-                if (copy != HR_NO_COPY)
+                if (copy != HR_NO_COPY) {
                         HR_TRY(check_read(prover, plan->copies[copy].place,
                                           plan->copies[copy].bytes, plan->tensor_count + copy));
-                else
+                        HR_TRY(check_fresh(prover, copy));
+                } else
                         HR_TRY(check_read(prover, tensor_place(plan, source), plan->span[source],
                                           plan->root[source]));
         }
@@ -330,6 +387,7 @@ static hr_status prove_node(struct prover *prover, uint32_t node) {
         if (copy != HR_NO_COPY)
                 return check_write(prover, plan->copies[copy].place, plan->copies[copy].bytes,
                                    plan->tensor_count + copy);
+        note_write(prover, plan->root[id]);
         return check_write(prover, tensor_place(plan, id), plan->span[id], plan->root[id]);
 }
 
@@ -355,11 +413,17 @@ static hr_status prove_command(struct prover *prover) {
                 memcpy(event_clock(prover, command->index), own, prover->devices * sizeof *own);
                 return HR_OK;
         case HR_COMMAND_INPUT:
+                if (command->to_holds >= prover->plan->tensor_count)
+                        note_write(prover, command->to_holds);
                 return check_write(prover, command->to, command->bytes, command->to_holds);
         case HR_COMMAND_WRITE:
         case HR_COMMAND_READ:
         case HR_COMMAND_COPY:
                 HR_TRY(check_read(prover, command->from, command->bytes, command->from_holds));
+                /* The second half of a staged copy brings what the first one took. */
+                if (command->from.where != HR_WHERE_STAGING ||
+                    command->to_holds < prover->plan->tensor_count)
+                        note_write(prover, command->to_holds);
                 return check_write(prover, command->to, command->bytes, command->to_holds);
         case HR_COMMAND_COMPUTE:
                 return prove_compute(prover, command->index);
@@ -458,9 +522,11 @@ static hr_status prover_init(struct prover *prover) {
         prover->events = hr_arena_alloc(&prover->arena, events * devices * 4, 16);
         prover->done = hr_arena_alloc(&prover->arena, slots * devices * 4, 16);
         prover->last_touch = hr_arena_alloc(&prover->arena, devices * 4, 16);
+        prover->versions = hr_arena_alloc(&prover->arena, (uint64_t) plan->tensor_count * 4, 16);
+        prover->copied = hr_arena_alloc(&prover->arena, (uint64_t) plan->copy_count * 4, 16);
         prover->objects = hr_arena_alloc(&prover->arena, objects * sizeof(struct object), 16);
         if (!prover->clocks || !prover->events || !prover->done || !prover->last_touch ||
-            !prover->objects)
+            !prover->objects || !prover->versions || !prover->copied)
                 return out_of_memory(prover);
         return write_constants(prover);
 }
