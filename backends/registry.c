@@ -20,6 +20,7 @@ static hr_status cpu_device_new(const struct hr_backend_config *config, struct h
                 .isa = config->isa,
                 .deny_ops = config->deny_ops,
                 .delay_us = config->delay_us,
+                .wake_all = config->wake_all,
         };
 
         return hr_cpu_device_new(&cpu, diag, ret_device);

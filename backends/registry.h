@@ -14,6 +14,7 @@ struct hr_backend_config {
         const char *isa;
         const char *deny_ops;
         uint32_t delay_us;
+        bool wake_all;
         uint32_t batch_min;      /* blas */
 };
 

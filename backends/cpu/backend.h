@@ -15,6 +15,8 @@ struct hr_cpu_config {
                                   * when the processor lacks it */
         const char *deny_ops;    /* comma-separated op names it does not support; NULL = none */
         uint32_t delay_us;       /* added before each split; tests of ordering use it */
+        bool wake_all;           /* the whole team even for steps too small to be worth it; tests of
+                                  * kernels use it */
 };
 
 /* HR_E_EXHAUSTED without threads or memory. */

@@ -28,6 +28,7 @@ struct cpu_device {
         char name[32], description[96], kind_name[40];
         struct hr_buffer_kind kind; /* when isolated */
         uint32_t threads, spin_us, delay_us;
+        bool wake_all;
         uint32_t *processors; /* threads of them, or NULL */
         const struct cpu_dot *dot;
         const struct cpu_vec *vec;
@@ -102,26 +103,6 @@ static bool types_exist(const struct hr_step *step) {
         return true;
 }
 
-static bool operand_is_empty(const struct hr_operand *operand) {
-        return !operand->ne[0] || !operand->ne[1] || !operand->ne[2] || !operand->ne[3];
-}
-
-static uint32_t step_threads(const struct cpu_kernel *kernel, const struct hr_step *step,
-                             uint32_t threads) {
-        uint32_t most;
-
-        if (kernel->threads_max) {
-                most = kernel->threads_max(step);
-        } else {
-                uint64_t elements = (uint64_t) step->result.ne[0] * step->result.ne[1] *
-                                    step->result.ne[2] * step->result.ne[3];
-                uint64_t worth = 1 + elements / DEFAULT_ELEMENTS_PER_THREAD;
-
-                most = worth > UINT32_MAX ? UINT32_MAX : (uint32_t) worth;
-        }
-        return HR_MAX(1U, HR_MIN(most, threads));
-}
-
 /* ---- Device ---------------------------------------------------------------------------------- */
 
 static void cpu_destroy(struct hr_device *device) {
@@ -173,6 +154,28 @@ static void cpu_memory(const struct hr_device *device, uint64_t *ret_free, uint6
         hr_host_memory(ret_free, ret_total);
 }
 
+static bool operand_is_empty(const struct hr_operand *operand) {
+        return !operand->ne[0] || !operand->ne[1] || !operand->ne[2] || !operand->ne[3];
+}
+
+static uint32_t step_threads(const struct cpu_device *cpu, const struct cpu_kernel *kernel,
+                             const struct hr_step *step) {
+        uint32_t most;
+
+        if (cpu->wake_all) {
+                most = cpu->threads;
+        } else if (kernel->threads_max) {
+                most = kernel->threads_max(step);
+        } else {
+                uint64_t elements = (uint64_t) step->result.ne[0] * step->result.ne[1] *
+                                    step->result.ne[2] * step->result.ne[3];
+                uint64_t worth = 1 + elements / DEFAULT_ELEMENTS_PER_THREAD;
+
+                most = worth > UINT32_MAX ? UINT32_MAX : (uint32_t) worth;
+        }
+        return HR_MAX(1U, HR_MIN(most, cpu->threads));
+}
+
 /* ---- Program --------------------------------------------------------------------------------- */
 
 static void cpu_program_destroy(struct hr_program *program) {
@@ -199,7 +202,7 @@ static hr_status program_step(const struct cpu_device *cpu, const struct hr_step
         if (operand_is_empty(&step->result))
                 return HR_OK;
         prepared->kernel = kernel;
-        prepared->threads = step_threads(kernel, step, cpu->threads);
+        prepared->threads = step_threads(cpu, kernel, step);
         if (kernel->scratch) {
                 uint64_t bytes = kernel->scratch(step, prepared->threads);
 
@@ -262,7 +265,7 @@ static uint64_t cpu_program_bytes(const struct hr_device *device, const struct h
                     !step_of_tensor(graph, id, sources, &step) || !types_exist(&step) ||
                     !kernel->supports(&step))
                         continue;
-                bytes = kernel->scratch(&step, step_threads(kernel, &step, cpu->threads));
+                bytes = kernel->scratch(&step, step_threads(cpu, kernel, &step));
                 most = HR_MAX(most, bytes);
         }
         return most;
@@ -365,6 +368,7 @@ static hr_status config_apply(struct cpu_device *cpu, const struct hr_cpu_config
                               struct hr_diag *diag) {
         cpu->threads = config->threads ? config->threads : hr_host_processors();
         cpu->spin_us = config->spin_us;
+        cpu->wake_all = config->wake_all;
         cpu->delay_us = HR_MIN(config->delay_us, DELAY_US_MAX);
         cpu->vec = cpu_vec_select(config->isa);
         cpu->dot = cpu_dot_select(config->isa);
