@@ -1,10 +1,11 @@
 /*
  * Convolutions, their unfolded forms, pooling and resizing.
  *
- * Shapes are written as [ne0,ne1,ne2,ne3]. Images are [W,H,C,N]; volumes are [W,H,D,C*N]. A window
- * of `kernel` elements, `dilation` apart, slides over an axis with `pad` zeros at both ends in
- * steps of `stride`; an extent of a result is the number of places where it fits. In convolutions an
- * only place may hang over the end by less than a stride, as ggml's division towards 0 has it.
+ * Shapes are written as [ne0,ne1,ne2,ne3]. Images are [W,H,C,N]; volumes are [W,H,D,C*N]. A
+ * window of `kernel` elements, `dilation` apart, slides over an axis with `pad` zeros at both
+ * ends in steps of `stride`; an extent of a result is the number of places where it fits. In
+ * convolutions an only place may hang over the end by less than a stride, as ggml's division
+ * towards 0 has it.
  */
 #include "core/infer.h"
 

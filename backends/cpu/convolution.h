@@ -1,8 +1,9 @@
 /*
  * What convolutions share: where a window lies in a volume, and gathering one window's elements.
  *
- * A volume has three axes (an image: depth 1), channels and a batch. A window's elements are ordered
- * channel first, then depth, height and width, as in the kernels; outside the volume they are 0.
+ * A volume has three axes (an image: depth 1), channels and a batch. A window's elements are
+ * ordered channel first, then depth, height and width, as in the kernels; outside the volume they
+ * are 0.
  */
 #pragma once
 

@@ -1,6 +1,6 @@
 /*
- * IM2COL and IM2COL_3D, and the convolutions that are an unfolding and a matrix product: CONV_2D and
- * CONV_3D.
+ * IM2COL and IM2COL_3D, and the convolutions that are an unfolding and a matrix product: CONV_2D
+ * and CONV_3D.
  *
  * A convolution unfolds a tile of windows, one after the other, and multiplies it with the filters,
  * which are rows of the same elements. Tiles are cut by the shape alone. A thread that goes through

@@ -1,8 +1,8 @@
 /*
- * CONV_TRANSPOSE_1D, CONV_TRANSPOSE_2D: a pixel's channels, times the filter of one channel of the
- * result, are a patch that is added to the plane of that channel. A plane is one thread's: it
- * multiplies all pixels with the filter, then adds the patches in the order of the filter's elements.
- * Filters of f16 round the source to f16, as ggml does; sums are f32.
+ * CONV_TRANSPOSE_1D, CONV_TRANSPOSE_2D: a pixel's channels, times the filter of one channel of
+ * the result, are a patch that is added to the plane of that channel. A plane is one thread's: it
+ * multiplies all pixels with the filter, then adds the patches in the order of the filter's
+ * elements. Filters of f16 round the source to f16, as ggml does; sums are f32.
  *
  * COL2IM_1D adds columns that are such products already, each element of the result in the order of
  * the columns.

@@ -4,8 +4,8 @@
  *
  *   score[key, token] = mask[key, token] + sum over heads of max(q . key, 0) * weight[head, token]
  *
- * A block of keys is one thread's: their rows are made f32 once and multiplied with the heads of all
- * tokens. Heads are added in order.
+ * A block of keys is one thread's: their rows are made f32 once and multiplied with the heads of
+ * all tokens. Heads are added in order.
  *
  * Scratch of a thread: keys[KEYS][D], products[heads][KEYS].
  */

@@ -8,9 +8,10 @@
  *   DELTA  state_ij = exp(gate_j) state_ij, then
  *          state_ij += beta (v_i - state_i . k) k_j           out_i = state_i . q / sqrt(S)
  *
- * DELTA's state is stored so that what multiplies k and q lies along a row. One head of one sequence
- * is one thread's: it carries the state through all tokens in the place of the result where the newest
- * one belongs. Older snapshots are copied to their places; those that no token reaches are set to 0.
+ * DELTA's state is stored so that what multiplies k and q lies along a row. One head of one
+ * sequence is one thread's: it carries the state through all tokens in the place of the result
+ * where the newest one belongs. Older snapshots are copied to their places; those that no token
+ * reaches are set to 0.
  */
 #include "backends/cpu/elements.h"
 #include "backends/cpu/matrix/share.h"

@@ -1,6 +1,6 @@
 /*
- * OUT_PROD, sums of outer products, and SOLVE_TRI, forward substitution. Both work on rows: a row of
- * the result takes multiples of rows one after the other, in a fixed order.
+ * OUT_PROD, sums of outer products, and SOLVE_TRI, forward substitution. Both work on rows: a row
+ * of the result takes multiples of rows one after the other, in a fixed order.
  */
 #include "backends/cpu/elements.h"
 #include "backends/cpu/matrix/share.h"

@@ -3,10 +3,10 @@
  *
  *   state = state * exp(dt A) + (x dt) B        y = C . state        dt := softplus(dt)
  *
- * A state has a row of N elements for each of a head's D values of x. A is one number per head, or one
- * per head and element. One head of one sequence is one thread's: it carries its rows through all
- * tokens in the place where the newest state belongs in the result, and leaves copies in the places of
- * the older snapshots. Places of snapshots that no token reaches are set to 0.
+ * A state has a row of N elements for each of a head's D values of x. A is one number per head,
+ * or one per head and element. One head of one sequence is one thread's: it carries its rows
+ * through all tokens in the place where the newest state belongs in the result, and leaves copies
+ * in the places of the older snapshots. Places of snapshots that no token reaches are set to 0.
  *
  * The ids say which state a sequence starts from; they are data and checked.
  */
@@ -38,7 +38,8 @@ static void ssm_conv_run(const struct cpu_call *call) {
         for (int64_t item = first; item < end; item++) {
                 int64_t channel = item % channels, sequence = item / channels;
                 const float *in = (const float *) (const void *) cpu_row(x, channel, sequence, 0);
-                const float *weight = (const float *) (const void *) cpu_row(weights, channel, 0, 0);
+                const float *weight =
+                        (const float *) (const void *) cpu_row(weights, channel, 0, 0);
                 uint8_t *out = cpu_row(result, 0, sequence, 0) + (uint64_t) channel * sizeof(float);
 
                 for (int64_t t = 0; t < result->ne[1]; t++, out += result->nb[1]) {
