@@ -83,10 +83,20 @@ void hr_codec_text_copy(char *destination, size_t capacity, const char *text) {
         destination[used] = '\0';
 }
 
-hr_status hr_codec_text_check(const char *text, const char *field, struct hr_diag *diag) {
+bool hr_codec_array_is_valid(const char *text, size_t capacity) {
+        size_t bytes = strnlen(text, capacity);
+
+        for (size_t i = bytes; i < capacity; i++)
+                if (text[i] != '\0')
+                        return false;
+        return bytes < capacity && hr_codec_text_is_valid(text, bytes);
+}
+
+hr_status hr_codec_text_check(const char *text, size_t capacity, const char *field,
+                              struct hr_diag *diag) {
         hr_status status;
 
-        if (hr_codec_text_is_valid(text, strlen(text)))
+        if (hr_codec_array_is_valid(text, capacity))
                 return HR_OK;
         status = hr_fail_reason(diag, HR_E_INVALID, "UTF8", "%s is no valid UTF-8", field);
         if (diag)
@@ -191,8 +201,8 @@ static bool take_rule(pb_istream_t *stream, const pb_field_t *field, void **arg)
         (void) field;
         if (!pb_decode(stream, headrace_v1_PlacementRule_fields, &message))
                 return false;
-        if (!hr_codec_text_is_valid(message.pattern, strlen(message.pattern)) ||
-            !hr_codec_text_is_valid(message.device, strlen(message.device)))
+        if (!hr_codec_array_is_valid(message.pattern, sizeof message.pattern) ||
+            !hr_codec_array_is_valid(message.device, sizeof message.device))
                 PB_RETURN_ERROR(stream, "rule is no UTF-8");
         rule = hr_codec_list_extend(list, 1, sizeof *rule);
         if (!rule)

@@ -26,9 +26,11 @@ HR_NODISCARD hr_status hr_codec_decode(struct hr_wire_span message, const pb_msg
 HR_NODISCARD hr_status hr_codec_encode(const pb_msgdesc_t *fields, const void *source,
                                        uint8_t *buffer, size_t capacity, struct hr_diag *diag,
                                        size_t *ret_bytes);
-/* HR_E_INVALID with reason UTF8 and the field unless the string is valid. */
-HR_NODISCARD hr_status hr_codec_text_check(const char *text, const char *field,
+/* HR_E_INVALID with reason UTF8 and the field unless the decoded string of a zeroed struct is valid.
+ * A NUL inside is found by what stands behind it. */
+HR_NODISCARD hr_status hr_codec_text_check(const char *text, size_t capacity, const char *field,
                                            struct hr_diag *diag);
+bool hr_codec_array_is_valid(const char *text, size_t capacity);
 
 /* A growing list in an arena, filled by a decode callback. */
 struct hr_codec_list {

@@ -11,10 +11,10 @@ hr_status hr_wire_hello_decode(struct hr_wire_span message, struct hr_diag *diag
         headrace_v1_Hello wire = headrace_v1_Hello_init_zero;
 
         HR_TRY(hr_codec_decode(message, headrace_v1_Hello_fields, &wire, diag));
-        HR_TRY(hr_codec_text_check(wire.client_name, "client_name", diag));
-        HR_TRY(hr_codec_text_check(wire.session_name, "session_name", diag));
+        HR_TRY(hr_codec_text_check(wire.client_name, sizeof wire.client_name, "client_name", diag));
+        HR_TRY(hr_codec_text_check(wire.session_name, sizeof wire.session_name, "session_name", diag));
         for (uint32_t i = 0; i < wire.features_count; i++)
-                HR_TRY(hr_codec_text_check(wire.features[i], "features", diag));
+                HR_TRY(hr_codec_text_check(wire.features[i], sizeof wire.features[i], "features", diag));
         _Static_assert(sizeof wire.features == sizeof ret_hello->features, "one cap");
         ret_hello->protocol_min = wire.protocol_min;
         ret_hello->protocol_max = wire.protocol_max;
@@ -121,7 +121,7 @@ hr_status hr_wire_hello_reply_decode(struct hr_wire_span message, struct hr_diag
 
         wire.devices = (pb_callback_t){ .funcs.decode = device_count, .arg = &devices };
         HR_TRY(hr_codec_decode(message, headrace_v1_HelloReply_fields, &wire, diag));
-        HR_TRY(hr_codec_text_check(wire.daemon_version, "daemon_version", diag));
+        HR_TRY(hr_codec_text_check(wire.daemon_version, sizeof wire.daemon_version, "daemon_version", diag));
         *ret_reply = (struct hr_wire_hello_reply){ .protocol = wire.protocol, .epoch = wire.epoch };
         ret_reply->feature_count = wire.features_count;
         memcpy(ret_reply->features, wire.features, sizeof wire.features);
@@ -179,9 +179,9 @@ hr_status hr_wire_error_decode(struct hr_wire_span message, struct hr_diag *diag
         headrace_v1_Error wire = headrace_v1_Error_init_zero;
 
         HR_TRY(hr_codec_decode(message, headrace_v1_Error_fields, &wire, diag));
-        HR_TRY(hr_codec_text_check(wire.reason, "reason", diag));
-        HR_TRY(hr_codec_text_check(wire.words, "words", diag));
-        HR_TRY(hr_codec_text_check(wire.field, "field", diag));
+        HR_TRY(hr_codec_text_check(wire.reason, sizeof wire.reason, "reason", diag));
+        HR_TRY(hr_codec_text_check(wire.words, sizeof wire.words, "words", diag));
+        HR_TRY(hr_codec_text_check(wire.field, sizeof wire.field, "field", diag));
         *ret_error = (struct hr_wire_error){
                 .code = wire.code,
                 .has_node = wire.has_node,

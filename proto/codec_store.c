@@ -28,7 +28,7 @@ hr_status hr_wire_weights_put_decode(struct hr_wire_span message, struct hr_aren
         wire.placement = hr_codec_list_rules(&rules);
         status = hr_codec_decode(message, headrace_v1_WeightsPut_fields, &wire, diag);
         HR_TRY(hr_codec_list_check(&rules, status, diag));
-        HR_TRY(hr_codec_text_check(wire.name, "name", diag));
+        HR_TRY(hr_codec_text_check(wire.name, sizeof wire.name, "name", diag));
         HR_TRY(digest_check(wire.digest.size, diag));
         *ret_put = (struct hr_wire_weights_put){
                 .total_bytes = wire.total_bytes,
@@ -54,8 +54,8 @@ hr_status hr_wire_weights_load_decode(struct hr_wire_span message, struct hr_are
         wire.placement = hr_codec_list_rules(&rules);
         status = hr_codec_decode(message, headrace_v1_WeightsLoad_fields, &wire, diag);
         HR_TRY(hr_codec_list_check(&rules, status, diag));
-        HR_TRY(hr_codec_text_check(wire.path, "path", diag));
-        HR_TRY(hr_codec_text_check(wire.name, "name", diag));
+        HR_TRY(hr_codec_text_check(wire.path, sizeof wire.path, "path", diag));
+        HR_TRY(hr_codec_text_check(wire.name, sizeof wire.name, "name", diag));
         *ret_load = (struct hr_wire_weights_load){
                 .rules = rules.items,
                 .rule_count = rules.count,

@@ -1,0 +1,411 @@
+/* Messages: round trips, caps, text rules, lists in the arena, hostile bytes. */
+#include "proto/codec.h"
+
+#include "tests/harness.h"
+
+static uint8_t buffer[HR_WIRE_MESSAGE_BYTES_MAX];
+
+static struct hr_wire_span span(size_t bytes) {
+        return (struct hr_wire_span){ buffer, bytes };
+}
+
+/* A length-delimited field with a one-byte tag. */
+static size_t field(uint8_t *at, unsigned number, const void *bytes, size_t size) {
+        at[0] = (uint8_t) (number << 3 | 2);
+        at[1] = (uint8_t) size;
+        HR_EXPECT(number < 16 && size < 128);
+        memcpy(at + 2, bytes, size);
+        return size + 2;
+}
+
+HR_TEST(hello_round_trip) {
+        struct hr_wire_hello hello = { .protocol_min = 1,
+                                       .protocol_max = 3,
+                                       .feature_count = 2,
+                                       .resume_token_bytes = 3,
+                                       .resume_token = { 9, 8, 7 } };
+        struct hr_wire_hello back;
+        struct hr_diag diag = { 0 };
+        size_t bytes = 0;
+
+        strcpy(hello.features[0], "alpha");
+        strcpy(hello.features[1], "beta");
+        strcpy(hello.client_name, "client \xc3\xa9");
+        HR_EXPECT_OK(hr_wire_hello_encode(&hello, buffer, sizeof buffer, &diag, &bytes), &diag);
+        HR_EXPECT_OK(hr_wire_hello_decode(span(bytes), &diag, &back), &diag);
+        HR_EXPECT_EQ(back.protocol_min, 1);
+        HR_EXPECT_EQ(back.protocol_max, 3);
+        HR_EXPECT_EQ(back.feature_count, 2);
+        HR_EXPECT_STREQ(back.features[1], "beta");
+        HR_EXPECT_STREQ(back.client_name, "client \xc3\xa9");
+        HR_EXPECT_EQ(back.resume_token_bytes, 3);
+        HR_EXPECT_EQ(back.resume_token[2], 7);
+}
+
+HR_TEST(hello_unknown_fields_are_skipped) {
+        struct hr_wire_hello back;
+        struct hr_diag diag = { 0 };
+        size_t bytes = 0;
+
+        buffer[bytes++] = 0x08; /* protocol_min = 7, then again: the last one wins */
+        buffer[bytes++] = 7;
+        buffer[bytes++] = 0x08;
+        buffer[bytes++] = 1;
+        bytes += field(buffer + bytes, 15, "grease", 6);
+        buffer[bytes++] = 0x78; /* field 15 as a varint */
+        buffer[bytes++] = 5;
+        HR_EXPECT_OK(hr_wire_hello_decode(span(bytes), &diag, &back), &diag);
+        HR_EXPECT_EQ(back.protocol_min, 1);
+}
+
+HR_TEST(hello_every_cut_is_refused_or_a_prefix) {
+        struct hr_wire_hello hello = { .protocol_min = 1, .protocol_max = 1 }, back;
+        struct hr_diag diag = { 0 };
+        size_t bytes = 0;
+        unsigned refused = 0;
+
+        strcpy(hello.client_name, "somebody");
+        HR_EXPECT_OK(hr_wire_hello_encode(&hello, buffer, sizeof buffer, &diag, &bytes), &diag);
+        for (size_t cut = 0; cut < bytes; cut++) {
+                hr_diag_clear(&diag);
+                if (hr_wire_hello_decode(span(cut), &diag, &back) != HR_OK) {
+                        HR_EXPECT_STREQ(hr_diag_reason(&diag), "DECODE");
+                        refused++;
+                }
+        }
+        /* All but the cuts between fields. */
+        HR_EXPECT_EQ(refused, bytes - 3);
+}
+
+HR_TEST(strings_over_their_cap_are_refused) {
+        struct hr_wire_hello back;
+        struct hr_diag diag = { 0 };
+        char name[100];
+        size_t bytes;
+
+        memset(name, 'x', sizeof name);
+        bytes = field(buffer, 4, name, 63);
+        HR_EXPECT_OK(hr_wire_hello_decode(span(bytes), &diag, &back), &diag);
+        bytes = field(buffer, 4, name, 64);
+        HR_EXPECT_EQ(hr_wire_hello_decode(span(bytes), &diag, &back), HR_E_INVALID);
+        HR_EXPECT_STREQ(hr_diag_reason(&diag), "DECODE");
+}
+
+HR_TEST(features_over_their_cap_are_refused) {
+        struct hr_wire_hello back;
+        struct hr_diag diag = { 0 };
+        size_t bytes = 0;
+
+        for (unsigned i = 0; i < HR_WIRE_FEATURES_MAX + 1; i++)
+                bytes += field(buffer + bytes, 3, "f", 1);
+        HR_EXPECT_EQ(hr_wire_hello_decode(span(bytes), &diag, &back), HR_E_INVALID);
+}
+
+HR_TEST(text_rules) {
+        static const struct {
+                const char *bytes;
+                size_t size;
+                bool valid;
+        } texts[] = {
+                { "plain ascii, longer than eight", 30, true },
+                { "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", 9, true },
+                { "a\0b", 3, false },
+                { "12345678\0x", 10, false },
+                { "\xc0\xaf", 2, false },             /* overlong */
+                { "\xe0\x80\xaf", 3, false },         /* overlong */
+                { "\xed\xa0\x80", 3, false },         /* surrogate */
+                { "\xf4\x90\x80\x80", 4, false },     /* above U+10FFFF */
+                { "\xf8\x88\x80\x80\x80", 5, false }, /* five bytes */
+                { "\xe2\x82", 2, false },             /* cut */
+                { "\x80", 1, false },                 /* no lead */
+                { "1234567\xff", 8, false },
+        };
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(texts); i++) {
+                struct hr_wire_hello back;
+                struct hr_diag diag = { 0 };
+                size_t bytes = field(buffer, 6, texts[i].bytes, texts[i].size);
+                hr_status status = hr_wire_hello_decode(span(bytes), &diag, &back);
+
+                HR_EXPECT_EQ(status, texts[i].valid ? HR_OK : HR_E_INVALID);
+                if (!texts[i].valid) {
+                        HR_EXPECT_STREQ(hr_diag_reason(&diag), "UTF8");
+                        HR_EXPECT_STREQ(diag.field, "session_name");
+                }
+        }
+}
+
+HR_TEST(error_round_trip) {
+        struct hr_diag failure = { .has_node = true,
+                                   .node = 17,
+                                   .has_tensor = true,
+                                   .tensor = 99,
+                                   .field = "ne",
+                                   .limit = 1,
+                                   .actual = UINT64_MAX,
+                                   .retry_after_ms = 250 };
+        uint8_t digest[HR_WIRE_DIGEST_BYTES] = { 1, 2, 3 };
+        struct hr_wire_error back;
+        struct hr_diag diag = { 0 };
+        size_t bytes = 0;
+
+        (void) hr_fail_reason(&failure, HR_E_RANGE, "VIEW", "words \xff here");
+        HR_EXPECT_OK(hr_wire_error_encode(&failure, digest, buffer, HR_WIRE_ERROR_BYTES_MAX, &bytes),
+                     &failure);
+        HR_EXPECT_OK(hr_wire_error_decode(span(bytes), &diag, &back), &diag);
+        HR_EXPECT_EQ(back.code, hr_status_grpc_code(HR_E_RANGE));
+        HR_EXPECT_STREQ(back.reason, "VIEW");
+        HR_EXPECT_STREQ(back.words, "words ? here"); /* never bytes that are no UTF-8 */
+        HR_EXPECT(back.has_node && back.has_tensor);
+        HR_EXPECT_EQ(back.node, 17);
+        HR_EXPECT_EQ(back.tensor, 99);
+        HR_EXPECT_STREQ(back.field, "ne");
+        HR_EXPECT(back.limit == 1 && back.actual == UINT64_MAX);
+        HR_EXPECT_EQ(back.retry_after_ms, 250);
+        HR_EXPECT_EQ(back.digest_bytes, HR_WIRE_DIGEST_BYTES);
+        HR_EXPECT_EQ(memcmp(back.digest, digest, sizeof digest), 0);
+}
+
+HR_TEST(largest_error_fits) {
+        struct hr_diag failure = { .has_node = true,
+                                   .node = UINT32_MAX - 1,
+                                   .has_tensor = true,
+                                   .tensor = UINT32_MAX - 1,
+                                   .limit = UINT64_MAX,
+                                   .actual = UINT64_MAX,
+                                   .retry_after_ms = UINT32_MAX };
+        static char long_field[200], long_reason[200];
+        uint8_t digest[HR_WIRE_DIGEST_BYTES] = { 0 };
+        size_t bytes = 0;
+
+        memset(long_field, 'f', sizeof long_field - 1);
+        memset(long_reason, 'R', sizeof long_reason - 1);
+        (void) hr_fail_reason(&failure, HR_E_DATA_LOSS, long_reason, "%0255d", 7);
+        failure.field = long_field;
+        HR_EXPECT_EQ(hr_wire_error_encode(&failure, digest, buffer, HR_WIRE_ERROR_BYTES_MAX, &bytes),
+                     HR_OK);
+        HR_EXPECT(bytes > 400);
+}
+
+HR_TEST(submit_round_trip) {
+        static const uint64_t weights[] = { 1, UINT64_MAX, 3 };
+        static const uint64_t states[] = { 77 };
+        static const struct hr_wire_rule pins[] = { { "blk.*", "cpu0" }, { "output", "cpu1" } };
+        const struct hr_wire_submit submit = { .graph_bytes = 12345678901,
+                                               .weights = weights,
+                                               .weight_count = 3,
+                                               .states = states,
+                                               .state_count = 1,
+                                               .pins = pins,
+                                               .pin_count = 2,
+                                               .rules = 1,
+                                               .n_copies = 4,
+                                               .strict = true,
+                                               .dry_run = true };
+        struct hr_wire_submit back;
+        struct hr_arena arena;
+        struct hr_diag diag = { 0 };
+        size_t bytes = 0;
+
+        hr_arena_init(&arena, 1 << 20);
+        HR_EXPECT_OK(hr_wire_submit_encode(&submit, buffer, sizeof buffer, &diag, &bytes), &diag);
+        HR_EXPECT_OK(hr_wire_submit_decode(span(bytes), &arena, &diag, &back), &diag);
+        HR_EXPECT(back.graph_bytes == submit.graph_bytes);
+        HR_EXPECT_EQ(back.weight_count, 3);
+        HR_EXPECT_EQ(memcmp(back.weights, weights, sizeof weights), 0);
+        HR_EXPECT_EQ(back.state_count, 1);
+        HR_EXPECT_EQ(back.states[0], 77);
+        HR_EXPECT_EQ(back.pin_count, 2);
+        HR_EXPECT_STREQ(back.pins[1].pattern, "output");
+        HR_EXPECT_STREQ(back.pins[0].device, "cpu0");
+        HR_EXPECT_EQ(back.rules, 1);
+        HR_EXPECT_EQ(back.n_copies, 4);
+        HR_EXPECT(back.strict && back.dry_run && !back.fresh && !back.op_offload);
+        hr_arena_deinit(&arena);
+}
+
+HR_TEST(submit_refuses_unknown_rules_and_odd_digests) {
+        struct hr_wire_submit back;
+        struct hr_arena arena;
+        struct hr_diag diag = { 0 };
+        size_t bytes;
+
+        hr_arena_init(&arena, 1 << 20);
+        buffer[0] = 6 << 3;
+        buffer[1] = 2;
+        HR_EXPECT_EQ(hr_wire_submit_decode(span(2), &arena, &diag, &back), HR_E_INVALID);
+        hr_diag_clear(&diag);
+        bytes = field(buffer, 1, "short", 5);
+        HR_EXPECT_EQ(hr_wire_submit_decode(span(bytes), &arena, &diag, &back), HR_E_INVALID);
+        HR_EXPECT_STREQ(hr_diag_reason(&diag), "DECODE");
+        hr_arena_deinit(&arena);
+}
+
+HR_TEST(lists_take_packed_and_single_elements) {
+        struct hr_wire_run back;
+        struct hr_arena arena;
+        struct hr_diag diag = { 0 };
+        const uint32_t packed[] = { 1, 2, 3 };
+        size_t bytes = 0;
+
+        hr_arena_init(&arena, 1 << 20);
+        bytes += field(buffer + bytes, 2, packed, sizeof packed);
+        buffer[bytes++] = 2 << 3 | 5; /* one more, unpacked */
+        memcpy(buffer + bytes, &(uint32_t){ 4 }, 4);
+        bytes += 4;
+        bytes += field(buffer + bytes, 2, packed, 8);
+        bytes += field(buffer + bytes, 2, packed, 0);
+        HR_EXPECT_OK(hr_wire_run_decode(span(bytes), &arena, &diag, &back), &diag);
+        HR_EXPECT_EQ(back.output_count, 6);
+        HR_EXPECT_EQ(back.outputs[3], 4);
+        HR_EXPECT_EQ(back.outputs[5], 2);
+        bytes += field(buffer + bytes, 2, packed, 7); /* no multiple of four */
+        HR_EXPECT_EQ(hr_wire_run_decode(span(bytes), &arena, &diag, &back), HR_E_INVALID);
+        hr_arena_deinit(&arena);
+}
+
+HR_TEST(lists_stop_at_the_arena) {
+        static uint64_t many[4000];
+        const struct hr_wire_submit submit = { .weights = many, .weight_count = 4000 };
+        struct hr_wire_submit back;
+        struct hr_arena arena;
+        struct hr_diag diag = { 0 };
+        size_t bytes = 0;
+
+        hr_arena_init(&arena, 16384);
+        HR_EXPECT_OK(hr_wire_submit_encode(&submit, buffer, sizeof buffer, &diag, &bytes), &diag);
+        HR_EXPECT_EQ(hr_wire_submit_decode(span(bytes), &arena, &diag, &back), HR_E_EXHAUSTED);
+        HR_EXPECT_STREQ(hr_diag_reason(&diag), "LIMIT");
+        hr_arena_deinit(&arena);
+}
+
+HR_TEST(run_round_trip_and_full_buffer) {
+        static const uint32_t outputs[] = { 5, 0 };
+        const struct hr_wire_run run = { .handle = UINT64_C(0xFEDCBA9876543210),
+                                         .outputs = outputs,
+                                         .output_count = 2,
+                                         .input_bytes = 1 << 30,
+                                         .priority = -3 };
+        struct hr_wire_run back;
+        struct hr_arena arena;
+        struct hr_diag diag = { 0 };
+        size_t bytes = 0, again = 0;
+
+        hr_arena_init(&arena, 1 << 20);
+        HR_EXPECT_OK(hr_wire_run_encode(&run, buffer, sizeof buffer, &diag, &bytes), &diag);
+        HR_EXPECT_OK(hr_wire_run_decode(span(bytes), &arena, &diag, &back), &diag);
+        HR_EXPECT(back.handle == run.handle);
+        HR_EXPECT_EQ(back.outputs[0], 5);
+        HR_EXPECT_EQ(back.priority, -3);
+        for (size_t capacity = 0; capacity < bytes; capacity++) {
+                hr_diag_clear(&diag);
+                HR_EXPECT_EQ(hr_wire_run_encode(&run, buffer, capacity, &diag, &again),
+                             HR_E_EXHAUSTED);
+        }
+        HR_EXPECT_OK(hr_wire_run_encode(&run, buffer, bytes, &(struct hr_diag){ 0 }, &again), &diag);
+        hr_arena_deinit(&arena);
+}
+
+HR_TEST(numbers_and_empties) {
+        struct hr_diag diag = { 0 };
+        uint64_t value = 0;
+        size_t bytes = 0;
+
+        HR_EXPECT_OK(hr_wire_fixed64_encode(UINT64_MAX, buffer, 64, &diag, &bytes), &diag);
+        HR_EXPECT_EQ(bytes, 9);
+        HR_EXPECT_OK(hr_wire_fixed64_decode(span(bytes), &diag, &value), &diag);
+        HR_EXPECT(value == UINT64_MAX);
+        HR_EXPECT_OK(hr_wire_varint_encode(UINT64_MAX, buffer, 64, &diag, &bytes), &diag);
+        HR_EXPECT_EQ(bytes, 11);
+        HR_EXPECT_OK(hr_wire_varint_decode(span(bytes), &diag, &value), &diag);
+        HR_EXPECT(value == UINT64_MAX);
+        HR_EXPECT_OK(hr_wire_varint_decode(span(0), &diag, &value), &diag);
+        HR_EXPECT_EQ(value, 0);
+        HR_EXPECT_OK(hr_wire_empty_decode(span(0), &diag), &diag);
+        buffer[0] = 0; /* a tag of zero */
+        HR_EXPECT_EQ(hr_wire_empty_decode(span(1), &diag), HR_E_INVALID);
+}
+
+HR_TEST(manifest_round_trip) {
+        static const uint32_t lengths[] = { 3, 0, 5 };
+        static const uint32_t types[] = { 0, 2, 26 };
+        static const int64_t ne[] = { 1, 2, 3, 4, 32, 1, 1, 1, -5, 0, INT64_MAX, 1 };
+        const struct hr_wire_manifest manifest = { 3, lengths, "abcdefgh", 8, types, ne };
+        const struct hr_wire_manifest_limits limits = { .tensors_max = 3 };
+        struct hr_wire_manifest back;
+        struct hr_arena arena;
+        struct hr_diag diag = { 0 };
+        size_t bytes = 0, measured = 0;
+
+        hr_arena_init(&arena, 1 << 20);
+        HR_EXPECT_OK(hr_wire_manifest_encode(&manifest, NULL, 0, &diag, &measured), &diag);
+        HR_EXPECT_OK(hr_wire_manifest_encode(&manifest, buffer, measured, &diag, &bytes), &diag);
+        HR_EXPECT_EQ(bytes, measured);
+        HR_EXPECT_OK(hr_wire_manifest_decode(span(bytes), &limits, &arena, &diag, &back), &diag);
+        HR_EXPECT_EQ(back.count, 3);
+        HR_EXPECT_EQ(back.names_bytes, 8);
+        HR_EXPECT_EQ(memcmp(back.names, "abcdefgh", 8), 0);
+        HR_EXPECT_EQ(memcmp(back.name_lengths, lengths, sizeof lengths), 0);
+        HR_EXPECT_EQ(memcmp(back.types, types, sizeof types), 0);
+        HR_EXPECT_EQ(memcmp(back.ne, ne, sizeof ne), 0);
+        HR_EXPECT_EQ(hr_wire_manifest_decode(span(bytes),
+                                             &(struct hr_wire_manifest_limits){ .tensors_max = 2 },
+                                             &arena, &diag, &back),
+                     HR_E_EXHAUSTED);
+        HR_EXPECT_EQ(diag.actual, 3);
+        hr_arena_deinit(&arena);
+}
+
+HR_TEST(manifest_columns_must_agree) {
+        const struct hr_wire_manifest_limits limits = { .tensors_max = 100 };
+        struct hr_wire_manifest back;
+        struct hr_arena arena;
+        struct hr_diag diag = { 0 };
+        const uint32_t words[] = { 1, 1 };
+        size_t bytes = 0;
+
+        hr_arena_init(&arena, 1 << 20);
+        bytes += field(buffer + bytes, 1, words, 8);
+        bytes += field(buffer + bytes, 2, "ab", 2);
+        bytes += field(buffer + bytes, 3, words, 8);
+        HR_EXPECT_EQ(hr_wire_manifest_decode(span(bytes), &limits, &arena, &diag, &back),
+                     HR_E_INVALID);
+        HR_EXPECT_STREQ(hr_diag_reason(&diag), "COLUMN");
+        HR_EXPECT_STREQ(diag.field, "ne");
+        hr_arena_deinit(&arena);
+}
+
+HR_TEST(random_bytes_never_do_harm) {
+        uint64_t state = 88172645463325252;
+        struct hr_arena arena;
+
+        hr_arena_init(&arena, 1 << 20);
+        for (unsigned round = 0; round < 20000; round++) {
+                static union {
+                        struct hr_wire_hello hello;
+                        struct hr_wire_submit submit;
+                        struct hr_wire_weights_put put;
+                        struct hr_wire_weights_load load;
+                        struct hr_wire_run run;
+                        struct hr_wire_manifest manifest;
+                } any;
+                const struct hr_wire_manifest_limits limits = { .tensors_max = 1000 };
+                struct hr_diag diag = { 0 };
+                size_t bytes = 0;
+
+                do {
+                        state ^= state << 13;
+                        state ^= state >> 7;
+                        state ^= state << 17;
+                        buffer[bytes++] = (uint8_t) state;
+                } while (bytes < 200 && (state >> 40) % 50 != 0);
+                (void) !hr_wire_hello_decode(span(bytes), &diag, &any.hello);
+                (void) !hr_wire_submit_decode(span(bytes), &arena, &diag, &any.submit);
+                (void) !hr_wire_weights_put_decode(span(bytes), &arena, &diag, &any.put);
+                (void) !hr_wire_weights_load_decode(span(bytes), &arena, &diag, &any.load);
+                (void) !hr_wire_run_decode(span(bytes), &arena, &diag, &any.run);
+                (void) !hr_wire_manifest_decode(span(bytes), &limits, &arena, &diag, &any.manifest);
+                hr_arena_reset(&arena);
+        }
+        hr_arena_deinit(&arena);
+}
