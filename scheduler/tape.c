@@ -31,7 +31,17 @@ struct writer {
         struct wanted_event *wanted;
         uint32_t wanted_count;
         bool *is_pending; /* per device: it copied for the current split */
+        /* With one slot: what each lane knows to be over of each other, to leave out waits whose
+         * order is there already. NULL with several slots, where no such wait arises. */
+        uint32_t *known; /* lanes x lanes, in commands that touch memory */
+        uint32_t **
+                snapshots; /* per event: what its lane knew when it was recorded, itself included */
+        uint32_t snapshot_capacity;
 };
+
+static uint32_t *known_of(const struct writer *writer, uint32_t lane) {
+        return writer->known + (size_t) lane * writer->plan->lane_count;
+}
 
 static hr_status emit(struct writer *writer, struct hr_command command) {
         if (writer->count == writer->capacity) {
@@ -47,12 +57,68 @@ static hr_status emit(struct writer *writer, struct hr_command command) {
                 writer->capacity = wanted;
         }
         writer->commands[writer->count++] = command;
+        if (writer->known && command.code >= HR_COMMAND_INPUT &&
+            command.code <= HR_COMMAND_READ_BACK) {
+                uint32_t lane = writer->plan->lane[command.device];
+
+                ++known_of(writer, lane)[lane];
+        }
         return HR_OK;
 }
 
 static hr_status emit_event(struct writer *writer, hr_command_code code, uint32_t device,
                             uint32_t event) {
         return emit(writer, (struct hr_command){.code = code, .device = device, .index = event});
+}
+
+static hr_status snapshot_room(struct writer *writer, uint32_t event) {
+        uint32_t wanted = HR_MAX(writer->snapshot_capacity, 64U);
+        uint32_t **larger;
+
+        if (event < writer->snapshot_capacity)
+                return HR_OK;
+        while (wanted <= event)
+                wanted *= 2;
+        larger = planner_scratch(writer->planner, wanted, sizeof *larger);
+        if (!larger)
+                return planner_out_of_memory(writer->planner);
+        if (writer->snapshot_capacity)
+                memcpy(larger, writer->snapshots, writer->snapshot_capacity * sizeof *larger);
+        writer->snapshots = larger;
+        writer->snapshot_capacity = wanted;
+        return HR_OK;
+}
+
+static hr_status emit_record(struct writer *writer, uint32_t device, uint32_t event) {
+        uint32_t lane = writer->plan->lane[device], lanes = writer->plan->lane_count;
+
+        if (writer->known) {
+                uint32_t *snapshot = planner_scratch(writer->planner, lanes, sizeof *snapshot);
+
+                HR_TRY(snapshot_room(writer, event));
+                if (!snapshot)
+                        return planner_out_of_memory(writer->planner);
+                memcpy(snapshot, known_of(writer, lane), lanes * sizeof *snapshot);
+                writer->snapshots[event] = snapshot;
+        }
+        return emit_event(writer, HR_COMMAND_RECORD, device, event);
+}
+
+/* Waits for an event of another lane unless the lane is known to be past it. */
+static hr_status emit_wait(struct writer *writer, uint32_t device, uint32_t event,
+                           uint32_t event_lane) {
+        uint32_t lane = writer->plan->lane[device];
+
+        if (writer->known) {
+                const uint32_t *snapshot = writer->snapshots[event];
+                uint32_t *known = known_of(writer, lane);
+
+                if (known[event_lane] >= snapshot[event_lane])
+                        return HR_OK;
+                for (uint32_t l = 0; l < writer->plan->lane_count; ++l)
+                        known[l] = HR_MAX(known[l], snapshot[l]);
+        }
+        return emit_event(writer, HR_COMMAND_WAIT, device, event);
 }
 
 /* The number of a lane's end is known only when all slot events are; until then it is counted from
@@ -203,9 +269,9 @@ static hr_status emit_copy(struct writer *writer, uint32_t index) {
 
         HR_TRY(go_to(writer, source));
         if (waits_for_memory(plan, copy))
-                HR_TRY(emit_event(
-                        writer, HR_COMMAND_WAIT, source,
-                        find_wanted(writer, copy->ready_after, plan->lane[copy->device])));
+                HR_TRY(emit_wait(writer, source,
+                                 find_wanted(writer, copy->ready_after, plan->lane[copy->device]),
+                                 plan->lane[copy->device]));
         HR_TRY(emit(writer, command));
         if (plan->lane[source] != plan->lane[copy->device])
                 writer->is_pending[source] = true;
@@ -231,9 +297,9 @@ static hr_status emit_copies(struct writer *writer, const struct hr_plan_split *
                         continue;
                 writer->is_pending[source] = false;
                 event = writer->event_count++;
-                HR_TRY(emit_event(writer, HR_COMMAND_RECORD, source, event));
+                HR_TRY(emit_record(writer, source, event));
                 HR_TRY(go_to(writer, copy->device));
-                HR_TRY(emit_event(writer, HR_COMMAND_WAIT, copy->device, event));
+                HR_TRY(emit_wait(writer, copy->device, event, plan->lane[source]));
         }
         for (uint32_t i = 0; i < split->input_count; ++i) {
                 const struct hr_plan_copy *copy = &plan->copies[inputs[i]];
@@ -302,9 +368,8 @@ static hr_status emit_split(struct writer *writer, uint32_t s) {
         if (split->write_back != HR_NO_COPY)
                 HR_TRY(emit_write_back(writer, split->write_back));
         for (uint32_t w = writer->wanted_head[s]; w != HR_NO_INDEX; w = writer->wanted[w].next)
-                HR_TRY(emit_event(writer, HR_COMMAND_RECORD,
-                                  writer->current[writer->wanted[w].lane],
-                                  writer->wanted[w].event));
+                HR_TRY(emit_record(writer, writer->current[writer->wanted[w].lane],
+                                   writer->wanted[w].event));
         return HR_OK;
 }
 
@@ -391,39 +456,66 @@ static hr_status writer_init(struct writer *writer) {
         if (!writer->current || !writer->wanted_head || !writer->wanted || !writer->is_pending ||
             !plan->tape.lane_first || !plan->tape.lane_last)
                 return planner_out_of_memory(planner);
+        if (plan->n_copies == 1) {
+                writer->known = planner_scratch(planner, plan->lane_count,
+                                                plan->lane_count * sizeof(uint32_t));
+                if (!writer->known)
+                        return planner_out_of_memory(planner);
+        }
         memset(writer->current, 0xff, plan->lane_count * sizeof(uint32_t));
         memset(writer->wanted_head, 0xff, plan->split_count * sizeof(uint32_t));
         memset(plan->tape.lane_first, 0xff, plan->lane_count * sizeof(uint32_t));
         return HR_OK;
 }
 
-/* Drops the waits for a lane's previous run where its queue or the single slot gives that order,
- * and numbers the ends of the lanes. */
+static bool is_lane_end(const struct writer *writer, const struct hr_command *command) {
+        return (command->code == HR_COMMAND_WAIT || command->code == HR_COMMAND_RECORD) &&
+               command->index >= writer->event_count;
+}
+
+/* A wait for a lane's previous run, where the queue or the single slot gives that order anyway. */
+static bool is_idle_wait(const struct writer *writer, const struct hr_command *command) {
+        const struct hr_plan *plan = writer->plan;
+        uint32_t lane = UINT32_MAX - 1 - command->index;
+
+        return command->code == HR_COMMAND_WAIT && is_lane_end(writer, command) &&
+               (plan->n_copies == 1 || plan->tape.lane_last[lane] == plan->tape.lane_first[lane]);
+}
+
+/* Numbers the events that somebody waits for, and the ends of the lanes after them; drops the rest.
+ */
 static hr_status keep_commands(struct writer *writer) {
         struct hr_plan *plan = writer->plan;
         struct hr_command *kept = planner_keep(writer->planner, writer->count, sizeof *kept);
-        uint32_t count = 0;
+        uint32_t *number = planner_scratch(writer->planner, writer->event_count, sizeof *number);
+        uint32_t events = 0, count = 0;
 
-        if (!kept)
+        if (!kept || !number)
                 return planner_out_of_memory(writer->planner);
+        for (uint32_t i = 0; i < writer->count; ++i) {
+                const struct hr_command *command = &writer->commands[i];
+
+                if (command->code == HR_COMMAND_WAIT && !is_lane_end(writer, command) &&
+                    !number[command->index])
+                        number[command->index] = ++events;
+        }
         for (uint32_t i = 0; i < writer->count; ++i) {
                 struct hr_command command = writer->commands[i];
 
-                if ((command.code == HR_COMMAND_WAIT || command.code == HR_COMMAND_RECORD) &&
-                    command.index >= writer->event_count) {
-                        uint32_t lane = UINT32_MAX - 1 - command.index;
-
-                        if (command.code == HR_COMMAND_WAIT &&
-                            (plan->n_copies == 1 ||
-                             plan->tape.lane_last[lane] == plan->tape.lane_first[lane]))
+                if (is_idle_wait(writer, &command))
+                        continue;
+                if (is_lane_end(writer, &command))
+                        command.index = events + (UINT32_MAX - 1 - command.index);
+                else if (command.code == HR_COMMAND_WAIT || command.code == HR_COMMAND_RECORD) {
+                        if (!number[command.index])
                                 continue;
-                        command.index = writer->event_count + lane;
+                        command.index = number[command.index] - 1;
                 }
                 kept[count++] = command;
         }
         plan->tape.commands = kept;
         plan->tape.count = count;
-        plan->tape.slot_event_count = writer->event_count;
+        plan->tape.slot_event_count = events;
         return HR_OK;
 }
 

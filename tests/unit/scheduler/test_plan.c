@@ -1,0 +1,559 @@
+/*
+ * Plans from made-up facts: each named rule against ggml's answer, what the verifier refuses,
+ * sizes.
+ */
+#include <string.h>
+
+#include "core/clock.h"
+#include "scheduler/plan.h"
+#include "tests/unit/scheduler/graphs.h"
+
+#define MOST_DEVICES 80
+
+/* GPUs of one kind each, optionally an accelerator on host memory, and a CPU at the end. Kind 0 is
+ * host memory. */
+struct world {
+        struct hr_plan_input in;
+        struct hr_plan_device devices[MOST_DEVICES];
+        struct hr_plan_kind kinds[MOST_DEVICES];
+        struct hr_plan_buffer buffers[8];
+        uint64_t reads[MOST_DEVICES][2];
+        uint64_t *supports, *offload;
+        uint32_t *tensor_buffer;
+        int32_t *pins;
+        struct hr_graph *graph;
+        struct hr_diag diag;
+        struct hr_plan *plan;
+};
+
+static void world_init(struct world *world, struct hr_graph *graph, uint32_t gpus, bool blas) {
+        uint32_t tensors = hr_graph_tensor_count(graph), words;
+        uint32_t devices = gpus + blas + 1;
+
+        memset(world, 0, sizeof *world);
+        HR_EXPECT(devices <= MOST_DEVICES);
+        words = hr_bit_words(devices);
+        world->graph = graph;
+        world->supports = calloc((size_t) tensors * words + 1, sizeof(uint64_t));
+        world->offload = calloc((size_t) tensors * words + 1, sizeof(uint64_t));
+        world->tensor_buffer = calloc(tensors + 1, sizeof(uint32_t));
+        world->pins = calloc(tensors + 1, sizeof(int32_t));
+        HR_EXPECT(world->supports && world->offload && world->tensor_buffer && world->pins);
+        for (uint32_t d = 0; d < devices; ++d) {
+                bool gpu = d < gpus;
+
+                world->devices[d].type = gpu               ? HR_DEVICE_GPU
+                                         : d < devices - 1 ? HR_DEVICE_ACCEL
+                                                           : HR_DEVICE_CPU;
+                world->devices[d].kind = gpu ? d + 1 : 0;
+                hr_bit_set(world->reads[0] + (size_t) d * hr_bit_words(gpus + 1),
+                           world->devices[d].kind);
+        }
+        for (uint32_t k = 0; k <= gpus; ++k)
+                world->kinds[k] = (struct hr_plan_kind){.host = k == 0, .alignment = 64};
+        for (uint32_t i = 0; i < tensors; ++i) {
+                world->tensor_buffer[i] = HR_NO_BUFFER;
+                world->pins[i] = HR_NO_PIN;
+                for (uint32_t d = 0; d < devices; ++d)
+                        hr_bit_set(world->supports + (size_t) i * words, d);
+        }
+        world->in = (struct hr_plan_input){.graph = graph,
+                                           .device_count = devices,
+                                           .kind_count = gpus + 1,
+                                           .devices = world->devices,
+                                           .kinds = world->kinds,
+                                           .buffers = world->buffers,
+                                           .reads = world->reads[0],
+                                           .tensor_buffer = world->tensor_buffer,
+                                           .pins = world->pins,
+                                           .supports = world->supports,
+                                           .offload = world->offload,
+                                           .options = {.n_copies = 1}};
+}
+
+static uint32_t world_buffer(struct world *world, uint32_t kind, hr_buffer_usage usage) {
+        world->buffers[world->in.buffer_count] = (struct hr_plan_buffer){kind, usage};
+        return world->in.buffer_count++;
+}
+
+static void world_deny(struct world *world, uint32_t tensor, uint32_t device) {
+        world->supports[(size_t) tensor * hr_bit_words(world->in.device_count) + device / 64] &=
+                ~((uint64_t) 1 << (device % 64));
+}
+
+static void world_ask(struct world *world, uint32_t tensor, uint32_t device) {
+        hr_bit_set(world->offload + (size_t) tensor * hr_bit_words(world->in.device_count), device);
+}
+
+static const struct hr_plan *world_plan(struct world *world, hr_rules rules) {
+        world->plan = hr_plan_unref(world->plan);
+        world->in.options.rules = rules;
+        HR_EXPECT_OK(hr_plan_make(&world->in, &world->diag, &world->plan), &world->diag);
+        return world->plan;
+}
+
+static void world_deinit(struct world *world) {
+        hr_plan_unref(world->plan);
+        hr_graph_unref(world->graph);
+        free(world->supports);
+        free(world->offload);
+        free(world->tensor_buffer);
+        free(world->pins);
+}
+
+static bool touched_only_by(const struct hr_plan *plan, hr_rule rule) {
+        for (int r = 0; r < HR_RULE_COUNT; ++r) {
+                if ((plan->rule_count[r] != 0) != (r == (int) rule))
+                        return false;
+        }
+        return true;
+}
+
+/* w (weight), x (input), y = x + w, z = y * y. */
+static struct hr_graph *small_graph(int64_t width) {
+        struct sketch sketch;
+        uint32_t w, x, y;
+        struct hr_graph *graph;
+
+        sketch_init(&sketch, width);
+        w = sketch_leaf(&sketch, HR_LEAF_WEIGHT, "w");
+        x = sketch_leaf(&sketch, HR_LEAF_INPUT, "x");
+        y = sketch_node(&sketch, HR_OP_ADD, x, w, HR_NO_PIN);
+        sketch_output(&sketch, sketch_node(&sketch, HR_OP_MUL, y, y, HR_NO_PIN));
+        graph = sketch_finish(&sketch);
+        sketch_deinit(&sketch);
+        return graph;
+}
+
+/* ---- Rules -------------------------------------------------------------------------------------
+ */
+
+HR_TEST(rule_pins_are_not_overridden) {
+        struct world world;
+
+        world_init(&world, small_graph(8), 0, true);
+        world.tensor_buffer[0] = world_buffer(&world, 0, HR_USAGE_WEIGHTS);
+        world.pins[2] = 1;
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_GGML)->device[2], 0);
+        HR_EXPECT_EQ(world.plan->cause[2], HR_CAUSE_UPGRADE);
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_HEADRACE)->device[2], 1);
+        HR_EXPECT_EQ(world.plan->cause[2], HR_CAUSE_USER);
+        HR_EXPECT(world.plan->rule_count[HR_RULE_PINS] == 1);
+        world_deinit(&world);
+}
+
+HR_TEST(rule_pins_need_support) {
+        struct world world;
+        struct hr_plan *plan = NULL;
+
+        world_init(&world, small_graph(8), 1, false);
+        world.tensor_buffer[0] = world_buffer(&world, 1, HR_USAGE_WEIGHTS);
+        world.pins[3] = 0;
+        world_deny(&world, 3, 0);
+        HR_EXPECT_EQ(hr_plan_make(&world.in, &world.diag, &plan), HR_E_UNSUPPORTED);
+        HR_EXPECT_STREQ(world.diag.reason, "PIN");
+        HR_EXPECT(world.diag.has_node && world.diag.node == 1);
+        world.pins[3] = 7;
+        hr_diag_clear(&world.diag);
+        HR_EXPECT_EQ(hr_plan_make(&world.in, &world.diag, &plan), HR_E_INVALID);
+        world_deinit(&world);
+}
+
+/* `count` inputs of one device's split come from another device. */
+static struct hr_graph *wide_graph(uint32_t count, int32_t **ret_pins) {
+        struct sketch sketch;
+        uint32_t x, at, *values = calloc(count, sizeof *values);
+        struct hr_graph *graph;
+
+        HR_EXPECT(values);
+        sketch_init(&sketch, 4);
+        x = sketch_leaf(&sketch, HR_LEAF_INPUT, "x");
+        for (uint32_t i = 0; i < count; ++i)
+                values[i] = sketch_node(&sketch, HR_OP_ADD, x, x, 0);
+        at = values[0];
+        for (uint32_t i = 1; i < count; ++i)
+                at = sketch_node(&sketch, HR_OP_ADD, at, values[i], 1);
+        sketch_output(&sketch, at);
+        graph = sketch_finish(&sketch);
+        free(values);
+        *ret_pins = sketch.pins;
+        return graph;
+}
+
+HR_TEST(rule_no_cut_at_thirty) {
+        struct world world;
+        int32_t *pins;
+
+        world_init(&world, wide_graph(100, &pins), 1, false);
+        memcpy(world.pins, pins, world.graph->leaf_count + world.graph->node_count * sizeof *pins);
+        memcpy(world.pins, pins,
+               (world.graph->leaf_count + world.graph->node_count) * sizeof *pins);
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_GGML)->split_count, 5);
+        HR_EXPECT_EQ(world.plan->splits[2].reason, HR_SPLIT_INPUTS);
+        HR_EXPECT_EQ(world.plan->splits[1].input_count, 30);
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_HEADRACE)->split_count, 2);
+        HR_EXPECT_EQ(world.plan->splits[1].input_count, 100);
+        HR_EXPECT(touched_only_by(world.plan, HR_RULE_NO_CUT));
+        free(pins);
+        world_deinit(&world);
+}
+
+/* A product with a host weight and a batch of `rows`; GPUs ask for it. */
+static void offload_world(struct world *world, int64_t rows, uint32_t gpus) {
+        struct hr_build *build = hr_build_new();
+        struct hr_graph_limits limits = {.tensor_bytes_max = 1 << 30};
+        uint32_t w = hr_build_leaf(build, HR_LEAF_WEIGHT, HR_TYPE_F32, "w", 64, 64, 1, 1);
+        uint32_t x = hr_build_leaf(build, HR_LEAF_STATE, HR_TYPE_F32, "x", 64, rows, 1, 1);
+        uint32_t y = hr_build_node(build, HR_OP_MUL_MAT, HR_TYPE_F32, 64, rows, 1, 1, 2,
+                                   (uint32_t[]){w, x});
+        struct hr_graph *graph;
+
+        hr_build_tensor(build, y)->flags |= HR_TENSOR_OUTPUT;
+        graph = hr_build_finish(build);
+        HR_EXPECT_OK(hr_graph_validate(graph, &limits, &world->diag), &world->diag);
+        world_init(world, graph, gpus, false);
+        world->tensor_buffer[w] = world_buffer(world, 0, HR_USAGE_WEIGHTS);
+        world->tensor_buffer[x] = world_buffer(world, gpus, HR_USAGE_ANY);
+        world->in.options.op_offload = true;
+        for (uint32_t d = 0; d < gpus; ++d)
+                world_ask(world, y, d);
+}
+
+HR_TEST(rule_offload_weighs_bytes) {
+        struct world world;
+
+        offload_world(&world, 4, 1); /* too little work for the weight's journey */
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_GGML)->device[2], 0);
+        HR_EXPECT_EQ(world.plan->cause[2], HR_CAUSE_OFFLOAD);
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_HEADRACE)->device[2], 1);
+        HR_EXPECT(world.plan->rule_count[HR_RULE_OFFLOAD] == 1);
+        world_deinit(&world);
+        offload_world(&world, 512, 1);
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_HEADRACE)->device[2], 0);
+        HR_EXPECT(world.plan->rule_count[HR_RULE_OFFLOAD] == 0);
+        world_deinit(&world);
+        offload_world(&world, 512, 3); /* to where the activations are */
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_GGML)->device[2], 0);
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_HEADRACE)->device[2], 2);
+        world_deinit(&world);
+}
+
+/* s (state) += x, then reads of s before and after. */
+static struct hr_graph *writer_graph(void) {
+        struct sketch sketch;
+        uint32_t s, x, before, after;
+        struct hr_graph *graph;
+
+        sketch_init(&sketch, 8);
+        s = sketch_leaf(&sketch, HR_LEAF_STATE, "s");
+        x = sketch_leaf(&sketch, HR_LEAF_INPUT, "x");
+        before = sketch_node(&sketch, HR_OP_MUL, s, x, HR_NO_PIN);
+        (void) sketch_in_place(&sketch, HR_OP_ADD, s, s, x, HR_NO_PIN);
+        after = sketch_node(&sketch, HR_OP_MUL, s, before, HR_NO_PIN);
+        sketch_output(&sketch, after);
+        graph = sketch_finish(&sketch);
+        sketch_deinit(&sketch);
+        return graph;
+}
+
+HR_TEST(rule_writer_runs_where_its_base_is) {
+        struct sketch sketch;
+        uint32_t x, y;
+        struct world world;
+        struct hr_graph *graph;
+
+        /* y = x + x on the GPU; y *= x in place, which the GPU's neighbours would pull to the CPU.
+         */
+        sketch_init(&sketch, 8);
+        x = sketch_leaf(&sketch, HR_LEAF_INPUT, "x");
+        y = sketch_node(&sketch, HR_OP_ADD, x, x, 0);
+        (void) sketch_in_place(&sketch, HR_OP_MUL, y, y, x, HR_NO_PIN);
+        sketch_output(&sketch, sketch_node(&sketch, HR_OP_ADD, y, x, 1));
+        graph = sketch_finish(&sketch);
+        world_init(&world, graph, 2, false);
+        memcpy(world.pins, sketch.pins, sketch.tensor_count * sizeof *sketch.pins);
+        world_deny(&world, 2, 0);
+        world_deny(&world, 2, 1);
+        /* Nobody else can: the CPU computes it and the result is carried back. */
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_HEADRACE)->device[2], 2);
+        HR_EXPECT(world.plan->rule_count[HR_RULE_WRITE_BACK] == 1);
+        HR_EXPECT_EQ(world.plan->splits[1].write_back, world.plan->result_copy[1]);
+        /* Denied on its own device's neighbours only, it goes to its base. */
+        hr_bit_set(world.supports + 2, 0);
+        world.pins[2] = HR_NO_PIN;
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_HEADRACE)->device[2], 0);
+        sketch_deinit(&sketch);
+        world_deinit(&world);
+}
+
+HR_TEST(rule_fresh_copy) {
+        struct world world;
+
+        /* The state is on GPU 1; both readers are on GPU 0, around the write. */
+        world_init(&world, writer_graph(), 2, false);
+        world.tensor_buffer[0] = world_buffer(&world, 2, HR_USAGE_ANY);
+        world.pins[2] = 0;
+        world.pins[4] = 0;
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_HEADRACE)->device[3], 1);
+        HR_EXPECT(world.plan->rule_count[HR_RULE_FRESH_COPY] == 1);
+        HR_EXPECT(world.plan->source_copy[world.plan->source_start[0]] !=
+                  world.plan->source_copy[world.plan->source_start[2]]);
+        /* ggml copies once, and the plan says that it cannot be run. */
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_GGML)->fault.status, HR_E_INTERNAL);
+        HR_EXPECT_STREQ(world.plan->fault.reason, "STALE");
+        world_deinit(&world);
+}
+
+HR_TEST(rule_view_leaf_takes_the_views_device) {
+        struct world world;
+
+        world_init(&world, small_graph(8), 1, false);
+        /* Made up: both nodes reshape, and nothing else touches the leaf. */
+        world.graph->tensors[1].leaf_kind = HR_LEAF_NOT;
+        world.graph->tensors[1].flags = 0;
+        world.graph->tensors[2].op = world.graph->tensors[3].op = HR_OP_RESHAPE;
+        world.graph->tensors[2].view_base = world.graph->tensors[3].view_base = 1;
+        world.graph->tensors[2].source_count = 1;
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_GGML)->device[1], -1);
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_HEADRACE)->device[1], world.plan->device[2]);
+        HR_EXPECT(world.plan->rule_count[HR_RULE_VIEW_LEAF] == 1);
+        world_deinit(&world);
+}
+
+/* An accelerator that shares host memory and gets no node must not take the weights' label. */
+HR_TEST(rule_idle_device_changes_nothing) {
+        struct world with, without;
+
+        world_init(&with, small_graph(8), 1, true);
+        world_init(&without, small_graph(8), 1, false);
+        with.tensor_buffer[0] = world_buffer(&with, 0, HR_USAGE_WEIGHTS);
+        without.tensor_buffer[0] = world_buffer(&without, 0, HR_USAGE_WEIGHTS);
+        for (uint32_t i = 2; i < 4; ++i)
+                world_deny(&with, i, 1);
+        HR_EXPECT_EQ(world_plan(&with, HR_RULES_GGML)->device[0], 1);
+        (void) world_plan(&with, HR_RULES_HEADRACE);
+        (void) world_plan(&without, HR_RULES_HEADRACE);
+        HR_EXPECT(touched_only_by(with.plan, HR_RULE_IDLE_DEVICE));
+        for (uint32_t i = 0; i < 4; ++i) {
+                int32_t device = without.plan->device[i];
+
+                HR_EXPECT_EQ(with.plan->device[i], device == 1 ? 2 : device);
+                HR_EXPECT_EQ(with.plan->cause[i], without.plan->cause[i]);
+        }
+        HR_EXPECT_EQ(with.plan->compute_bytes[2], without.plan->compute_bytes[1]);
+        HR_EXPECT_EQ(with.plan->compute_bytes[1], 0);
+        world_deinit(&with);
+        world_deinit(&without);
+}
+
+HR_TEST(rule_label_needs_a_reader_only) {
+        struct world world;
+        struct hr_plan *plan = NULL;
+
+        world_init(&world, small_graph(8), 1, false);
+        world.tensor_buffer[0] = world_buffer(&world, 1, HR_USAGE_WEIGHTS);
+        world_deny(&world, 0, 0);
+        world_deny(&world, 0, 1);
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_HEADRACE)->device[0], 0);
+        HR_EXPECT(world.plan->rule_count[HR_RULE_LABEL] == 1);
+        world.in.options.rules = HR_RULES_GGML;
+        HR_EXPECT_EQ(hr_plan_make(&world.in, NULL, &plan), HR_E_UNSUPPORTED);
+        world_deinit(&world);
+}
+
+HR_TEST(strict_refuses_a_fallback) {
+        struct world world;
+        struct hr_plan *plan = NULL;
+
+        world_init(&world, small_graph(8), 1, false);
+        world.tensor_buffer[0] = world_buffer(&world, 1, HR_USAGE_WEIGHTS);
+        world.in.options.strict = true;
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_HEADRACE)->fallback_nodes, 0);
+        world_deny(&world, 3, 0);
+        HR_EXPECT_EQ(hr_plan_make(&world.in, &world.diag, &plan), HR_E_PRECONDITION);
+        HR_EXPECT_STREQ(world.diag.reason, "FALLBACK");
+        HR_EXPECT_EQ(world.diag.node, 1);
+        world.in.options.strict = false;
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_HEADRACE)->fallback_nodes, 1);
+        world_deinit(&world);
+}
+
+HR_TEST(an_op_nobody_supports_is_named) {
+        struct world world;
+        struct hr_plan *plan = NULL;
+
+        world_init(&world, small_graph(8), 1, false);
+        world.tensor_buffer[0] = world_buffer(&world, 1, HR_USAGE_WEIGHTS);
+        world_deny(&world, 3, 0);
+        world_deny(&world, 3, 1);
+        for (int rules = 0; rules < 2; ++rules) {
+                world.in.options.rules = (hr_rules) rules;
+                hr_diag_clear(&world.diag);
+                HR_EXPECT_EQ(hr_plan_make(&world.in, &world.diag, &plan), HR_E_UNSUPPORTED);
+                HR_EXPECT_STREQ(world.diag.reason, "OP");
+                HR_EXPECT(world.diag.has_node && world.diag.node == 1);
+        }
+        world_deinit(&world);
+}
+
+/* ---- The verifier ------------------------------------------------------------------------------
+ */
+
+/* A chain that visits the devices in a scrambled order, with a state on the first one. */
+static void busy_world(struct world *world, uint32_t gpus, uint32_t length, uint32_t n_copies) {
+        struct sketch sketch;
+        uint32_t s, x, at, side;
+        struct hr_graph *graph;
+
+        sketch_init(&sketch, 16);
+        s = sketch_leaf(&sketch, HR_LEAF_STATE, "s");
+        x = sketch_leaf(&sketch, HR_LEAF_INPUT, "x");
+        side = at = sketch_in_place(&sketch, HR_OP_ADD, s, s, x, 0);
+        for (uint32_t i = 0; i < length; ++i) {
+                uint32_t next = sketch_node(&sketch, HR_OP_ADD, at, i % 3 ? side : x,
+                                            (int32_t) ((i * 7 + i / 5) % gpus));
+
+                side = i % 4 ? side : at;
+                at = next;
+        }
+        sketch_output(&sketch, at);
+        graph = sketch_finish(&sketch);
+        world_init(world, graph, gpus, false);
+        world->tensor_buffer[s] = world_buffer(world, 1, HR_USAGE_ANY);
+        memcpy(world->pins, sketch.pins, sketch.tensor_count * sizeof *sketch.pins);
+        world->in.options.n_copies = n_copies;
+        sketch_deinit(&sketch);
+}
+
+/* Every wait and record of a tape is there for a reason: without it the proof fails. With one slot
+ * a copy may wait for a little more than it must, since united holes remember their latest use
+ * only. */
+static void drop_each(uint32_t gpus, uint32_t length, uint32_t n_copies, uint32_t *dropped,
+                      uint32_t *missed) {
+        struct world world;
+        struct hr_command kept;
+
+        busy_world(&world, gpus, length, n_copies);
+        (void) world_plan(&world, HR_RULES_HEADRACE);
+        for (uint32_t i = 0; i < world.plan->tape.count; ++i) {
+                struct hr_command *command = &world.plan->tape.commands[i];
+                bool end = command->index >= world.plan->tape.slot_event_count;
+
+                if (command->code == HR_COMMAND_NOTIFY || command->code == HR_COMMAND_WAIT ||
+                    (command->code == HR_COMMAND_RECORD && !end)) {
+                        struct hr_diag diag = {0};
+
+                        kept = *command;
+                        *command = (struct hr_command){.code = HR_COMMAND_READ_BACK,
+                                                       .device = kept.device};
+                        if (hr_plan_verify(world.plan, &world.in, &diag) == HR_E_INTERNAL) {
+                                HR_EXPECT(strlen(diag.words) > 10);
+                                ++*missed;
+                        } else if (n_copies > 1) {
+                                hr_test_fail(__FILE__, __LINE__,
+                                             "%u devices, %u copies: nobody misses command %u (%d)",
+                                             gpus, n_copies, i, (int) kept.code);
+                        }
+                        *command = kept;
+                        ++*dropped;
+                }
+        }
+        HR_EXPECT_OK(hr_plan_verify(world.plan, &world.in, &world.diag), &world.diag);
+        world_deinit(&world);
+}
+
+HR_TEST_LIMIT(verifier_misses_no_edge, 60) {
+        uint32_t dropped = 0, missed = 0;
+
+        for (uint32_t gpus = 2; gpus <= 5; ++gpus) {
+                for (uint32_t n = 1; n <= 4; ++n)
+                        drop_each(gpus, 40, n, &dropped, &missed);
+        }
+        HR_EXPECT(dropped > 500);
+        HR_EXPECT((dropped - missed) * 100 < dropped);
+}
+
+/* Copies of different tensors, or of different slots, at one address. */
+HR_TEST(verifier_sees_aliased_memory) {
+        for (uint32_t n = 1; n <= 3; ++n) {
+                struct world world;
+                uint32_t seen = 0;
+
+                busy_world(&world, 3, 30, n);
+                (void) world_plan(&world, HR_RULES_HEADRACE);
+                for (uint32_t k = 0; k < world.plan->kind_count; ++k) {
+                        uint64_t bytes = world.plan->pools[k].slot_bytes;
+
+                        seen += bytes != 0;
+                        (void) bytes;
+                }
+                HR_EXPECT((seen != 0) == (n > 1));
+                for (uint32_t i = 0; n > 1 && i < world.plan->tape.count; ++i) {
+                        struct hr_command *command = &world.plan->tape.commands[i];
+
+                        if (command->code != HR_COMMAND_COPY)
+                                continue;
+                        /* As if every slot had the same memory. */
+                        command->to.where = HR_WHERE_SHARED;
+                        HR_EXPECT_EQ(hr_plan_verify(world.plan, &world.in, NULL), HR_E_INTERNAL);
+                        command->to.where = HR_WHERE_SLOT;
+                        break;
+                }
+                world_deinit(&world);
+        }
+}
+
+/* ---- Sizes -------------------------------------------------------------------------------------
+ */
+
+static uint64_t plan_ns(uint32_t gpus, uint32_t length, uint32_t n_copies) {
+        struct world world;
+        uint64_t best = UINT64_MAX;
+
+        busy_world(&world, gpus, length, n_copies);
+        for (int i = 0; i < 3; ++i) {
+                uint64_t start = hr_clock_now_ns();
+
+                (void) world_plan(&world, HR_RULES_HEADRACE);
+                best = HR_MIN(best, hr_clock_now_ns() - start);
+        }
+        printf("%u devices, %u nodes, %u copies: %.0f ns a node\n", gpus, length, n_copies,
+               (double) best / length);
+        world_deinit(&world);
+        return best;
+}
+
+HR_TEST_LIMIT(planning_grows_linearly, 120) {
+        uint64_t small = plan_ns(4, 10000, 2), large = plan_ns(4, 100000, 2);
+
+        HR_EXPECT(large < 30 * small);
+        (void) plan_ns(64, 20000, 16);
+        small = plan_ns(2, 10000, 1);
+        large = plan_ns(2, 100000, 1);
+        HR_EXPECT(large < 30 * small);
+}
+
+/* Ten copies of one plan are equal in every byte that counts. */
+HR_TEST(planning_is_pure) {
+        struct world world;
+        uint64_t before;
+        struct hr_plan *first;
+
+        busy_world(&world, 4, 200, 2);
+        before = hr_graph_hash(world.graph);
+        first = hr_plan_ref((struct hr_plan *) world_plan(&world, HR_RULES_HEADRACE));
+        for (int i = 0; i < 10; ++i) {
+                const struct hr_plan *again = world_plan(&world, HR_RULES_HEADRACE);
+
+                HR_EXPECT_EQ(again->tape.count, first->tape.count);
+                HR_EXPECT(memcmp(again->tape.commands, first->tape.commands,
+                                 first->tape.count * sizeof *first->tape.commands) == 0);
+                HR_EXPECT(memcmp(again->device, first->device,
+                                 first->tensor_count * sizeof *first->device) == 0);
+                HR_EXPECT(memcmp(again->place, first->place,
+                                 first->tensor_count * sizeof *first->place) == 0);
+        }
+        HR_EXPECT(hr_graph_hash(world.graph) == before);
+        hr_plan_unref(first);
+        world_deinit(&world);
+}
