@@ -1,10 +1,11 @@
-"""Fixtures for tests against a real daemon. HEADRACE_BUILD names the build folder (default: build).
+"""Fixtures for tests against a real daemon. HEADRACE_BUILD names its build folder (default: build).
 
-launch(...)     starts a daemon with given devices, sections, models; stopped at the end, which must be
-                clean. Keywords: those of run_daemon.Daemon.
-daemon          one daemon per module: two isolated CPU devices and a shared one, Unix and TCP.
-address         its addresses, one after the other ("unix:..." and "tcp:..."): the test runs on both.
-canary          a bystander in a session of its own; see tests/integration/bystander.py.
+launch(...)   starts a daemon with given devices, sections, models; stopped at the end, which must
+              be clean. Keywords: those of run_daemon.Daemon.
+daemon        one daemon per module: two isolated CPU devices and a shared one, Unix and TCP.
+address       its addresses, one after the other ("unix:..." and "tcp:..."): a test runs on both.
+canary        a bystander in a session of its own; see tests/integration/bystander.py.
+guarded       around a hostile test: the bystander is unharmed, everything is given back.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-for folder in (ROOT / "tests" / "tools", ROOT / "tests" / "integration", ROOT / "client" / "python"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+for folder in ("tests/tools", "tests/integration", "client/python"):
+    if str(ROOT / folder) not in sys.path:
+        sys.path.insert(0, str(ROOT / folder))
 
 from run_daemon import Daemon, build_folder, device  # noqa: E402
 
@@ -75,10 +76,23 @@ def address(request: pytest.FixtureRequest, daemon: Daemon) -> str:
     return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def canary(daemon: Daemon) -> Iterator[Any]:
-    """Works all the time in a session of its own; checked when the test ends."""
+    """Works all the time in a session of its own; checked when the module ends."""
     from bystander import Bystander
 
     with Bystander(daemon.address) as bystander:
         yield bystander
+
+
+@pytest.fixture
+def guarded(daemon: Daemon, canary: Any) -> Iterator[None]:
+    """Around a hostile test: the daemon lives, the bystander's results are right and go on, and what
+    the test held (descriptors, sessions, objects, memory) is given back within five seconds."""
+    from baseline import Baseline
+
+    before = Baseline(daemon)
+    yield
+    assert daemon.process.poll() is None, f"the daemon has ended:\n{daemon.log()}"
+    canary.check()
+    before.expect_again()

@@ -1,0 +1,131 @@
+"""Handles (HOSTILE B5, C25): unknown, foreign, stale and guessed ones are all NOT_FOUND, in the same
+words, and never reach anything."""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Any
+
+import pytest
+import raw
+from raw import F32, NOT_FOUND, Conn, add_graph, pb
+
+pytestmark = pytest.mark.usefixtures("guarded")
+
+TENSORS = [("w", F32, [4], struct.pack("<4f", 1, 2, 3, 4))]
+
+
+def requests(handle: int) -> dict[str, tuple[int, Any, bytes]]:
+    """Every message that names a handle."""
+    return {
+        "RUN": (raw.RUN, pb.Run(handle=handle), bytes(64)),
+        "EXPLAIN": (raw.EXPLAIN, pb.Explain(handle=handle), b""),
+        "RELEASE": (raw.RELEASE, pb.Release(handle=handle), b""),
+        "DROP": (raw.DROP, pb.WeightsDrop(handle=handle), b""),
+        "TENSORS": (raw.TENSORS, pb.WeightsTensors(handle=handle), b""),
+        "STATE_READ": (raw.STATE_READ, pb.StateRead(handle=handle, bytes=1), b""),
+        "STATE_WRITE": (raw.STATE_WRITE, pb.StateWrite(handle=handle, bytes=1), b"x"),
+        "STATE_FREE": (raw.STATE_FREE, pb.StateFree(handle=handle), b""),
+    }
+
+
+METHODS = list(requests(0))
+
+
+class Owned:
+    """One of each kind of object."""
+
+    def __init__(self, conn: Conn) -> None:
+        self.graph = conn.submit(add_graph(8)).handle
+        self.weights = conn.put("owned", TENSORS).handle
+        alloc, _ = conn.call(
+            raw.STATE_ALLOC, pb.StateAlloc(), raw.manifest(TENSORS).SerializeToString()
+        )
+        self.state = alloc.handle
+        self.all = [self.graph, self.weights, self.state]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_unknown_foreign_and_wrong_kind(address: str, method: str) -> None:
+    kinds = {"RUN": 0, "EXPLAIN": 0, "RELEASE": 0, "DROP": 1, "TENSORS": 1}
+    with Conn(address) as owner, Conn(address) as stranger:
+        owned = Owned(owner)
+        wrong_kind = [one for i, one in enumerate(owned.all) if i != kinds.get(method, 2)]
+        words = set()
+        for handle in [0, 1, 2**63, 2**64 - 1, *owned.all]:
+            error = stranger.fails(*requests(handle)[method])
+            assert error.code == NOT_FOUND, (method, handle)
+            words.add((error.reason, error.words))
+        assert len(words) == 1, "an oracle: foreign handles answer in other words"
+        for handle in wrong_kind:
+            assert owner.fails(*requests(handle)[method]).code == NOT_FOUND
+        assert owner.run(owned.graph, bytes(64)) == bytes(32)
+
+
+@pytest.mark.parametrize("kind", ["weights", "states"])
+def test_foreign_bindings(address: str, kind: str) -> None:
+    with Conn(address) as owner, Conn(address) as stranger:
+        owned = Owned(owner)
+        for handle in [7, 2**64 - 1, *owned.all]:
+            error = stranger.submit_fails(add_graph(8), **{kind: [handle]})
+            assert error.code == NOT_FOUND
+
+
+def test_released_and_reused(address: str) -> None:
+    """A handle is dead for ever, also when its place is taken again."""
+    with Conn(address) as conn:
+        dead: list[int] = []
+        for _ in range(50):
+            handle = conn.submit(add_graph(8)).handle
+            assert handle not in dead
+            conn.call(raw.RELEASE, pb.Release(handle=handle))
+            dead.append(handle)
+            for old in dead[-5:]:
+                assert conn.fails(raw.RUN, pb.Run(handle=old), bytes(64)).code == NOT_FOUND
+                assert conn.fails(raw.RELEASE, pb.Release(handle=old)).code == NOT_FOUND
+        alive = conn.submit(add_graph(8)).handle
+        for old in dead:
+            assert conn.fails(raw.RUN, pb.Run(handle=old), bytes(64)).code == NOT_FOUND
+        assert conn.run(alive, bytes(64)) == bytes(32)
+
+
+def test_guessed_neighbours(address: str) -> None:
+    """Sequential and one-bit guesses around real handles of another session."""
+    rng = random.Random(5)
+    with Conn(address) as owner, Conn(address) as guesser:
+        owned = Owned(owner)
+        guesses = {one ^ 1 << bit for one in owned.all for bit in range(64)}
+        guesses |= {(one + step) % 2**64 for one in owned.all for step in range(-300, 300)}
+        guesses |= {rng.randrange(2**64) for _ in range(300)}
+        for guess in guesses:
+            guesser.send(raw.EXPLAIN, pb.Explain(handle=guess), call_id=1000 + guess % 2**40)
+            assert guesser.frame().error.code == NOT_FOUND
+
+
+def test_session_token_is_needed_to_join(address: str) -> None:
+    with Conn(address) as owner:
+        owned = Owned(owner)
+        hello = pb.Hello(
+            protocol_min=1, protocol_max=1, resume_token=owner.greeting.session_token
+        )
+        with Conn(address, hello=False) as second:
+            second.call(raw.HELLO, hello)
+            assert second.run(owned.graph, bytes(64)) == bytes(32)
+        assert owner.run(owned.graph, bytes(64)) == bytes(32)
+        wrong = bytearray(owner.greeting.session_token)
+        wrong[-1] ^= 1
+        with Conn(address, hello=False) as thief:
+            hello.resume_token = bytes(wrong)
+            assert thief.fails(raw.HELLO, hello).code == NOT_FOUND
+
+
+def test_session_ends_with_its_last_connection(address: str) -> None:
+    with Conn(address) as owner:
+        token = owner.greeting.session_token
+        Owned(owner)
+    with Conn(address) as watcher:
+        raw.eventually(lambda: watcher.stats()["sessions"] <= 2)
+    with Conn(address, hello=False) as late:
+        hello = pb.Hello(protocol_min=1, protocol_max=1, resume_token=token)
+        assert late.fails(raw.HELLO, hello).code == NOT_FOUND
