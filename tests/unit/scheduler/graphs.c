@@ -20,6 +20,10 @@ void rig_init(struct rig *rig, const struct rig_device *devices, uint32_t count)
                                                .deny_ops = devices[i].deny_ops,
                                                .delay_us = devices[i].delay_us};
 
+                if (devices[i].opaque) {
+                        rig->devices[i] = opaque_device_new(names[i], devices[i].delay_us, i);
+                        continue;
+                }
                 HR_EXPECT_OK(hr_cpu_device_new(&config, &rig->diag, &rig->devices[i]), &rig->diag);
         }
         HR_EXPECT_OK(hr_fleet_new(rig->devices, count, &rig->diag, &rig->fleet), &rig->diag);

@@ -23,8 +23,10 @@ struct rig_device {
         uint32_t delay_us;
         uint64_t memory_cap;
         const char *deny_ops;
+        bool opaque; /* the test's own device: staged copies, sleeps of up to delay_us */
 };
 
+struct hr_device *opaque_device_new(const char *name, uint32_t sleep_us, uint32_t seed);
 void rig_init(struct rig *rig, const struct rig_device *devices, uint32_t count);
 void rig_deinit(struct rig *rig);
 

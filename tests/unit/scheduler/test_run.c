@@ -134,6 +134,15 @@ HR_TEST_LIMIT(echo_mixed_memory, 60) {
                 200);
 }
 
+HR_TEST_LIMIT(echo_opaque_with_random_delays, 120) {
+        echo_on((struct rig_device[]){{.opaque = true, .delay_us = 200},
+                                      {.opaque = true, .delay_us = 300},
+                                      {.isolated = true, .delay_us = 50}},
+                3, 12, 150);
+        echo_on((struct rig_device[]){{.opaque = true, .delay_us = 300}, {.delay_us = 50}}, 2, 6,
+                150);
+}
+
 /* Values go back and forth between two devices in every step of the chain. */
 static void alternate(const struct rig_device *devices, uint32_t length, uint32_t n_copies,
                       uint32_t runs) {
@@ -167,6 +176,7 @@ HR_TEST_LIMIT(alternating_splits, 60) {
         for (uint32_t n = 1; n <= 4; ++n) {
                 alternate((struct rig_device[]){{.isolated = true}, {.isolated = true}}, 40, n, 50);
                 alternate((struct rig_device[]){{0}, {0}}, 40, n, 50);
+                alternate((struct rig_device[]){{.opaque = true, .delay_us = 100}, {0}}, 40, n, 20);
         }
 }
 
@@ -280,6 +290,63 @@ HR_TEST(writer_pinned_elsewhere) {
                  1, 0);
         sum_with((struct rig_device[]){{.isolated = true}, {.isolated = true, .delay_us = 50}}, 1,
                  0, 0);
+}
+
+HR_TEST_LIMIT(state_behind_staging, 60) {
+        const struct rig_device devices[] = {{.opaque = true, .delay_us = 200}, {.isolated = true}};
+
+        sum_with(devices, 0, HR_NO_PIN, 1);
+        sum_with(devices, 0, 1, 0);
+        sum_with(devices, 1, 0, 1);
+        sum_with(devices, 1, HR_NO_PIN, 0);
+}
+
+/* A read-only tensor in plain host memory, read by a device that cannot reach it. */
+HR_TEST(weight_in_host_memory) {
+        for (int opaque = 0; opaque < 2; ++opaque) {
+                struct rig rig;
+                struct sketch sketch;
+                struct hr_graph *graph;
+                struct hr_pipeline *pipeline;
+                struct hr_buffer *weight = NULL;
+                struct hr_leaf_home homes[2] = {{0}};
+                struct ride ride;
+                float in[WIDTH], out[WIDTH];
+                uint32_t x, w, y;
+
+                rig_init(&rig, (struct rig_device[]){{.isolated = !opaque, .opaque = opaque}, {0}},
+                         2);
+                HR_EXPECT_OK(hr_buffer_new(rig.devices[1], WIDTH * sizeof(float), HR_USAGE_WEIGHTS,
+                                           &rig.diag, &weight),
+                             &rig.diag);
+                fill(weight->host_base, 7);
+                sketch_init(&sketch, WIDTH);
+                x = sketch_leaf(&sketch, HR_LEAF_INPUT, "x");
+                w = sketch_leaf(&sketch, HR_LEAF_WEIGHT, "w");
+                y = sketch_node(&sketch, HR_OP_ADD, x, w, 0);
+                y = sketch_node(&sketch, HR_OP_MUL, y, w, 0);
+                sketch_output(&sketch, y);
+                graph = sketch_finish(&sketch);
+                homes[w].buffer = weight;
+                pipeline = rig_pipeline(&rig, graph, sketch.pins, homes, 2, NULL, 0);
+                ride_init(&ride);
+                fill(in, 5);
+                ride.inputs[0] = (struct hr_run_input){.data = in, .bytes = sizeof in};
+                ride.outputs[0] =
+                        (struct hr_run_output){.tensor = y, .data = out, .bytes = sizeof out};
+                ride.run.output_count = 1;
+                for (int i = 0; i < 5; ++i) {
+                        HR_EXPECT_OK(ride_start(&ride, pipeline, &rig.diag), &rig.diag);
+                        HR_EXPECT_EQ(ride_wait(&ride), HR_OK);
+                        HR_EXPECT(all_equal(out, 84));
+                }
+                ride_deinit(&ride);
+                hr_pipeline_free(pipeline);
+                hr_graph_unref(graph);
+                sketch_deinit(&sketch);
+                hr_buffer_unref(weight);
+                rig_deinit(&rig);
+        }
 }
 
 HR_TEST(state_shared_by_pipelines) {
