@@ -57,6 +57,18 @@ static void touch(struct lanes *lanes, uint32_t device, uint32_t root) {
         }
 }
 
+static hr_status out_of_reach(struct lanes *lanes, uint32_t tensor) {
+        struct hr_diag *diag = lanes->planner->diag;
+
+        hr_fail_reason(diag, HR_E_UNSUPPORTED, "REACH",
+                       "tensor %u lies in memory that no device reaches", tensor);
+        if (diag) {
+                diag->has_tensor = true;
+                diag->tensor = tensor;
+        }
+        return HR_E_UNSUPPORTED;
+}
+
 /* The device whose queue reads and copies the root's memory. */
 static int64_t reader_of(const struct lanes *lanes, uint32_t root) {
         const struct hr_plan_input *in = lanes->planner->in;
@@ -87,8 +99,7 @@ static hr_status choose_way_back(struct lanes *lanes, struct hr_plan_copy *copy)
         int64_t home = reader_of(lanes, root), kind = planner_root_kind(lanes->planner, root);
 
         if (home < 0 || kind < 0)
-                return hr_fail_reason(lanes->planner->diag, HR_E_UNSUPPORTED, "REACH",
-                                      "tensor %u lies in memory that no device reaches", root);
+                return out_of_reach(lanes, root);
         copy->home_device = (uint32_t) home;
         copy->back_staged = !can_copy(lanes, copy->device, (uint32_t) kind);
         touch(lanes, copy->home_device, root);
@@ -118,8 +129,7 @@ static hr_status choose_method(struct lanes *lanes, struct hr_plan_copy *copy) {
         }
         source = reader_of(lanes, root);
         if (source < 0)
-                return hr_fail_reason(planner->diag, HR_E_UNSUPPORTED, "REACH",
-                                      "tensor %u lies in memory that no device reaches", root);
+                return out_of_reach(lanes, root);
         copy->source_device = (uint32_t) source;
         copy->method = can_copy(lanes, copy->source_device, to) ? HR_COPY_DIRECT : HR_COPY_STAGED;
         touch(lanes, copy->source_device, root);
@@ -148,16 +158,20 @@ static void touch_split(struct lanes *lanes, const struct hr_plan_split *split) 
         }
 }
 
-static void touch_outputs(struct lanes *lanes) {
+static hr_status touch_outputs(struct lanes *lanes) {
         const struct hr_graph *graph = lanes->planner->graph;
 
         for (uint32_t i = 0; i < graph->output_count; ++i) {
                 uint32_t root = lanes->plan->root[graph->outputs[i]];
                 int64_t reader = reader_of(lanes, root);
 
-                if (reader >= 0 && lanes->plan->span[graph->outputs[i]])
-                        touch(lanes, (uint32_t) reader, root);
+                if (lanes->plan->span[graph->outputs[i]] == 0)
+                        continue;
+                if (reader < 0)
+                        return out_of_reach(lanes, root);
+                touch(lanes, (uint32_t) reader, root);
         }
+        return HR_OK;
 }
 
 static hr_status number_lanes(struct lanes *lanes) {
@@ -240,7 +254,7 @@ hr_status hr_plan_lanes(struct hr_planner *planner) {
                 if (plan->copies[c].write_back)
                         HR_TRY(choose_way_back(&lanes, &plan->copies[c]));
         }
-        touch_outputs(&lanes);
+        HR_TRY(touch_outputs(&lanes));
         HR_TRY(number_lanes(&lanes));
         choose_copies(planner);
         return HR_OK;

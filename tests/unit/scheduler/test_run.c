@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/clock.h"
+
 #define WIDTH 64
 
 static void fill(float *values, float value) {
@@ -141,6 +143,36 @@ HR_TEST_LIMIT(echo_opaque_with_random_delays, 120) {
                 3, 12, 150);
         echo_on((struct rig_device[]){{.opaque = true, .delay_us = 300}, {.delay_us = 50}}, 2, 6,
                 150);
+}
+
+/* Two stages that sleep 5 ms each: with two slots they sleep at the same time. */
+HR_TEST_LIMIT(two_slots_overlap, 60) {
+        enum { RUNS = 30 };
+        struct rig rig;
+        uint64_t took[3] = {0};
+
+        rig_init(&rig,
+                 (struct rig_device[]){{.isolated = true, .delay_us = 5000},
+                                       {.isolated = true, .delay_us = 5000}},
+                 2);
+        for (uint32_t n = 1; n <= 2; ++n) {
+                struct sketch sketch;
+                uint32_t output;
+                struct hr_graph *graph = chain_graph(&sketch, 8, 2, &output);
+                struct hr_pipeline *pipeline =
+                        rig_pipeline(&rig, graph, sketch.pins, NULL, n, NULL, 0);
+                uint64_t start = hr_clock_now_ns();
+
+                echo(pipeline, output, 8, RUNS);
+                took[n] = hr_clock_now_ns() - start;
+                hr_pipeline_free(pipeline);
+                hr_graph_unref(graph);
+                sketch_deinit(&sketch);
+        }
+        printf("%d runs: %.1f ms with one slot, %.1f ms with two\n", RUNS, (double) took[1] / 1e6,
+               (double) took[2] / 1e6);
+        HR_EXPECT(took[2] * 4 < took[1] * 3);
+        rig_deinit(&rig);
 }
 
 /* Values go back and forth between two devices in every step of the chain. */
@@ -675,6 +707,37 @@ HR_TEST_LIMIT(ten_thousand_inputs_in_a_split, 120) {
         hr_graph_unref(graph);
         sketch_deinit(&sketch);
         free(values);
+        rig_deinit(&rig);
+}
+
+/* Not even one slot of a plan for many fits: another plan for one slot does, with the same splits.
+ */
+HR_TEST(copies_degrade_to_a_plan_for_one_slot) {
+        const struct rig_device devices[] = {{.isolated = true, .memory_cap = 3000},
+                                             {.isolated = true}};
+        struct rig rig;
+        struct sketch sketch;
+        uint32_t one, at;
+        struct hr_graph *graph;
+        struct hr_pipeline *pipeline;
+
+        rig_init(&rig, devices, 2);
+        sketch_init(&sketch, WIDTH);
+        at = sketch_leaf(&sketch, HR_LEAF_INPUT, "x");
+        one = sketch_constant(&sketch, 1);
+        for (uint32_t i = 0; i < 40; ++i)
+                at = sketch_node(&sketch, i % 4 < 2 ? HR_OP_ADD : HR_OP_SUB, at, one,
+                                 (int32_t) (i % 2));
+        at = sketch_node(&sketch, HR_OP_ADD, at, at, 1);
+        sketch_output(&sketch, at);
+        graph = sketch_finish(&sketch);
+        pipeline = rig_pipeline(&rig, graph, sketch.pins, NULL, 4, NULL, 0);
+        HR_EXPECT_EQ(hr_pipeline_copies(pipeline), 1);
+        HR_EXPECT(hr_pipeline_bytes(pipeline, 0) <= 3000);
+        echo(pipeline, at, 0, 50);
+        hr_pipeline_free(pipeline);
+        hr_graph_unref(graph);
+        sketch_deinit(&sketch);
         rig_deinit(&rig);
 }
 
