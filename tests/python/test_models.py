@@ -378,8 +378,9 @@ def test_layer_placement() -> None:
     assert [device(f"blk.{i}.ffn_up.weight") for i in (0, 1, 10, 11, 99)] == list("abbcc")
     assert device("kv.0.k") == "a" and device("kv.11.v") == "c"
     assert device("token_embd.weight") == "a" and device("output_norm.weight") == "c"
-    config, _ = tiny()
-    assert llama.layer_placement(config, {"a": 1, "b": 1})
-    for bad in ({}, {"a": 1}, {"a": -1, "b": 9}):
+    config, _ = tiny()  # of two layers
+    rules = llama.layer_placement(config, {"a": 15, "b": 15})
+    assert (device("blk.0.attn_q.weight"), device("kv.1.k")) == ("a", "b")
+    for bad in ({}, {"a": 0}, {"a": -1, "b": 9}):
         with pytest.raises(ValueError):
             llama.layer_placement(config, bad)

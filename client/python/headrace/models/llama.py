@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from headrace.graph import Graph, RopeMode, Tensor
@@ -101,16 +102,18 @@ def layer_placement(config: LlamaConfig | None, split: Mapping[str, int]) -> lis
     """Placement rules that spread the layers: {"cpu0": 15, "cpu1": 15} puts the first 15 on cpu0,
     all others on cpu1.
 
-    Holds for weights and for the cache. The embedding goes to the first device, the last norm and
-    an output matrix of its own to the last. With a config, a split of fewer layers than the model
-    has is refused.
+    Holds for weights and for the cache. With a config the numbers are shares, scaled to the model's
+    number of layers. The embedding goes to the first device, the last norm and an output matrix of
+    its own to the last.
     """
-    if not split or min(split.values()) < 0:
+    if not split or min(split.values()) < 0 or not any(split.values()):
         raise ValueError("a split names devices and how many layers each takes")
-    if config is not None and sum(split.values()) < config.n_layers:
-        raise ValueError(
-            f"a split of {sum(split.values())} layers, the model has {config.n_layers}"
-        )
+    if config is not None:
+        total, done, ends = sum(split.values()), 0, [0]
+        for share in split.values():
+            done += share
+            ends.append(round(done * config.n_layers / total))
+        split = dict(zip(split, (b - a for a, b in pairwise(ends)), strict=True))
     devices = list(split)
     rules: list[tuple[str, str]] = []
     layer = 0
