@@ -1,0 +1,151 @@
+/*
+ * The first byte chooses a message, the rest are its bytes. What is accepted holds what the codec
+ * promises: terminated strings of valid text, lists inside the arena, and it encodes and decodes again.
+ */
+#include <string.h>
+
+#include "proto/codec.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
+
+static uint8_t buffer[1 << 18];
+
+static void check_text(const char *text, size_t capacity) {
+        HR_ASSERT(strnlen(text, capacity) < capacity);
+}
+
+static void check_rules(const struct hr_wire_rule *rules, uint32_t count) {
+        for (uint32_t i = 0; i < count; i++) {
+                check_text(rules[i].pattern, 4096);
+                check_text(rules[i].device, 4096);
+        }
+}
+
+static void hello(struct hr_wire_span message) {
+        struct hr_wire_hello hello, again;
+        size_t bytes = 0;
+
+        if (hr_wire_hello_decode(message, NULL, &hello) != HR_OK)
+                return;
+        HR_ASSERT(hello.feature_count <= HR_WIRE_FEATURES_MAX);
+        for (uint32_t i = 0; i < hello.feature_count; i++)
+                check_text(hello.features[i], sizeof hello.features[i]);
+        check_text(hello.client_name, sizeof hello.client_name);
+        check_text(hello.session_name, sizeof hello.session_name);
+        HR_ASSERT(hr_wire_hello_encode(&hello, buffer, sizeof buffer, NULL, &bytes) == HR_OK);
+        HR_ASSERT(hr_wire_hello_decode((struct hr_wire_span){ buffer, bytes }, NULL, &again) ==
+                  HR_OK);
+        HR_ASSERT(again.protocol_max == hello.protocol_max);
+        HR_ASSERT(strcmp(again.client_name, hello.client_name) == 0);
+}
+
+static void submit(struct hr_wire_span message, struct hr_arena *arena) {
+        struct hr_wire_submit submit, again;
+        size_t bytes = 0;
+
+        if (hr_wire_submit_decode(message, arena, NULL, &submit) != HR_OK)
+                return;
+        check_rules(submit.pins, submit.pin_count);
+        HR_ASSERT(submit.rules <= 1);
+        HR_ASSERT(hr_wire_submit_encode(&submit, buffer, sizeof buffer, NULL, &bytes) == HR_OK);
+        HR_ASSERT(hr_wire_submit_decode((struct hr_wire_span){ buffer, bytes }, arena, NULL,
+                                        &again) == HR_OK);
+        HR_ASSERT(again.weight_count == submit.weight_count);
+        HR_ASSERT(again.pin_count == submit.pin_count);
+}
+
+static void run(struct hr_wire_span message, struct hr_arena *arena) {
+        struct hr_wire_run run, again;
+        size_t bytes = 0;
+
+        if (hr_wire_run_decode(message, arena, NULL, &run) != HR_OK)
+                return;
+        HR_ASSERT(hr_wire_run_encode(&run, buffer, sizeof buffer, NULL, &bytes) == HR_OK);
+        HR_ASSERT(hr_wire_run_decode((struct hr_wire_span){ buffer, bytes }, arena, NULL, &again) ==
+                  HR_OK);
+        HR_ASSERT(again.handle == run.handle && again.output_count == run.output_count);
+}
+
+static void weights(struct hr_wire_span message, struct hr_arena *arena) {
+        static struct hr_wire_weights_put put;
+        static struct hr_wire_weights_load load;
+        struct hr_wire_state_alloc alloc;
+
+        if (hr_wire_weights_put_decode(message, arena, NULL, &put) == HR_OK) {
+                check_text(put.name, sizeof put.name);
+                check_rules(put.rules, put.rule_count);
+        }
+        if (hr_wire_weights_load_decode(message, arena, NULL, &load) == HR_OK) {
+                check_text(load.path, sizeof load.path);
+                check_rules(load.rules, load.rule_count);
+        }
+        if (hr_wire_state_alloc_decode(message, arena, NULL, &alloc) == HR_OK)
+                check_rules(alloc.rules, alloc.rule_count);
+}
+
+static void manifest(struct hr_wire_span message, struct hr_arena *arena) {
+        static const struct hr_wire_manifest_limits limits = { .tensors_max = 10000 };
+        struct hr_wire_manifest manifest, again;
+        size_t bytes = 0;
+
+        if (hr_wire_manifest_decode(message, &limits, arena, NULL, &manifest) != HR_OK)
+                return;
+        HR_ASSERT(manifest.count <= limits.tensors_max);
+        if (hr_wire_manifest_encode(&manifest, buffer, sizeof buffer, NULL, &bytes) != HR_OK)
+                return;
+        HR_ASSERT(hr_wire_manifest_decode((struct hr_wire_span){ buffer, bytes }, &limits, arena,
+                                          NULL, &again) == HR_OK);
+        HR_ASSERT(again.count == manifest.count && again.names_bytes == manifest.names_bytes);
+}
+
+static void small(struct hr_wire_span message, struct hr_arena *arena) {
+        struct hr_wire_hello_reply hello_reply;
+        struct hr_wire_submit_reply submit_reply;
+        struct hr_wire_state_range range;
+        struct hr_wire_run_reply run_reply;
+        struct hr_wire_error error;
+        uint64_t number;
+
+        (void) !hr_wire_empty_decode(message, NULL);
+        (void) !hr_wire_fixed64_decode(message, NULL, &number);
+        (void) !hr_wire_varint_decode(message, NULL, &number);
+        (void) !hr_wire_state_range_decode(message, NULL, &range);
+        (void) !hr_wire_hello_reply_decode(message, NULL, &hello_reply);
+        (void) !hr_wire_submit_reply_decode(message, NULL, &submit_reply);
+        (void) !hr_wire_run_reply_decode(message, arena, NULL, &run_reply);
+        if (hr_wire_error_decode(message, NULL, &error) == HR_OK) {
+                check_text(error.reason, sizeof error.reason);
+                check_text(error.words, sizeof error.words);
+        }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
+        struct hr_wire_span message = { bytes + 1, size - 1 };
+        struct hr_arena arena;
+
+        if (size == 0)
+                return 0;
+        hr_arena_init(&arena, 1 << 20);
+        switch (bytes[0] % 6) {
+        case 0:
+                hello(message);
+                break;
+        case 1:
+                submit(message, &arena);
+                break;
+        case 2:
+                run(message, &arena);
+                break;
+        case 3:
+                weights(message, &arena);
+                break;
+        case 4:
+                manifest(message, &arena);
+                break;
+        default:
+                small(message, &arena);
+                break;
+        }
+        hr_arena_deinit(&arena);
+        return 0;
+}
