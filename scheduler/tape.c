@@ -30,7 +30,7 @@ struct writer {
         uint32_t *wanted_head; /* per split: events to record at its end */
         struct wanted_event *wanted;
         uint32_t wanted_count;
-        bool *is_pending; /* per device: it copied for the current split */
+        bool *is_pending; /* per lane: it copied for the current split */
         /* With one slot: what each lane knows to be over of each other, to leave out waits whose
          * order is there already. NULL with several slots, where no such wait arises. */
         uint32_t *known; /* lanes x lanes, in commands that touch memory */
@@ -274,7 +274,7 @@ static hr_status emit_copy(struct writer *writer, uint32_t index) {
                                  plan->lane[copy->device]));
         HR_TRY(emit(writer, command));
         if (plan->lane[source] != plan->lane[copy->device])
-                writer->is_pending[source] = true;
+                writer->is_pending[plan->lane[source]] = true;
         return HR_OK;
 }
 
@@ -291,15 +291,18 @@ static hr_status emit_copies(struct writer *writer, const struct hr_plan_split *
         }
         for (uint32_t i = 0; i < split->input_count; ++i) {
                 const struct hr_plan_copy *copy = &plan->copies[inputs[i]];
-                uint32_t source = copy->source_device, event;
+                uint32_t event, lane = copy->source_device == HR_NO_INDEX
+                                               ? HR_NO_INDEX
+                                               : plan->lane[copy->source_device];
 
-                if (source == HR_NO_INDEX || !writer->is_pending[source])
+                if (lane == HR_NO_INDEX || !writer->is_pending[lane])
                         continue;
-                writer->is_pending[source] = false;
+                writer->is_pending[lane] = false;
                 event = writer->event_count++;
-                HR_TRY(emit_record(writer, source, event));
+                /* Where the lane is now, after all its copies. */
+                HR_TRY(emit_record(writer, writer->current[lane], event));
                 HR_TRY(go_to(writer, copy->device));
-                HR_TRY(emit_wait(writer, copy->device, event, plan->lane[source]));
+                HR_TRY(emit_wait(writer, copy->device, event, lane));
         }
         for (uint32_t i = 0; i < split->input_count; ++i) {
                 const struct hr_plan_copy *copy = &plan->copies[inputs[i]];
@@ -445,12 +448,11 @@ static hr_status find_wanted_events(struct writer *writer) {
 static hr_status writer_init(struct writer *writer) {
         struct hr_planner *planner = writer->planner;
         struct hr_plan *plan = writer->plan;
-        uint32_t devices = planner->in->device_count;
 
         writer->current = planner_scratch(planner, plan->lane_count, sizeof(uint32_t));
         writer->wanted_head = planner_scratch(planner, plan->split_count, sizeof(uint32_t));
         writer->wanted = planner_scratch(planner, plan->copy_count, sizeof *writer->wanted);
-        writer->is_pending = planner_scratch(planner, devices, sizeof(bool));
+        writer->is_pending = planner_scratch(planner, plan->lane_count, sizeof(bool));
         plan->tape.lane_first = planner_keep(planner, plan->lane_count, sizeof(uint32_t));
         plan->tape.lane_last = planner_keep(planner, plan->lane_count, sizeof(uint32_t));
         if (!writer->current || !writer->wanted_head || !writer->wanted || !writer->is_pending ||
