@@ -1,0 +1,222 @@
+/* Conversions: half floats bit by bit, block types against their rules, instruction sets against
+ * each other. */
+#include <math.h>
+#include <string.h>
+
+#include "backends/cpu/matrix/half.h"
+#include "tests/harness.h"
+#include "tests/unit/cpu/kernel_case.h"
+
+HR_TEST(halves_come_back) {
+        for (uint32_t h = 0; h < 65536; h++) {
+                float value = cpu_half_to_float((uint16_t) h);
+
+                if ((h & 0x7fff) > 0x7c00)
+                        HR_EXPECT(isnan(value));
+                else
+                        HR_EXPECT_EQ(cpu_float_to_half(value), h);
+        }
+        HR_EXPECT(cpu_half_to_float(0x0001) == 0x1p-24f);
+        HR_EXPECT(cpu_half_to_float(0x3c01) == 1.0f + 0x1p-10f);
+        HR_EXPECT(cpu_half_to_float(0xfbff) == -65504.0f);
+}
+
+HR_TEST(halves_round_to_even) {
+        for (uint32_t h = 0; h < 0x7bff; h++) {
+                double low = cpu_half_to_float((uint16_t) h);
+                double high = cpu_half_to_float((uint16_t) (h + 1));
+                float middle = (float) ((low + high) / 2);
+
+                HR_EXPECT_EQ(cpu_float_to_half(middle), h % 2 ? h + 1 : h);
+                HR_EXPECT_EQ(cpu_float_to_half(nextafterf(middle, 1e9f)), h + 1);
+                HR_EXPECT_EQ(cpu_float_to_half(-nextafterf(middle, 0)), 0x8000 | h);
+        }
+        HR_EXPECT_EQ(cpu_float_to_half(65519.99f), 0x7bff);
+        HR_EXPECT_EQ(cpu_float_to_half(65520.0f), 0x7c00);
+        HR_EXPECT_EQ(cpu_float_to_half(-INFINITY), 0xfc00);
+        HR_EXPECT(isnan(cpu_half_to_float(cpu_float_to_half(NAN))));
+        HR_EXPECT_EQ(cpu_float_to_bf16(1.00390625f), 0x3f80); /* tie, to even */
+        HR_EXPECT_EQ(cpu_float_to_bf16(1.01171875f), 0x3f82); /* tie, to even upwards */
+        HR_EXPECT_EQ(cpu_float_to_bf16(3.4e38f), 0x7f80);
+        HR_EXPECT(isnan(cpu_bf16_to_float(cpu_float_to_bf16(NAN))));
+}
+
+/* Every instruction set's rows of f16 and bf16 are those of the scalar rules. */
+HR_TEST(sets_agree_on_halves) {
+        uint32_t sets;
+        const struct cpu_dot *const *dots = case_sets(&sets);
+        enum { N = 4099 };
+        float *values = case_memory(N * sizeof *values);
+        uint16_t *halves = case_memory(N * sizeof *halves);
+
+        for (int i = 0; i < N; i++) {
+                uint32_t bits = case_random() ^ case_random() << 9;
+
+                memcpy(&values[i], &bits, sizeof bits);
+                if (isnan(values[i]))
+                        values[i] = 0.1f;
+        }
+        for (uint32_t s = 0; s < sets; s++) {
+                dots[s]->quantize[HR_TYPE_F16](values, halves, N);
+                for (int i = 0; i < N; i++)
+                        HR_EXPECT_EQ(halves[i], cpu_float_to_half(values[i]));
+                dots[s]->quantize[HR_TYPE_BF16](values, halves, N);
+                for (int i = 0; i < N; i++)
+                        HR_EXPECT_EQ(halves[i], cpu_float_to_bf16(values[i]));
+        }
+        for (uint32_t s = 0; s < sets; s++)
+                for (uint32_t h = 0; h + N <= 65536; h += N) {
+                        for (uint32_t i = 0; i < N; i++)
+                                halves[i] = (uint16_t) (h + i);
+                        dots[s]->dequantize[HR_TYPE_F16](halves, values, N);
+                        for (int i = 0; i < N; i++)
+                                HR_EXPECT(values[i] == cpu_half_to_float(halves[i]) ||
+                                          isnan(values[i]));
+                }
+        case_free_all();
+}
+
+/* Largest step of a block type over its range of values, as a share of the largest magnitude. */
+static const struct {
+        uint32_t type;
+        float step;
+} written[] = {
+        {HR_TYPE_Q8_0, 1.0f / 127}, {HR_TYPE_Q4_0, 1.0f / 8},   {HR_TYPE_Q4_1, 2.0f / 15},
+        {HR_TYPE_Q5_0, 1.0f / 16},  {HR_TYPE_Q5_1, 2.0f / 31},  {HR_TYPE_IQ4_NL, 24.0f / 113},
+};
+
+HR_TEST(blocks_are_near_their_source) {
+        uint32_t sets;
+        const struct cpu_dot *const *dots = case_sets(&sets);
+        float values[32], back[32];
+        uint8_t row[64];
+
+        for (int round = 0; round < 2000; round++) {
+                float size = 0, scale = powf(2, (float) (round % 20) - 10);
+
+                for (int i = 0; i < 32; i++) {
+                        values[i] = case_uniform() * scale;
+                        size = fmaxf(size, fabsf(values[i]));
+                }
+                for (size_t t = 0; t < HR_ARRAY_LENGTH(written); t++)
+                        for (uint32_t s = 0; s < sets; s++) {
+                                uint32_t type = written[t].type;
+
+                                dots[s]->quantize[type](values, row, 32);
+                                dots[s]->dequantize[type](row, back, 32);
+                                for (int i = 0; i < 32; i++) /* half a step, but a whole at the
+                                                              * short end of Q4_0 and Q5_0 */
+                                        HR_EXPECT(fabsf(back[i] - values[i]) <=
+                                                  size * written[t].step * 1.01f);
+                        }
+        }
+}
+
+HR_TEST(sets_write_the_same_blocks) {
+        uint32_t sets;
+        const struct cpu_dot *const *dots = case_sets(&sets);
+        enum { N = 32 * 37 };
+        float values[N];
+        uint8_t first[N * 2], other[N * 2];
+
+        for (int i = 0; i < N; i++)
+                values[i] = case_uniform() * powf(2, (float) (i / 32) - 20);
+        memset(values, 0, 32 * sizeof values[0]);
+        for (int i = 32; i < 64; i++)
+                values[i] = -0.25f;
+        for (size_t t = 0; t < HR_ARRAY_LENGTH(written); t++) {
+                uint64_t bytes;
+
+                HR_EXPECT(hr_type_row_bytes(written[t].type, N, &bytes));
+                dots[0]->quantize[written[t].type](values, first, N);
+                for (uint32_t s = 1; s < sets; s++) {
+                        memset(other, 0x77, sizeof other);
+                        dots[s]->quantize[written[t].type](values, other, N);
+                        HR_EXPECT(memcmp(first, other, bytes) == 0);
+                        HR_EXPECT_EQ(other[bytes], 0x77);
+                }
+        }
+}
+
+/* NaN, infinities and extremes are bytes like any other: no trap, no overrun. */
+HR_TEST(blocks_of_anything) {
+        static const float odd[] = {0, -0.0f, 1e38f, -3e38f, 1e-45f, 1e-39f};
+        uint32_t sets;
+        const struct cpu_dot *const *dots = case_sets(&sets);
+        float values[32], back[32];
+        uint8_t row[66];
+
+        for (int round = 0; round < 500; round++) {
+                for (int i = 0; i < 32; i++) {
+                        uint32_t pick = case_random() % 10;
+
+                        values[i] = pick < HR_ARRAY_LENGTH(odd) ? odd[pick]
+                                    : pick == 6                 ? NAN
+                                    : pick == 7                 ? INFINITY
+                                                                : -INFINITY;
+                }
+                for (size_t t = 0; t < HR_ARRAY_LENGTH(written); t++)
+                        for (uint32_t s = 0; s < sets; s++) {
+                                uint32_t type = written[t].type, bytes = hr_type_info(type)->block_bytes;
+
+                                row[bytes] = 0x5a;
+                                dots[s]->quantize[type](values, row, 32);
+                                HR_EXPECT_EQ(row[bytes], 0x5a);
+                                dots[s]->dequantize[type](row, back, 32);
+                        }
+        }
+}
+
+static const uint32_t read_types[] = {HR_TYPE_Q4_0, HR_TYPE_Q4_1, HR_TYPE_Q5_0,   HR_TYPE_Q5_1,
+                                      HR_TYPE_Q8_0, HR_TYPE_Q2_K, HR_TYPE_Q3_K,   HR_TYPE_Q4_K,
+                                      HR_TYPE_Q5_K, HR_TYPE_Q6_K, HR_TYPE_IQ4_NL};
+
+HR_TEST(sets_read_the_same_values) {
+        uint32_t sets;
+        const struct cpu_dot *const *dots = case_sets(&sets);
+        enum { N = 256 * 3 };
+        float *first = case_memory(N * sizeof *first), *other = case_memory(N * sizeof *other);
+
+        for (size_t t = 0; t < HR_ARRAY_LENGTH(read_types); t++)
+                for (int round = 0; round < 50; round++) {
+                        struct hr_operand row = case_operand(read_types[t], N, 1, 1, 1);
+
+                        dots[0]->dequantize[row.type](row.data, first, N);
+                        for (uint32_t s = 1; s < sets; s++) {
+                                dots[s]->dequantize[row.type](row.data, other, N);
+                                HR_EXPECT(memcmp(first, other, N * sizeof *first) == 0);
+                        }
+                }
+        case_free_all();
+}
+
+/* Hand-made blocks: one known value at a time. */
+HR_TEST(known_blocks) {
+        const struct cpu_dot *dot = cpu_dot_select("portable");
+        uint8_t block[210] = {0};
+        float out[256];
+
+        cpu_write_half(block, 0.5f); /* Q4_0: byte 3 holds elements 3 and 19 */
+        block[2 + 3] = 0x9f;
+        dot->dequantize[HR_TYPE_Q4_0](block, out, 32);
+        HR_EXPECT(out[3] == 3.5f && out[19] == 0.5f && out[0] == -4.0f);
+
+        memset(block, 0, sizeof block); /* Q6_K: element 70 = low nibble of byte 6, scale 4 */
+        cpu_write_half(block + 208, 1.0f);
+        block[192 + 4] = 3;
+        block[6] = 0x50;
+        block[128 + 6] = 2 << 4;
+        dot->dequantize[HR_TYPE_Q6_K](block, out, 256);
+        HR_EXPECT(out[70] == 3.0f * ((5 | 2 << 4) - 32));
+        HR_EXPECT(out[71] == 3.0f * -32 && out[80] == 0.0f);
+
+        memset(block, 0, sizeof block); /* Q4_K: group 5 has its factors in the packed half */
+        cpu_write_half(block, 1.0f);
+        cpu_write_half(block + 2, 2.0f);
+        block[4 + 1] = 2 << 6;      /* high bits of scale 5 */
+        block[4 + 5] = 1 << 6;      /* high bits of minimum 5 */
+        block[4 + 9] = 7 | 3 << 4;  /* low bits of both */
+        block[16 + 64 + 8] = 0x60;  /* element 160 + 8 */
+        dot->dequantize[HR_TYPE_Q4_K](block, out, 256);
+        HR_EXPECT(out[168] == (7 + 32) * 6.0f - 2.0f * (3 + 16));
+}
