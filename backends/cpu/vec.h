@@ -55,7 +55,7 @@ struct cpu_vec {
 const struct cpu_vec *cpu_vec_select(const char *isa);
 
 extern const struct cpu_vec cpu_vec_portable;
-#if CPU_HAVE_X86
+#if defined(CPU_HAVE_X86) && CPU_HAVE_X86
 extern const struct cpu_vec cpu_vec_avx2, cpu_vec_avx512;
 #endif
 
