@@ -206,7 +206,7 @@ static void foreign_wait(struct hr_event *event, uint64_t spin_ns) {
 }
 
 static void command_compute(struct host_queue *queue, const struct command *command) {
-        if (queue->config.delay_us)
+        if (queue->config.delay_us && !hr_outcome_failed(command->outcome))
                 (void) usleep(queue->config.delay_us);
         if (!hr_outcome_failed(command->outcome))
                 queue->config.compute(command->program, command->first, command->count,
