@@ -194,6 +194,9 @@ static hr_status wait_for_pipeline(const struct hr_pipeline *pipeline,
 static hr_status take_states(struct hr_pipeline *pipeline, uint32_t slot, struct hr_diag *diag) {
         const struct hr_pipeline *waited = NULL;
 
+        /* One whose states are bound but never touched neither waits nor is waited for. */
+        if (!pipeline->touches_states)
+                return HR_OK;
         for (uint32_t i = 0; i < pipeline->state_count; ++i) {
                 struct hr_state_use *state = pipeline->states[i];
 

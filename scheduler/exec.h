@@ -62,6 +62,7 @@ struct hr_pipeline {
         uint32_t notify_count;               /* notifications per run */
         uint64_t sequence;                   /* of the next run */
         uint32_t in_flight;
+        bool touches_states;               /* some lane reads or writes a writable buffer */
         bool constants_pending;            /* written, and no run has ended since */
         struct hr_event **constant_events; /* per device that wrote some for another to read */
         /* Sums over the tape, for the counters. */

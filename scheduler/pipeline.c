@@ -313,6 +313,9 @@ static hr_status bind_tape(struct hr_pipeline *pipeline, struct hr_diag *diag) {
         }
         for (uint32_t i = 0; i < tape->count; ++i)
                 pipeline->notify_count += tape->commands[i].code == HR_COMMAND_NOTIFY;
+        for (uint32_t l = 0; l < pipeline->plan->lane_count; ++l)
+                pipeline->touches_states =
+                        pipeline->touches_states || pipeline->plan->state_lane[l];
         pipeline->copied_bytes = pipeline->plan->copied_bytes;
         return HR_OK;
 }

@@ -358,7 +358,8 @@ static inline bool planner_could_read(const struct hr_planner *planner, uint32_t
         return where >= 0 && planner_reads(planner, device, in->devices[where].kind);
 }
 
-/* A node that writes into memory which is not its own to place: a base's, or given before planning. */
+/* A node that writes into memory which is not its own to place: a base's, or given before planning.
+ */
 static inline bool planner_writes_given(const struct hr_planner *planner, uint32_t tensor) {
         const struct hr_tensor *t = planner_tensor(planner, tensor);
 

@@ -60,7 +60,9 @@ struct hr_plan *hr_plan_unref(struct hr_plan *plan);
 HR_DEFINE_CLEANUP(struct hr_plan *, hr_plan_unrefp, hr_plan_unref)
 
 /* Makes a plan without a cache. Pure function of the request. HR_E_UNSUPPORTED (reason OP) names
- * the node that no device supports; HR_E_PRECONDITION (reason FALLBACK) under `strict`. */
+ * the node that no device supports, PIN one that its pinned device does not, REACH a tensor in memory
+ * that no device reaches; HR_E_PRECONDITION (reason FALLBACK) under `strict`; HR_E_NOT_FOUND (reason
+ * HOME) a weight or state without a home; HR_E_INVALID (reason PIN) a device that is not there. */
 HR_NODISCARD hr_status hr_plan_new(const struct hr_plan_request *request, struct hr_diag *diag,
                                    struct hr_plan **ret_plan);
 
@@ -141,7 +143,9 @@ struct hr_pipeline_request {
 };
 
 /* Reserves all memory, writes the constants, prepares the programs. When memory does not suffice for
- * n_copies it tries fewer; hr_pipeline_copies() tells. HR_E_EXHAUSTED with bytes asked and free. */
+ * n_copies it tries fewer; hr_pipeline_copies() tells. HR_E_EXHAUSTED with bytes asked and free;
+ * HR_E_PRECONDITION: reason PLAN, made for another graph, placement or fleet; reason UNSOUND, a plan
+ * under rules = ggml that would not compute what the graph says. */
 HR_NODISCARD hr_status hr_pipeline_new(const struct hr_pipeline_request *request,
                                        struct hr_diag *diag, struct hr_pipeline **ret_pipeline);
 /* Only when no run is in flight. */
@@ -187,8 +191,9 @@ struct hr_run {
 };
 
 /* Takes the next slot and submits the whole tape; never blocks. HR_E_UNAVAILABLE (reason SLOT) when
- * the slot is taken: start again after a done. HR_E_INVALID for wrong sizes. After any failure here
- * `done` is not called; after HR_OK it is, whatever happens. */
+ * the slot is taken: start again after a done. HR_E_INVALID for wrong sizes, or an output that is none
+ * or asked for twice. After any failure here `done` is not called; after HR_OK it is, whatever
+ * happens. Outputs hold what the tensor holds at the end of the run. */
 HR_NODISCARD hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run,
                                     struct hr_diag *diag);
 /* Stops at the next split boundary. Thread: any. Idempotent; harmless after the end. */
