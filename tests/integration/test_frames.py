@@ -193,6 +193,22 @@ def test_a11_half_close_still_gets_replies(address: str) -> None:
         assert all(frame.body == SUM for frame in frames)
 
 
+def test_a11_half_close_ends_an_upload(address: str) -> None:
+    """What is still to come will never come: the upload is over, whatever stage it is in."""
+    data = bytes(4000)
+    tensors = [("t", F32, [1000], data)]
+    message = pb.WeightsPut(name="up", total_bytes=len(raw.contents(tensors)))
+    for wait in [0.0] * 20 + [0.01]:
+        with Conn(address) as conn:
+            call = conn.send(raw.PUT, message, raw.manifest(tensors).SerializeToString(),
+                             flags=MORE)  # fmt: skip
+            time.sleep(wait)
+            conn.socket.shutdown(socket.SHUT_WR)
+            frames = [frame for frame in conn.closed(5.0) if frame.type != raw.CREDIT]
+            assert [frame.call_id for frame in frames] == [call]
+            assert frames[0].error.code == raw.CANCELLED
+
+
 def test_a13_pings_without_reading(address: str) -> None:
     with Conn(address) as conn:
         one = pb.Ping(cookie=5).SerializeToString()
