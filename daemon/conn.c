@@ -161,8 +161,8 @@ static void conn_take_down(struct hr_conn *conn) {
         conn_leave_session(conn);
         hr_list_remove(&conn->link);
         conn->server->stats.connections--;
-        (void) close(conn->fd);
         uv_close((uv_handle_t *) &conn->poll, conn_freed_cb);
+        (void) close(conn->fd); /* not before: the number may be somebody else's by then */
         hr_server_accept_update(conn->server);
 }
 

@@ -299,9 +299,8 @@ struct hr_listener *hr_listener_close(struct hr_listener *listener) {
         if (listener->path && lstat(listener->path, &found) == 0 &&
             found.st_dev == listener->device && found.st_ino == listener->inode)
                 (void) unlink(listener->path);
-        (void) uv_poll_stop(&listener->poll);
+        uv_close((uv_handle_t *) &listener->poll, listener_closed_cb);
         (void) close(listener->fd);
         listener->fd = -1;
-        uv_close((uv_handle_t *) &listener->poll, listener_closed_cb);
         return NULL;
 }
