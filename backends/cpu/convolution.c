@@ -78,22 +78,30 @@ void cpu_round_f16(const struct cpu_vec *vec, int64_t n, float *values) {
         }
 }
 
-/* One line of a window along axis 0. */
+/* Can lines that start at `first` be copied as they lie? */
+static bool lines_are_plain(const struct cpu_volume *volume, int64_t first) {
+        return volume->type == HR_TYPE_F32 && volume->dilation[0] == 1 &&
+               volume->nb[0] == sizeof(float) && first >= 0 &&
+               first + volume->kernel[0] <= volume->extent[0];
+}
+
+/* The most common widths without a call. */
+static inline void line_copy(const uint8_t *from, int64_t width, float *ret_line) {
+        if (width == 3)
+                memcpy(ret_line, from, 3 * sizeof *ret_line);
+        else if (width == 1)
+                memcpy(ret_line, from, sizeof *ret_line);
+        else
+                memcpy(ret_line, from, (size_t) width * sizeof *ret_line);
+}
+
+/* One line of a window along axis 0; row NULL: outside. */
 static void line_gather(const struct cpu_volume *volume, const uint8_t *row, int64_t first,
                         float *ret_line) {
-        int64_t width = volume->kernel[0], extent = volume->extent[0];
-        int64_t step = volume->dilation[0];
+        for (int64_t i = 0; i < volume->kernel[0]; i++) {
+                int64_t x = first + i * volume->dilation[0];
 
-        if (volume->type == HR_TYPE_F32 && step == 1 && volume->nb[0] == sizeof(float) &&
-            first >= 0 && first + width <= extent) {
-                memcpy(ret_line, row + (uint64_t) first * sizeof(float),
-                       (size_t) width * sizeof(float));
-                return;
-        }
-        for (int64_t i = 0; i < width; i++) {
-                int64_t x = first + i * step;
-
-                ret_line[i] = x < 0 || x >= extent
+                ret_line[i] = !row || x < 0 || x >= volume->extent[0]
                                       ? 0.0f
                                       : cpu_element(volume->type,
                                                     row + (uint64_t) x * volume->nb[0]);
@@ -102,30 +110,36 @@ static void line_gather(const struct cpu_volume *volume, const uint8_t *row, int
 
 void cpu_window_gather(const struct cpu_volume *volume, int64_t n, const int64_t place[3],
                        float *ret_window) {
-        int64_t from[3];
+        const uint8_t *plane = volume->data + (uint64_t) n * volume->batch_nb;
+        int64_t from[3], width = volume->kernel[0];
+        bool is_plain;
 
         for (int i = 0; i < 3; i++)
                 from[i] = place[i] * volume->stride[i] - volume->pad[i];
+        is_plain = lines_are_plain(volume, from[0]);
         for (int64_t channel = 0; channel < volume->channels; channel++) {
-                const uint8_t *plane = volume->data + (uint64_t) n * volume->batch_nb +
-                                       (uint64_t) channel * volume->channel_nb;
+                int64_t z = from[2];
 
-                for (int64_t k2 = 0; k2 < volume->kernel[2]; k2++)
+                for (int64_t k2 = 0; k2 < volume->kernel[2]; k2++, z += volume->dilation[2]) {
+                        bool is_inside = z >= 0 && z < volume->extent[2];
+                        int64_t y = from[1];
+
                         for (int64_t k1 = 0; k1 < volume->kernel[1]; k1++) {
-                                int64_t z = from[2] + k2 * volume->dilation[2];
-                                int64_t y = from[1] + k1 * volume->dilation[1];
+                                const uint8_t *row = NULL;
 
-                                if (z < 0 || z >= volume->extent[2] || y < 0 ||
-                                    y >= volume->extent[1])
-                                        memset(ret_window, 0,
-                                               (size_t) volume->kernel[0] * sizeof *ret_window);
+                                if (is_inside && y >= 0 && y < volume->extent[1])
+                                        row = plane + (uint64_t) z * volume->nb[2] +
+                                              (uint64_t) y * volume->nb[1];
+                                if (is_plain && row)
+                                        line_copy(row + (uint64_t) from[0] * sizeof(float), width,
+                                                  ret_window);
                                 else
-                                        line_gather(volume,
-                                                    plane + (uint64_t) z * volume->nb[2] +
-                                                            (uint64_t) y * volume->nb[1],
-                                                    from[0], ret_window);
-                                ret_window += volume->kernel[0];
+                                        line_gather(volume, row, from[0], ret_window);
+                                ret_window += width;
+                                y += volume->dilation[1];
                         }
+                }
+                plane += volume->channel_nb;
         }
 }
 

@@ -7,7 +7,7 @@
  * Resizing maps the centre of a pixel of the result to a place in the source; with aligned corners,
  * its first corner. Places are computed in f32, as the results to agree with are.
  */
-#include "backends/cpu/elements.h"
+#include "backends/cpu/convolution.h"
 #include "backends/cpu/ops.h"
 
 #include <float.h>
@@ -45,47 +45,77 @@ static struct pool pool_of(const struct hr_step *step) {
                                .pad = { params[5], params[6] } };
 }
 
-static float pool_one(const struct cpu_vec *vec, const struct pool *pool,
-                      const struct hr_operand *source, struct cpu_index at, int64_t x) {
-        int64_t x0 = x * pool->stride[0] - pool->pad[0];
-        int64_t y0 = at.i1 * pool->stride[1] - pool->pad[1];
-        int64_t left = HR_MAX(x0, 0), right = HR_MIN(x0 + pool->size[0], source->ne[0]);
-        int64_t top = HR_MAX(y0, 0), bottom = HR_MIN(y0 + pool->size[1], source->ne[1]);
-        float sum = 0, most = -FLT_MAX, buffer[CPU_CHUNK];
-        int64_t count;
+static float pool_add(const struct pool *pool, float so_far, float value) {
+        if (pool->is_average)
+                return so_far + value;
+        return value > so_far ? value : so_far;
+}
 
-        for (int64_t y = top; y < bottom; y++) {
-                const uint8_t *row = cpu_row(source, y, at.i2, at.i3);
+static float pool_element(const struct hr_operand *source, const uint8_t *row, int64_t i) {
+        if (source->type == HR_TYPE_F32 && source->nb[0] == sizeof(float))
+                return ((const float *) (const void *) row)[i];
+        return cpu_element(source->type, row + (uint64_t) i * source->nb[0]);
+}
 
-                for (int64_t i = left; i < right; i += CPU_CHUNK) {
-                        int64_t n = HR_MIN(right - i, (int64_t) CPU_CHUNK);
-                        const float *values = cpu_load(vec, source, row, i, n, buffer);
+/* Element `offset` of each window of a line, where it lies inside the source. */
+static void pool_take(const struct hr_operand *source, const uint8_t *row, const struct pool *pool,
+                      int64_t offset, float *out, int64_t places) {
+        int64_t stride = pool->stride[0], last = source->ne[0] - 1 - offset;
+        int64_t first = offset < 0 ? (-offset + stride - 1) / stride : 0;
+        int64_t end = last < 0 ? 0 : HR_MIN(last / stride + 1, places);
 
-                        for (int64_t j = 0; j < n; j++) {
-                                sum += values[j];
-                                most = values[j] > most ? values[j] : most;
-                        }
-                }
+        for (int64_t x = first; x < end; x++)
+                out[x] = pool_add(pool, out[x], pool_element(source, row, x * stride + offset));
+}
+
+/* A line of the source into all windows. Windows wider than the line are walked by what they hold of
+ * it, so that the work never exceeds line times windows. */
+static void pool_line(const struct hr_operand *source, const uint8_t *row, const struct pool *pool,
+                      float *out, int64_t places) {
+        if (pool->size[0] <= source->ne[0]) {
+                for (int64_t i = 0; i < pool->size[0]; i++)
+                        pool_take(source, row, pool, i - pool->pad[0], out, places);
+                return;
         }
-        if (!pool->is_average)
-                return most;
-        count = pool->is_whole ? pool->size[0] * pool->size[1]
-                               : HR_MAX(right - left, 0) * HR_MAX(bottom - top, 0);
-        return count > 0 ? sum / (float) count : 0.0f;
+        for (int64_t x = 0; x < places; x++) {
+                int64_t from = x * pool->stride[0] - pool->pad[0];
+                int64_t end = HR_MIN(from + pool->size[0], source->ne[0]);
+
+                for (int64_t i = HR_MAX(from, 0); i < end; i++)
+                        out[x] = pool_add(pool, out[x], pool_element(source, row, i));
+        }
+}
+
+/* Sums become averages. */
+static void pool_divide(const struct pool *pool, int64_t extent, float *out, int64_t places) {
+        for (int64_t x = 0; x < places; x++) {
+                int64_t from = x * pool->stride[0] - pool->pad[0];
+                int64_t count = HR_MIN(from + pool->size[0], extent) - HR_MAX(from, 0);
+
+                if (pool->is_whole)
+                        count = pool->size[0] * pool->size[1];
+                out[x] = count > 0 ? out[x] / (float) count : 0.0f;
+        }
 }
 
 static void pool_run(const struct cpu_call *call) {
-        const struct hr_operand *result = &call->step->result;
+        const struct hr_operand *result = &call->step->result, *source = &call->step->sources[0];
         struct pool pool = pool_of(call->step);
-        int64_t first, end;
+        int64_t places = result->ne[0], first, end;
 
         cpu_share(call, cpu_rows(result), 1, &first, &end);
         for (int64_t row = first; row < end; row++) {
                 struct cpu_index at = cpu_index_of_row(result, row);
+                int64_t y = at.i1 * pool.stride[1] - pool.pad[1];
+                int64_t bottom = HR_MIN(y + pool.size[1], source->ne[1]);
                 float *out = (float *) (void *) cpu_row_at(result, at);
 
-                for (int64_t x = 0; x < result->ne[0]; x++)
-                        out[x] = pool_one(call->vec, &pool, &call->step->sources[0], at, x);
+                for (int64_t x = 0; x < places; x++)
+                        out[x] = pool.is_average ? 0.0f : -FLT_MAX;
+                for (y = HR_MAX(y, 0); y < bottom; y++)
+                        pool_line(source, cpu_row(source, y, at.i2, at.i3), &pool, out, places);
+                if (pool.is_average)
+                        pool_divide(&pool, source->ne[0], out, places);
         }
 }
 
