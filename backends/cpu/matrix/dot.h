@@ -103,8 +103,10 @@ static inline uint64_t cpu_column_bytes(const struct cpu_tile *tile, int64_t k) 
 }
 
 /* Width of the column group that starts at column `first` of `count`: full ones, then powers of
- * two. */
+ * two, three at the end. */
 static inline uint32_t cpu_group_width(uint32_t width, int64_t first, int64_t count) {
+        if (count - first == 3)
+                return 3;
         while ((int64_t) width > count - first)
                 width /= 2;
         return width;

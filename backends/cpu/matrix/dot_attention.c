@@ -6,29 +6,40 @@
  */
 #include "backends/cpu/matrix/tables.h"
 
-static void pack_float(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
+/* Dwords of rows as f32 vectors: one or two elements each. Returns where the next ones go. */
+LANES_INLINE lanes_f *put_dwords(uint32_t type, const lanes_u *q, const int count, lanes_f *out) {
+#pragma GCC unroll 16
+        for (int j = 0; j < count; j++) {
+                if (type == HR_TYPE_F32) {
+                        *out++ = (lanes_f) q[j];
+                } else if (type == HR_TYPE_F16) {
+                        *out++ = lanes_half(q[j] & 0xffffU);
+                        *out++ = lanes_half(q[j] >> 16);
+                } else {
+                        *out++ = (lanes_f) (q[j] << 16);
+                        *out++ = (lanes_f) (q[j] & 0xffff0000U);
+                }
+        }
+        return out;
+}
+
+LANES_INLINE void pack_float(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
                        int64_t k, uint8_t *ret_tile) {
         const int64_t per_load = type == HR_TYPE_F32 ? 4 : 8;
         lanes_f *out = (lanes_f *) ret_tile;
         const uint8_t *row[CPU_LANES];
-        lanes_u q[4];
+        lanes_u q[16];
         int64_t i = 0;
 
         for (uint32_t r = 0; r < CPU_LANES; r++)
                 row[r] = base + stride * (r < rows ? r : rows - 1);
+        for (; i + 4 * per_load <= k; i += 4 * per_load) {
+                lanes_load16(row, (uint64_t) (16 / per_load * i), 64, NULL, q);
+                out = put_dwords(type, q, 16, out);
+        }
         for (; i + per_load <= k; i += per_load) {
                 lanes_load4(row, (uint64_t) (16 / per_load * i), q);
-                for (int j = 0; j < 4; j++) {
-                        if (type == HR_TYPE_F32) {
-                                *out++ = (lanes_f) q[j];
-                        } else if (type == HR_TYPE_F16) {
-                                *out++ = lanes_half(q[j] & 0xffffU);
-                                *out++ = lanes_half(q[j] >> 16);
-                        } else {
-                                *out++ = (lanes_f) (q[j] << 16);
-                                *out++ = (lanes_f) (q[j] & 0xffff0000U);
-                        }
-                }
+                out = put_dwords(type, q, 4, out);
         }
         for (; i < k; i++, out++)
                 for (int r = 0; r < CPU_LANES; r++)
@@ -80,17 +91,25 @@ LANES_INLINE void dot_lanes(const uint8_t *tile, const uint8_t *columns, const i
 
 static void dot_float(const uint8_t *tile, const uint8_t *columns, uint32_t width, int64_t k,
                       float *ret_out) {
+        switch (width) {
 #if CPU_WIDTH >= 8
-        if (width == 8)
+        case 8:
                 dot_lanes(tile, columns, 8, k, ret_out);
-        else
+                break;
 #endif
-                if (width == 4)
+        case 4:
                 dot_lanes(tile, columns, 4, k, ret_out);
-        else if (width == 2)
+                break;
+        case 3:
+                dot_lanes(tile, columns, 3, k, ret_out);
+                break;
+        case 2:
                 dot_lanes(tile, columns, 2, k, ret_out);
-        else
+                break;
+        default:
                 dot_lanes(tile, columns, 1, k, ret_out);
+                break;
+        }
 }
 
 #define X(name, type)                                                                              \
@@ -279,9 +298,10 @@ void CPU_ISA(weigh_rows)(const float *weights, uint64_t weight_stride, uint32_t 
                 out += 4 * out_stride;
                 columns -= 4;
         }
-        while (columns--) {
+        if (columns == 3)
+                weigh_columns(weights, weight_stride, 3, values, keys, size, out, out_stride);
+        else if (columns == 2)
+                weigh_columns(weights, weight_stride, 2, values, keys, size, out, out_stride);
+        else if (columns == 1)
                 weigh_columns(weights, weight_stride, 1, values, keys, size, out, out_stride);
-                weights += weight_stride;
-                out += out_stride;
-        }
 }

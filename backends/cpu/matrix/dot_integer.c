@@ -136,6 +136,9 @@ LANES_INLINE void dot_width(const uint8_t *tile, const uint8_t *columns, uint32_
         case 4:
                 dot_groups(tile, columns, 4, k, shape, ret_out);
                 break;
+        case 3:
+                dot_groups(tile, columns, 3, k, shape, ret_out);
+                break;
         case 2:
                 dot_groups(tile, columns, 2, k, shape, ret_out);
                 break;

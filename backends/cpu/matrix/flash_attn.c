@@ -249,18 +249,28 @@ static void read_values(const struct cpu_call *call, const struct attention *a,
                         const struct work *work) {
         int64_t v3 = item->batch / (a->batches / a->v->ne[3]);
         int64_t v2 = item->head / (a->heads / a->v->ne[2]);
+        const uint8_t *base = cpu_at(a->v, key, v2, v3);
+        uint64_t row_bytes = a->v->nb[0] * (uint64_t) a->value_size /
+                             hr_type_info(a->v->type)->block_elements;
+        uint32_t unused = 0;
+        float used[KEYS] = {0};
 
+        for (int64_t c = 0; c < item->columns; c++)
+                for (uint32_t i = 0; i < keys; i++) /* not one of them is negative */
+                        used[i] += work->scores[c * KEYS + i];
+        for (uint32_t i = 0; i < keys; i++)
+                unused += used[i] == 0;
+        if (unused == 0 && a->v->nb[1] == row_bytes) {
+                call->dot->dequantize[a->v->type](base, work->values, a->value_size * keys);
+                return;
+        }
         for (uint32_t i = 0; i < keys; i++) {
                 float *to = work->values + (int64_t) i * a->value_size;
-                bool used = false;
 
-                for (int64_t c = 0; c < item->columns && !used; c++)
-                        used = work->scores[c * KEYS + i] != 0;
-                if (used)
-                        call->dot->dequantize[a->v->type](cpu_at(a->v, key + i, v2, v3), to,
-                                                          a->value_size);
-                else
+                if (used[i] == 0)
                         memset(to, 0, (size_t) a->value_size * sizeof(float));
+                else
+                        call->dot->dequantize[a->v->type](base + a->v->nb[1] * i, to, a->value_size);
         }
 }
 
