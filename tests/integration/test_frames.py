@@ -193,16 +193,20 @@ def test_a11_half_close_still_gets_replies(address: str) -> None:
         assert all(frame.body == SUM for frame in frames)
 
 
-def test_a11_half_close_ends_an_upload(address: str) -> None:
-    """What is still to come will never come: the upload is over, whatever stage it is in."""
-    data = bytes(4000)
-    tensors = [("t", F32, [1000], data)]
-    message = pb.WeightsPut(name="up", total_bytes=len(raw.contents(tensors)))
-    for wait in [0.0] * 20 + [0.01]:
+@pytest.mark.parametrize("count", [1, 15000])
+@pytest.mark.parametrize("end", ["shutdown", "close"])
+def test_a11_half_close_ends_an_upload(address: str, count: int, end: str) -> None:
+    """What is still to come will never come: the upload is over, whatever stage it is in (with many
+    tensors the end comes while room is being made)."""
+    tensors = [(str(i), F32, [1], bytes(4)) for i in range(count)]
+    manifest = raw.manifest(tensors).SerializeToString()
+    message = pb.WeightsPut(name="up", total_bytes=64 * count)
+    for wait in (0.0, 0.0, 0.001, 0.02):
         with Conn(address) as conn:
-            call = conn.send(raw.PUT, message, raw.manifest(tensors).SerializeToString(),
-                             flags=MORE)  # fmt: skip
+            call = conn.send(raw.PUT, message, manifest, flags=MORE)
             time.sleep(wait)
+            if end == "close":
+                continue
             conn.socket.shutdown(socket.SHUT_WR)
             frames = [frame for frame in conn.closed(5.0) if frame.type != raw.CREDIT]
             assert [frame.call_id for frame in frames] == [call]
