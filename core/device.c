@@ -211,6 +211,11 @@ struct hr_buffer *hr_buffer_unref(struct hr_buffer *buffer) {
 
 /* ---- Program, queue, event ------------------------------------------------------------------- */
 
+uint64_t hr_device_program_bytes(const struct hr_device *device, const struct hr_graph *graph,
+                                 const uint32_t *nodes, uint32_t node_count) {
+        return node_count ? device->ops->program_bytes(device, graph, nodes, node_count) : 0;
+}
+
 hr_status hr_program_new(struct hr_device *device, const struct hr_steps *steps,
                          struct hr_diag *diag, struct hr_program **ret_program) {
         HR_TRY(device->ops->program_new(device, steps, diag, ret_program));

@@ -158,6 +158,9 @@ bool hr_device_reads_kind(const struct hr_device *device, const struct hr_buffer
 bool hr_device_wants_offload(const struct hr_device *device, const struct hr_graph *graph,
                              uint32_t tensor);
 void hr_device_memory(const struct hr_device *device, uint64_t *ret_free, uint64_t *ret_total);
+/* Bytes of scratch that a program of these nodes will take. */
+uint64_t hr_device_program_bytes(const struct hr_device *device, const struct hr_graph *graph,
+                                 const uint32_t *nodes, uint32_t node_count);
 
 /* ---- Buffer ---------------------------------------------------------------------------------- */
 

@@ -201,6 +201,20 @@ void hr_plan_facts_deinit(struct hr_plan_facts *facts) {
         memset(&facts->input, 0, sizeof facts->input);
 }
 
+/* What the devices' programs will take, so that a plan tells all memory before it is bound. */
+static void predict_scratch(struct hr_plan *plan, const struct hr_plan_request *request) {
+        for (uint32_t s = 0; s < plan->split_count; ++s) {
+                const struct hr_plan_split *split = &plan->splits[s];
+                uint64_t slots =
+                        hr_plan_split_is_per_slot(plan, request->graph, split) ? plan->n_copies : 1;
+
+                plan->scratch_bytes[split->device] +=
+                        slots * hr_device_program_bytes(
+                                        request->fleet->devices[split->device], request->graph,
+                                        plan->steps + split->step_first, split->step_count);
+        }
+}
+
 hr_status hr_plan_new(const struct hr_plan_request *request, struct hr_diag *diag,
                       struct hr_plan **ret_plan) {
         struct hr_plan_facts facts;
@@ -209,5 +223,7 @@ hr_status hr_plan_new(const struct hr_plan_request *request, struct hr_diag *dia
         HR_TRY(hr_plan_facts_init(&facts, request, true, diag));
         status = hr_plan_make(&facts.input, diag, ret_plan);
         hr_plan_facts_deinit(&facts);
+        if (status == HR_OK)
+                predict_scratch(*ret_plan, request);
         return status;
 }

@@ -89,8 +89,11 @@ static void print_summary(struct page *page) {
         print(page, "copied between memories per run: %" PRIu64 " bytes; fallback nodes: %u\n",
               plan->copied_bytes, plan->fallback_nodes);
         for (uint32_t d = 0; d < plan->device_count; ++d)
-                print(page, "device %u %s: %u splits, %" PRIu64 " bytes of compute memory\n", d,
-                      device_name(page, d), plan->device_splits[d], plan->compute_bytes[d]);
+                print(page,
+                      "device %u %s: %u splits, %" PRIu64 " bytes of compute memory, %" PRIu64
+                      " of scratch\n",
+                      d, device_name(page, d), plan->device_splits[d], plan->compute_bytes[d],
+                      plan->scratch_bytes[d]);
         if (plan->staging_bytes)
                 print(page, "staging: %" PRIu64 " bytes per slot\n", plan->staging_bytes);
         print(page, "rules:");

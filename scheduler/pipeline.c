@@ -55,10 +55,6 @@ static void *address_of(const struct hr_pipeline *pipeline, const struct hr_plac
         return NULL;
 }
 
-static bool is_per_slot(const struct hr_place *place) {
-        return place->where == HR_WHERE_SLOT;
-}
-
 static struct hr_place tensor_place(const struct hr_plan *plan, uint32_t tensor) {
         struct hr_place place = plan->place[plan->root[tensor]];
 
@@ -176,28 +172,6 @@ static struct hr_event *event_of(const struct hr_pipeline *pipeline, uint32_t ev
 /* ---- Programs ---------------------------------------------------------------------------------
  */
 
-static bool split_is_per_slot(const struct hr_plan *plan, const struct hr_graph *graph,
-                              const struct hr_plan_split *split) {
-        for (uint32_t k = 0; k < split->step_count; ++k) {
-                uint32_t node = plan->steps[split->step_first + k], id = graph->leaf_count + node;
-
-                if (is_per_slot(&plan->place[plan->root[id]]) ||
-                    (plan->result_copy && plan->result_copy[node] != HR_NO_COPY))
-                        return true;
-                for (uint32_t i = 0; i < graph->tensors[id].source_count; ++i) {
-                        uint32_t source = hr_graph_source(graph, &graph->tensors[id], i);
-                        uint32_t copy = plan->source_copy[plan->source_start[node] + i];
-
-                        if (copy != HR_NO_COPY
-                                    ? is_per_slot(&plan->copies[copy].place)
-                                    : source != HR_TENSOR_NONE &&
-                                              is_per_slot(&plan->place[plan->root[source]]))
-                                return true;
-                }
-        }
-        return false;
-}
-
 static hr_status fill_step(struct hr_pipeline *pipeline, uint32_t node, uint32_t slot,
                            struct hr_step *step, struct hr_diag *diag) {
         const struct hr_plan *plan = pipeline->plan;
@@ -260,7 +234,7 @@ static hr_status make_programs(struct hr_pipeline *pipeline, struct hr_diag *dia
                         continue;
                 ++pipeline->computed_splits;
                 pipeline->computed_nodes += split->step_count;
-                per_slot = split_is_per_slot(plan, pipeline->graph, split);
+                per_slot = hr_plan_split_is_per_slot(plan, pipeline->graph, split);
                 for (uint32_t slot = 0; slot < (per_slot ? pipeline->slot_count : 1); ++slot)
                         HR_TRY(make_program(pipeline, s, slot, diag));
         }

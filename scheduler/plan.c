@@ -81,13 +81,14 @@ static hr_status planner_init(struct hr_planner *planner) {
         plan->root_offset = planner_keep(planner, count, sizeof *plan->root_offset);
         plan->span = planner_keep(planner, count, sizeof *plan->span);
         plan->compute_bytes = planner_keep(planner, in->device_count, sizeof(uint64_t));
+        plan->scratch_bytes = planner_keep(planner, in->device_count, sizeof(uint64_t));
         plan->device_splits = planner_keep(planner, in->device_count, sizeof(uint32_t));
         planner->allowed = planner_scratch(planner, plan->words, sizeof(uint64_t));
         if (in->pins)
                 plan->pins = planner_keep(planner, count, sizeof *plan->pins);
         if (!plan->device || !plan->cause || !plan->root || !plan->root_offset || !plan->span ||
-            !plan->compute_bytes || !plan->device_splits || !planner->allowed ||
-            (in->pins && !plan->pins))
+            !plan->compute_bytes || !plan->scratch_bytes || !plan->device_splits ||
+            !planner->allowed || (in->pins && !plan->pins))
                 return planner_out_of_memory(planner);
         if (in->pins)
                 memcpy(plan->pins, in->pins, count * sizeof *plan->pins);
@@ -144,6 +145,32 @@ hr_status hr_plan_make(const struct hr_plan_input *input, struct hr_diag *diag,
         return HR_OK;
 }
 
+static bool is_slotted(const struct hr_place *place) {
+        return place->where == HR_WHERE_SLOT;
+}
+
+bool hr_plan_split_is_per_slot(const struct hr_plan *plan, const struct hr_graph *graph,
+                               const struct hr_plan_split *split) {
+        for (uint32_t k = 0; k < split->step_count; ++k) {
+                uint32_t node = plan->steps[split->step_first + k], id = graph->leaf_count + node;
+
+                if (is_slotted(&plan->place[plan->root[id]]) ||
+                    (plan->result_copy && plan->result_copy[node] != HR_NO_COPY))
+                        return true;
+                for (uint32_t i = 0; i < graph->tensors[id].source_count; ++i) {
+                        uint32_t source = hr_graph_source(graph, &graph->tensors[id], i);
+                        uint32_t copy = plan->source_copy[plan->source_start[node] + i];
+
+                        if (copy != HR_NO_COPY
+                                    ? is_slotted(&plan->copies[copy].place)
+                                    : source != HR_TENSOR_NONE &&
+                                              is_slotted(&plan->place[plan->root[source]]))
+                                return true;
+                }
+        }
+        return false;
+}
+
 struct hr_plan_summary hr_plan_summary(const struct hr_plan *plan) {
         return (struct hr_plan_summary){
                 .split_count = plan->split_count,
@@ -151,6 +178,7 @@ struct hr_plan_summary hr_plan_summary(const struct hr_plan *plan) {
                 .copies_reason = plan->copies_reason,
                 .device_count = plan->device_count,
                 .compute_bytes = plan->compute_bytes,
+                .scratch_bytes = plan->scratch_bytes,
                 .device_splits = plan->device_splits,
                 .copied_bytes = plan->copied_bytes,
                 .fallback_nodes = plan->fallback_nodes,

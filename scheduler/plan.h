@@ -234,7 +234,8 @@ struct hr_plan {
         struct hr_place *place;     /* per tensor, valid for roots */
         struct hr_plan_pool *pools; /* per kind */
         uint64_t staging_bytes;     /* per slot */
-        uint64_t *compute_bytes;    /* per device, all slots */
+        uint64_t *scratch_bytes; /* per device, all slots: of programs; known to plans of a fleet */
+        uint64_t *compute_bytes; /* per device, all slots */
         uint32_t *device_splits;
         uint64_t copied_bytes;
         uint32_t *kind_of_leaf; /* per leaf with a buffer: kind of that buffer */
@@ -290,6 +291,10 @@ int64_t hr_rule_offload(struct hr_planner *planner, uint32_t tensor, uint32_t we
 HR_NODISCARD hr_status hr_rule_writer(struct hr_planner *planner, uint32_t tensor);
 /* Marks out of play the devices that hold labels but no node. True when there are any. */
 bool hr_rule_idle_devices(struct hr_planner *planner);
+
+/* Do the addresses of the split's nodes differ from slot to slot? */
+bool hr_plan_split_is_per_slot(const struct hr_plan *plan, const struct hr_graph *graph,
+                               const struct hr_plan_split *split);
 
 const char *hr_rule_name(hr_rule rule);
 /* "1.wgt0" needs the buffer; returns a name as in the recorded plans. */

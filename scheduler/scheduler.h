@@ -72,6 +72,7 @@ struct hr_plan_summary {
         const char *copies_reason;    /* why that many; static storage */
         uint32_t device_count;
         const uint64_t *compute_bytes; /* per device, all slots; owned by the plan */
+        const uint64_t *scratch_bytes; /* per device, all slots: of prepared programs */
         const uint32_t *device_splits; /* splits per device */
         uint64_t copied_bytes;        /* between devices, per run, at most */
         uint32_t fallback_nodes;      /* that run on the last device although a weight lives elsewhere */

@@ -167,6 +167,14 @@ struct hr_pipeline *rig_pipeline(struct rig *rig, struct hr_graph *graph, const 
         HR_EXPECT_OK(hr_plan_new(&request, &rig->diag, &plan), &rig->diag);
         bind.plan = plan;
         HR_EXPECT_OK(hr_pipeline_new(&bind, &rig->diag, &pipeline), &rig->diag);
+        for (uint32_t d = 0; d < hr_fleet_device_count(rig->fleet); ++d) {
+                struct hr_plan_summary summary = hr_plan_summary(plan);
+
+                /* What was predicted is what is held, unless memory forced fewer slots. */
+                if (hr_pipeline_copies(pipeline) == summary.n_copies)
+                        HR_EXPECT_EQ(hr_pipeline_bytes(pipeline, d),
+                                     summary.compute_bytes[d] + summary.scratch_bytes[d]);
+        }
         hr_plan_unref(plan);
         return pipeline;
 }
