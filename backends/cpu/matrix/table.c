@@ -12,7 +12,8 @@ const struct cpu_dot CPU_ISA(cpu_dot) = {
 #undef X
 #define X(name, type) [HR_TYPE_##type] = CPU_ISA(quantize_##name),
         .quantize = {X(f32, F32) X(f16, F16) X(bf16, BF16) X(q4_0, Q4_0) X(q4_1, Q4_1)
-                     X(q5_0, Q5_0) X(q5_1, Q5_1) X(q8_0, Q8_0) X(iq4_nl, IQ4_NL)},
+                     X(q5_0, Q5_0) X(q5_1, Q5_1) X(q8_0, Q8_0) X(iq4_nl, IQ4_NL) X(q2_K, Q2_K)
+                     X(q3_K, Q3_K) X(q4_K, Q4_K) X(q5_K, Q5_K) X(q6_K, Q6_K)},
 #undef X
 #define X(name, type) [HR_TYPE_##type] = &CPU_ISA(tile_##name),
         .tile = {X(f32, F32) X(f16, F16) X(bf16, BF16) X(q4_0, Q4_0) X(q4_1, Q4_1) X(q5_0, Q5_0)

@@ -167,6 +167,60 @@ HR_TEST(blocks_of_anything) {
         }
 }
 
+/* Types whose scales are searched for: near the source, the same bytes everywhere, anything goes in. */
+HR_TEST(searched_blocks) {
+        static const struct {
+                uint32_t type;
+                double nmse; /* of uniform numbers; a plain encoder stays above */
+        } searched[] = {{HR_TYPE_Q2_K, 0.062},
+                        {HR_TYPE_Q3_K, 0.017},
+                        {HR_TYPE_Q4_K, 0.0035},
+                        {HR_TYPE_Q5_K, 0.0009},
+                        {HR_TYPE_Q6_K, 0.00022}};
+        enum { N = 256 * 8 };
+        uint32_t sets;
+        const struct cpu_dot *const *dots = case_sets(&sets);
+        float values[N], back[N];
+        uint8_t first[N], other[N];
+
+        for (size_t t = 0; t < HR_ARRAY_LENGTH(searched); t++) {
+                uint32_t type = searched[t].type;
+                struct case_error error = {0};
+                uint64_t bytes;
+
+                HR_EXPECT(hr_type_row_bytes(type, N, &bytes));
+                for (int i = 0; i < N; i++)
+                        values[i] = case_uniform();
+                dots[0]->quantize[type](values, first, N);
+                dots[0]->dequantize[type](first, back, N);
+                for (int i = 0; i < N; i++)
+                        case_compare(&error, values[i], back[i]);
+                if (!(case_nmse(&error) <= searched[t].nmse))
+                        hr_test_fail(__FILE__, __LINE__, "%s: nmse %g", hr_type_name(type),
+                                     case_nmse(&error));
+                for (int i = 0; i < 256; i++) { /* zeros, constants, then no numbers at all */
+                        values[i] = 0;
+                        values[256 + i] = -3;
+                        values[512 + i] = 2;
+                        values[768 + i] = i % 7 ? case_uniform() : i % 2 ? NAN : -INFINITY;
+                        values[1024 + i] = 1e38f * case_uniform();
+                        values[1280 + i] = 1e-44f * (float) (i % 3);
+                }
+                for (uint32_t s = 0; s < sets; s++) {
+                        memset(other, 0x5a, sizeof other);
+                        dots[s]->quantize[type](values, other, N);
+                        HR_EXPECT_EQ(other[bytes], 0x5a);
+                        if (s == 0)
+                                memcpy(first, other, sizeof first);
+                        HR_EXPECT(memcmp(first, other, bytes) == 0);
+                        dots[s]->dequantize[type](other, back, N);
+                        for (int i = 0; i < 256; i++)
+                                HR_EXPECT(back[i] == 0 && fabsf(back[256 + i] + 3) < 0.02f &&
+                                          fabsf(back[512 + i] - 2) < 0.02f);
+                }
+        }
+}
+
 static const uint32_t read_types[] = {HR_TYPE_Q4_0, HR_TYPE_Q4_1, HR_TYPE_Q5_0,   HR_TYPE_Q5_1,
                                       HR_TYPE_Q8_0, HR_TYPE_Q2_K, HR_TYPE_Q3_K,   HR_TYPE_Q4_K,
                                       HR_TYPE_Q5_K, HR_TYPE_Q6_K, HR_TYPE_IQ4_NL};
