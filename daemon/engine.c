@@ -413,7 +413,9 @@ bool hr_engine_poll(struct hr_engine *engine) {
         struct hr_mpsc_link *link;
         bool any = false;
 
-        if (atomic_load(&engine->bell))
+        /* Cleared before the try: if somebody else has the turn, he serves the demand, and the loop
+         * must not take the bell for news again and again meanwhile. */
+        if (atomic_exchange(&engine->bell, false))
                 engine_enter(engine);
         if (atomic_load(&engine->out_count) == 0)
                 return false;

@@ -48,6 +48,7 @@ static hr_status session_enter(struct hr_request *request, const struct hr_wire_
                         return hr_fail_reason(diag, HR_E_NOT_FOUND, "SESSION",
                                               "no session with this token");
                 conn->session = hr_session_ref(session);
+                session->closing_ns = 0;
         } else {
                 HR_TRY(hr_session_new(conn->server, conn->principal, diag, &conn->session));
                 memcpy(conn->session->name, hello->session_name, sizeof conn->session->name);

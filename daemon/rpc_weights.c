@@ -360,6 +360,9 @@ static void put_done(struct hr_job *job) {
                 hr_request_fail(request, request->failure ? request->failure : &diag);
                 return;
         }
+        /* Nothing more comes from a peer that has closed its side meanwhile. */
+        if (making->put.total_bytes > 0 && request->conn && request->conn->finishing)
+                stopped = HR_E_CANCELLED;
         making->wait = (struct hr_job){
                 .kind = HR_JOB_WORK,
                 .work = put_wait_work,

@@ -76,7 +76,7 @@ static void tick_cb(uv_timer_t *timer) {
                 hr_conn_tick(HR_CONTAINER_OF(link, struct hr_conn, link), now_ns);
         for (uint32_t i = 0; i < server->listener_count; i++)
                 hr_listener_rested(server->listeners[i]);
-        if (hr_list_is_empty(&server->conns))
+        if (!hr_sessions_expire(server, now_ns, false) && hr_list_is_empty(&server->conns))
                 (void) uv_timer_stop(&server->tick);
         hr_server_accept_update(server);
 }
@@ -159,6 +159,7 @@ static void drain_step(struct hr_server *server) {
         HR_LIST_FOR_EACH(link, &server->conns)
                 hr_conn_finish(HR_CONTAINER_OF(link, struct hr_conn, link));
         hr_conns_reap(server);
+        (void) hr_sessions_expire(server, 0, true);
         if (hr_list_is_empty(&server->conns) && hr_list_is_empty(&server->sessions))
                 server->stopping = true;
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "core/clock.h"
 #include "daemon/server.h"
 
 hr_status hr_random(void *bytes, size_t size, struct hr_diag *diag) {
@@ -222,7 +223,7 @@ hr_status hr_session_new(struct hr_server *server, uint32_t principal, struct hr
                 free(session);
                 return status;
         }
-        session->refs = 1;
+        session->refs = 2; /* the caller's, and its own until it closes */
         session->server = server;
         session->principal = principal;
         hr_lane_init(&session->lane);
@@ -265,6 +266,33 @@ void hr_session_close(struct hr_session *session) {
                 if (slot->generation != 0)
                         hr_session_forget(session, slot->object);
         }
+        (void) hr_session_unref(session);
+}
+
+void hr_session_left(struct hr_session *session) {
+        uint64_t grace_ns = session->server->config->session_grace_ns;
+
+        HR_ASSERT(hr_list_is_empty(&session->conns));
+        if (grace_ns == 0 || session->server->draining)
+                hr_session_close(session);
+        else
+                session->closing_ns = hr_clock_now_ns() + grace_ns;
+}
+
+bool hr_sessions_expire(struct hr_server *server, uint64_t now_ns, bool all) {
+        bool waiting = false;
+
+        HR_LIST_FOR_EACH(link, &server->sessions) {
+                struct hr_session *session = HR_CONTAINER_OF(link, struct hr_session, link);
+
+                if (session->closed || !hr_list_is_empty(&session->conns))
+                        continue;
+                if (all || now_ns >= session->closing_ns)
+                        hr_session_close(session);
+                else
+                        waiting = true;
+        }
+        return waiting;
 }
 
 static bool bytes_equal(const uint8_t *a, const uint8_t *b, size_t size) {

@@ -83,13 +83,14 @@ struct hr_object *hr_object_unref(struct hr_object *object);
 /* ---- Sessions -------------------------------------------------------------------------------- */
 
 struct hr_session {
-        uint32_t refs;        /* connections, requests, objects */
+        uint32_t refs;        /* connections, requests, objects, and one until it closes */
         struct hr_server *server;
         struct hr_list link;  /* in the server's list */
         struct hr_list conns;
         struct hr_lane lane;
         struct hr_handles handles;
         bool closed;
+        uint64_t closing_ns;  /* when it closes unless a connection joins; 0 = it has connections */
         uint32_t principal;   /* uid of a Unix peer */
         uint8_t token[HR_SESSION_TOKEN_BYTES];
         char name[64];
@@ -107,6 +108,11 @@ struct hr_session *hr_session_ref(struct hr_session *session);
 struct hr_session *hr_session_unref(struct hr_session *session);
 /* Drops every handle; the session is freed with its last reference. Idempotent. */
 void hr_session_close(struct hr_session *session);
+/* The last connection has left: closes at once, or when the grace time has passed. */
+void hr_session_left(struct hr_session *session);
+/* Closes the sessions whose grace time has passed, or all without connections. False when there are
+ * none left that wait. */
+bool hr_sessions_expire(struct hr_server *server, uint64_t now_ns, bool all);
 /* The live session with that token and principal, or NULL. Compares in constant time. */
 struct hr_session *hr_session_find(struct hr_server *server, uint32_t principal,
                                    const uint8_t *token, size_t token_bytes);
