@@ -4,8 +4,8 @@
  *
  * Loops are plain C that the compiler turns into vectors (`omp simd` states that iterations are
  * independent, which holds for equal addresses too). What must not depend on the width of a vector,
- * sums, runs over LANES explicit accumulators that are added up in a fixed order; contraction to fused
- * multiply-add is off for this file. So all tables agree bit for bit.
+ * sums, runs over LANES explicit accumulators that are added up in a fixed order; multiply-adds are fused
+ * where the text says fmaf() and nowhere else. So all tables agree bit for bit.
  */
 #include "backends/cpu/vec.h"
 
@@ -99,24 +99,25 @@ static void vec_f32_to_bf16(int64_t n, uint16_t *out, const float *in) {
 
 /* ---- The exponential ------------------------------------------------------------------------- */
 
-/* exp(x) = 2^k exp(r), |r| <= ln 2 / 2; the series of exp(r) ends where its rest is below a tenth of
- * a unit in the last place. 2^k is applied in two factors, so that results may be subnormal. */
+/*
+ * exp(x) = 2^k exp(r), |r| <= ln 2 / 2, by a polynomial of degree 5 with fused steps. Constants and the
+ * order of the steps are ggml's, so that a SILU has the bits that models were evaluated with: a unit in
+ * the last place decides how an activation is rounded to 8 bits later. 2^k is applied in two factors,
+ * so that results may be subnormal.
+ */
 static inline float exp_one(float x) {
         const float magic = 0x1.8p23f;
         float bounded = x > 89.0f ? 89.0f : x < -104.0f ? -104.0f : x;
-        float shifted = bounded * 1.44269504088896341f + magic;
+        float shifted = fmaf(bounded, 0x1.715476p+0f, magic);
         float k = shifted - magic;
-        float r = (bounded - k * 0.693359375f) - k * -2.12194440054690583e-4f;
-        float p = 1.0f / 5040;
+        float r = fmaf(-k, 0x1.7f7d1cp-20f, fmaf(-k, 0x1.62e4p-1f, bounded));
+        float square = r * r;
+        float p = fmaf(fmaf(fmaf(0x1.0e4020p-7f, r, 0x1.573e2ep-5f), square,
+                            fmaf(0x1.555e66p-3f, r, 0x1.fffdb6p-2f)),
+                       square, fmaf(0x1.ffffecp-1f, r, 1.0f));
         int32_t exponent = (int32_t) (bits_of(shifted) - bits_of(magic));
         int32_t half = exponent >> 1;
 
-        p = p * r + 1.0f / 720;
-        p = p * r + 1.0f / 120;
-        p = p * r + 1.0f / 24;
-        p = p * r + 1.0f / 6;
-        p = p * r + 0.5f;
-        p = p * (r * r) + r + 1.0f;
         return p * float_of((uint32_t) (half + 127) << 23) *
                float_of((uint32_t) (exponent - half + 127) << 23);
 }
@@ -165,7 +166,7 @@ static double vec_sum(int64_t n, const float *in)
 DEFINE_SUM(sum, (void) 0, (double) in[k])
 
 static double vec_sum_squares(int64_t n, const float *in)
-DEFINE_SUM(sum_squares, (void) 0, (double) in[k] * (double) in[k])
+DEFINE_SUM(sum_squares, (void) 0, (double) (in[k] * in[k]))
 
 static double vec_shift_squares(int64_t n, float *out, const float *in, float shift)
 DEFINE_SUM(shift_squares, out[k] = in[k] - shift, (double) out[k] * (double) out[k])
@@ -330,16 +331,16 @@ static void vec_rotate(int64_t pairs, int64_t step, int64_t distance, float *out
                 SIMD for (int64_t i = 0; i < pairs; i++) {
                         float x = in[i], y = in[i + distance];
 
-                        out[i] = x * cosines[i] - y * sines[i];
-                        out[i + distance] = x * sines[i] + y * cosines[i];
+                        out[i] = fmaf(x, cosines[i], -(y * sines[i]));
+                        out[i + distance] = fmaf(x, sines[i], y * cosines[i]);
                 }
                 return;
         }
         for (int64_t i = 0; i < pairs; i++) {
                 float x = in[i * step], y = in[i * step + distance];
 
-                out[i * step] = x * cosines[i] - y * sines[i];
-                out[i * step + distance] = x * sines[i] + y * cosines[i];
+                out[i * step] = fmaf(x, cosines[i], -(y * sines[i]));
+                out[i * step + distance] = fmaf(x, sines[i], y * cosines[i]);
         }
 }
 

@@ -2,8 +2,9 @@
  * Row-wise float functions, built once per instruction set from vec.c.
  *
  * `out` may be one of the inputs (same address, same index) unless said. Every table gives the same
- * bits for the same inputs: no contraction, no reassociation; sums run over a fixed number of lanes.
- * n may be 0. Thread: any; nothing here has state but the tables of vec_table.c.
+ * bits for the same inputs: multiply-adds are fused where the text says so, nothing is reassociated,
+ * sums run over a fixed number of lanes. n may be 0. Thread: any; nothing here has state but the
+ * tables of vec_select.c.
  */
 #pragma once
 
@@ -43,6 +44,7 @@ struct cpu_vec {
         /* out = in - shift; returns the sum of squares of out. */
         double (*shift_squares)(int64_t n, float *out, const float *in, float shift);
         double (*sum)(int64_t n, const float *in);
+        /* Squares are rounded to f32 before they are added. */
         double (*sum_squares)(int64_t n, const float *in);
         float (*max)(int64_t n, const float *in); /* -inf when n is 0 */
         /* Pairs (x[i * step], x[i * step + distance]), i < pairs, turned by angle i. */

@@ -39,7 +39,8 @@ static bool has_avx2(void) {
 static bool has_avx512(void) {
 #if CPU_HAVE_X86
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                       __builtin_cpu_supports("fma");
 #else
         return false;
 #endif
