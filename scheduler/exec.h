@@ -14,13 +14,27 @@ struct hr_exec_counters {
         atomic_uint_fast64_t splits_computed, nodes_computed, bytes_copied, bytes_in, bytes_out;
 };
 
+/* Events that a pipeline gave back. Freeing one would wait for every queue that still has a wait
+ * for it before it, even one that is long reached; handing it on does not. */
+struct hr_spare_events {
+        struct hr_event **events;
+        uint32_t count, capacity;
+};
+
 struct hr_fleet {
         struct hr_device **devices;
         struct hr_queue **queues;
         uint32_t device_count;
         uint64_t epoch;
+        struct hr_spare_events *spare; /* per device */
         struct hr_exec_counters counters;
 };
+
+/* An event of the device, whose records so far have all been reached. */
+HR_NODISCARD hr_status hr_fleet_event_take(struct hr_fleet *fleet, uint32_t device,
+                                           struct hr_diag *diag, struct hr_event **ret_event);
+/* Takes it back once its last record has been reached. NULL is a no-op. */
+void hr_fleet_event_give(struct hr_fleet *fleet, uint32_t device, struct hr_event *event);
 
 /* A command of the tape with everything resolved for one slot. */
 struct hr_bound_command {
@@ -55,6 +69,7 @@ struct hr_pipeline {
         struct hr_slot *slots;
         struct hr_buffer **pools; /* per kind of the plan */
         uint8_t *staging;         /* slot_count x staging_bytes */
+        uint32_t *event_devices;  /* whose each event is */
         struct hr_event **events; /* slot 0's, slot 1's, ..., then one per lane */
         uint64_t event_count;
         const struct hr_buffer_kind **kinds; /* of the plan's numbers */

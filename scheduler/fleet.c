@@ -10,7 +10,8 @@ static hr_status fleet_fill(struct hr_fleet *fleet, struct hr_device *const *dev
                             uint32_t device_count, struct hr_diag *diag) {
         fleet->devices = calloc(device_count, sizeof *fleet->devices);
         fleet->queues = calloc(device_count, sizeof *fleet->queues);
-        if (!fleet->devices || !fleet->queues)
+        fleet->spare = calloc(device_count, sizeof *fleet->spare);
+        if (!fleet->devices || !fleet->queues || !fleet->spare)
                 return hr_fail(diag, HR_E_EXHAUSTED, "memory for a fleet of %u", device_count);
         for (uint32_t d = 0; d < device_count; ++d) {
                 fleet->devices[d] = hr_device_ref(devices[d]);
@@ -45,13 +46,48 @@ struct hr_fleet *hr_fleet_free(struct hr_fleet *fleet) {
         if (!fleet)
                 return NULL;
         for (uint32_t d = 0; d < fleet->device_count; ++d) {
+                for (uint32_t i = 0; i < fleet->spare[d].count; ++i)
+                        hr_event_free(fleet->spare[d].events[i]);
+                free(fleet->spare[d].events);
+        }
+        for (uint32_t d = 0; d < fleet->device_count; ++d) {
                 hr_queue_free(fleet->queues[d]);
                 hr_device_unref(fleet->devices[d]);
         }
+        free(fleet->spare);
         free(fleet->queues);
         free(fleet->devices);
         free(fleet);
         return NULL;
+}
+
+hr_status hr_fleet_event_take(struct hr_fleet *fleet, uint32_t device, struct hr_diag *diag,
+                              struct hr_event **ret_event) {
+        struct hr_spare_events *spare = &fleet->spare[device];
+
+        if (spare->count == 0)
+                return hr_event_new(fleet->devices[device], diag, ret_event);
+        *ret_event = spare->events[--spare->count];
+        return HR_OK;
+}
+
+void hr_fleet_event_give(struct hr_fleet *fleet, uint32_t device, struct hr_event *event) {
+        struct hr_spare_events *spare = &fleet->spare[device];
+
+        if (!event)
+                return;
+        if (spare->count == spare->capacity) {
+                uint32_t wanted = spare->capacity ? spare->capacity * 2 : 64;
+                struct hr_event **larger = realloc(spare->events, wanted * sizeof *larger);
+
+                if (!larger) {
+                        hr_event_free(event);
+                        return;
+                }
+                spare->events = larger;
+                spare->capacity = wanted;
+        }
+        spare->events[spare->count++] = event;
 }
 
 uint32_t hr_fleet_device_count(const struct hr_fleet *fleet) {

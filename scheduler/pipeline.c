@@ -136,25 +136,24 @@ static hr_status make_events(struct hr_pipeline *pipeline, struct hr_diag *diag)
 
         pipeline->event_count = lanes_first + pipeline->plan->lane_count;
         pipeline->events = take(pipeline, pipeline->event_count, sizeof *pipeline->events);
-        if (!pipeline->events)
+        pipeline->event_devices = take(pipeline, pipeline->event_count, sizeof(uint32_t));
+        if (!pipeline->events || !pipeline->event_devices)
                 return out_of_memory(diag);
         for (uint32_t i = 0; i < tape->count; ++i) {
                 const struct hr_command *command = &tape->commands[i];
-                struct hr_device *device = pipeline->fleet->devices[command->device];
+                bool lane_end = command->index >= tape->slot_event_count;
+                uint64_t at = lane_end ? lanes_first + command->index - tape->slot_event_count
+                                       : command->index;
 
                 if (command->code != HR_COMMAND_RECORD)
                         continue;
-                if (command->index >= tape->slot_event_count) {
-                        HR_TRY(hr_event_new(device, diag,
-                                            &pipeline->events[lanes_first + command->index -
-                                                              tape->slot_event_count]));
-                        continue;
+                for (uint32_t s = 0; s < (lane_end ? 1 : pipeline->slot_count); ++s) {
+                        uint64_t event = at + (uint64_t) s * tape->slot_event_count;
+
+                        pipeline->event_devices[event] = command->device;
+                        HR_TRY(hr_fleet_event_take(pipeline->fleet, command->device, diag,
+                                                   &pipeline->events[event]));
                 }
-                for (uint32_t s = 0; s < pipeline->slot_count; ++s)
-                        HR_TRY(hr_event_new(
-                                device, diag,
-                                &pipeline->events[(uint64_t) s * tape->slot_event_count +
-                                                  command->index]));
         }
         return HR_OK;
 }
@@ -297,18 +296,25 @@ static hr_status bind_tape(struct hr_pipeline *pipeline, struct hr_diag *diag) {
 /* ---- Constants --------------------------------------------------------------------------------
  */
 
+/* Fresh memory that the host sees is written at once; other memory by the device's queue. */
 static hr_status write_constant(struct hr_pipeline *pipeline, uint32_t leaf, uint64_t offset,
                                 uint64_t bytes, uint32_t device, const struct hr_place *place,
-                                struct hr_diag *diag) {
+                                bool *wrote, struct hr_diag *diag) {
         const struct hr_graph *graph = pipeline->graph;
-        struct hr_queue *queue = pipeline->fleet->queues[device];
-        void *to = address_of(pipeline, place, 0, false);
+        const uint8_t *from = graph->constants + graph->constant_offsets[leaf] + offset;
+        struct hr_buffer *pool;
 
-        if (!to || bytes == 0)
+        if (place->where != HR_WHERE_SHARED || bytes == 0)
                 return HR_OK;
+        pool = pipeline->pools[place->index];
+        if (pool->host_base) {
+                memcpy((uint8_t *) pool->host_base + place->offset, from, bytes);
+                return HR_OK;
+        }
+        wrote[device] = true;
         pipeline->constants_pending = true;
-        return hr_queue_write(queue, to, graph->constants + graph->constant_offsets[leaf] + offset,
-                              bytes, NULL, diag);
+        return hr_queue_write(pipeline->fleet->queues[device],
+                              (uint8_t *) pool->base + place->offset, from, bytes, NULL, diag);
 }
 
 /* The queues that start the lanes wait for the constants that other queues write. */
@@ -326,7 +332,7 @@ static hr_status order_constants(struct hr_pipeline *pipeline, const bool *wrote
                 first = plan->tape.lane_first[plan->lane[d]];
                 if (first == HR_NO_INDEX || first == d)
                         continue;
-                HR_TRY(hr_event_new(pipeline->fleet->devices[d], diag, &event));
+                HR_TRY(hr_fleet_event_take(pipeline->fleet, d, diag, &event));
                 status = hr_queue_record(pipeline->fleet->queues[d], event, diag);
                 if (status == HR_OK)
                         status = hr_queue_wait(pipeline->fleet->queues[first], event, diag);
@@ -351,8 +357,7 @@ static hr_status write_constants(struct hr_pipeline *pipeline, struct hr_diag *d
                 if (pipeline->graph->tensors[i].leaf_kind != HR_LEAF_CONSTANT ||
                     plan->place[i].where == HR_WHERE_NONE)
                         continue;
-                wrote[device] = true;
-                HR_TRY(write_constant(pipeline, i, 0, plan->span[i], device, &plan->place[i],
+                HR_TRY(write_constant(pipeline, i, 0, plan->span[i], device, &plan->place[i], wrote,
                                       diag));
         }
         for (uint32_t c = 0; c < plan->copy_count; ++c) {
@@ -360,10 +365,9 @@ static hr_status write_constants(struct hr_pipeline *pipeline, struct hr_diag *d
 
                 if (copy->method != HR_COPY_CONSTANT)
                         continue;
-                wrote[copy->device] = true;
                 HR_TRY(write_constant(pipeline, plan->root[copy->tensor],
                                       plan->root_offset[copy->tensor], copy->bytes, copy->device,
-                                      &copy->place, diag));
+                                      &copy->place, wrote, diag));
         }
         return order_constants(pipeline, wrote, diag);
 }
@@ -515,11 +519,11 @@ static void settle_constants(struct hr_pipeline *pipeline) {
         for (uint32_t d = 0; d < pipeline->fleet->device_count; ++d) {
                 struct hr_event *event = NULL;
 
-                if (hr_event_new(pipeline->fleet->devices[d], NULL, &event) == HR_OK) {
+                if (hr_fleet_event_take(pipeline->fleet, d, NULL, &event) == HR_OK) {
                         if (hr_queue_record(pipeline->fleet->queues[d], event, NULL) != HR_OK ||
                             hr_event_synchronize(event, SETTLE_TIMEOUT_NS, NULL) != HR_OK)
                                 hr_log(HR_LOG_DEBUG, "pipeline", "device %u does not settle", d);
-                        hr_event_free(event);
+                        hr_fleet_event_give(pipeline->fleet, d, event);
                 }
         }
 }
@@ -540,9 +544,10 @@ struct hr_pipeline *hr_pipeline_free(struct hr_pipeline *pipeline) {
                         hr_program_free(pipeline->slots[s].programs[i]);
         }
         for (uint64_t i = 0; pipeline->events && i < pipeline->event_count; ++i)
-                hr_event_free(pipeline->events[i]);
+                hr_fleet_event_give(pipeline->fleet, pipeline->event_devices[i],
+                                    pipeline->events[i]);
         for (uint32_t d = 0; pipeline->constant_events && d < pipeline->plan->device_count; ++d)
-                hr_event_free(pipeline->constant_events[d]);
+                hr_fleet_event_give(pipeline->fleet, d, pipeline->constant_events[d]);
         for (uint32_t k = 0; pipeline->pools && k < pipeline->plan->kind_count; ++k)
                 hr_buffer_unref(pipeline->pools[k]);
         for (uint32_t i = 0; pipeline->homes && i < pipeline->plan->leaf_count; ++i)
