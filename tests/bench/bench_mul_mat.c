@@ -3,9 +3,9 @@
  *
  *   bench_mul_mat [threads=1] [columns=1] [isa=auto] [MiB=320] [type ...]
  *
- * With one column the weights cycle through that many MiB: with 320 every byte comes from memory, with 8
- * or so none does. Each shape is a program of many products, as a model is. Printed are the median
- * and the best of several runs.
+ * With one column the weights cycle through that many MiB: with 320 every byte comes from memory,
+ * with 8 or so none does. Each shape is a program of many products, as a model is. Printed are the
+ * median and the best of several runs.
  */
 #include <math.h>
 #include <stdio.h>
@@ -61,13 +61,13 @@ static uint32_t fill_steps(struct bench *bench, uint32_t type, int64_t m, int64_
                 weights.data = bench->pool + each * i;
                 bench->sources[2 * i] = weights;
                 bench->sources[2 * i + 1] = operand_of(HR_TYPE_F32, k, n, bench->columns);
-                bench->steps[i] = (struct hr_step){
-                        .op = HR_OP_MUL_MAT,
-                        .node = i,
-                        .params = bench->params,
-                        .result = operand_of(HR_TYPE_F32, m, n, bench->results),
-                        .source_count = 2,
-                        .sources = &bench->sources[2 * i]};
+                bench->steps[i] =
+                        (struct hr_step){.op = HR_OP_MUL_MAT,
+                                         .node = i,
+                                         .params = bench->params,
+                                         .result = operand_of(HR_TYPE_F32, m, n, bench->results),
+                                         .source_count = 2,
+                                         .sources = &bench->sources[2 * i]};
         }
         return steps;
 }
@@ -141,10 +141,10 @@ static void bench_init(struct bench *bench, uint32_t threads, const char *isa, i
 }
 
 int main(int argc, char **argv) {
-        static const int64_t shapes[][2] = {{4096, 4096}, {576, 576},  {1536, 576},
-                                            {576, 1536},  {192, 576}};
-        static const char *const defaults[] = {"f32",  "f16",  "bf16", "q8_0", "q4_0",
-                                               "q4_1", "q4_K", "q6_K"};
+        static const int64_t shapes[][2] = {
+                {4096, 4096}, {576, 576}, {1536, 576}, {576, 1536}, {192, 576}};
+        static const char *const defaults[] = {"f32",  "f16",  "bf16", "q8_0",
+                                               "q4_0", "q4_1", "q4_K", "q6_K"};
         static struct bench bench;
         uint32_t threads = argc > 1 ? (uint32_t) atoi(argv[1]) : 1;
         int64_t n = argc > 2 ? atoi(argv[2]) : 1;

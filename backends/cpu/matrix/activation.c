@@ -1,10 +1,11 @@
 /*
- * Activations to the partner types Q8_0, Q8_1 and Q8_K, in the arrays that column groups are made of.
+ * Activations to the partner types Q8_0, Q8_1 and Q8_K, in the arrays that column groups are made
+ * of.
  *
  * The rules are ggml's. Q8_0 and Q8_1: d = max|x| / 127 is kept as f16, but the quants come from
- * 127 / max|x| in f32; Q8_1 also keeps d * sum(q) as f16, with the unrounded d. Q8_K: 256 elements share
- * d = 1 / (-127 / x of the largest magnitude), in f32. Rounding is to nearest, ties to even, done by
- * adding 1.5 * 2^23, whose low mantissa bits then hold the integer; a NaN gives some byte.
+ * 127 / max|x| in f32; Q8_1 also keeps d * sum(q) as f16, with the unrounded d. Q8_K: 256 elements
+ * share d = 1 / (-127 / x of the largest magnitude), in f32. Rounding is to nearest, ties to even,
+ * done by adding 1.5 * 2^23, whose low mantissa bits then hold the integer; a NaN gives some byte.
  */
 #include "backends/cpu/matrix/tables.h"
 

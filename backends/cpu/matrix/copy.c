@@ -1,9 +1,9 @@
 /*
  * CPY, CONT and DUP: the elements of a source, in its logical order, into a target of any layout.
  *
- * Both sides are walked in chunks of logical elements, whose starts are multiples of every block, so
- * that blocks are never torn. Equal types move as bytes, in units of blocks; others go through f32.
- * A conversion between block types goes through f32 too, where the target can be written.
+ * Both sides are walked in chunks of logical elements, whose starts are multiples of every block,
+ * so that blocks are never torn. Equal types move as bytes, in units of blocks; others go through
+ * f32. A conversion between block types goes through f32 too, where the target can be written.
  */
 #include "backends/cpu/matrix/share.h"
 

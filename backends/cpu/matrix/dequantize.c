@@ -1,9 +1,9 @@
 /*
  * Rows of every type to f32, written as the block layouts read.
  *
- * Compiled once per instruction set. Products are formed in the order d * scale * q - dmin * minimum,
- * each rounded to f32, so that all copies give the same bits. Plain rows may be of any length, block
- * rows are multiples of their block.
+ * Compiled once per instruction set. Products are formed in the order d * scale * q - dmin *
+ * minimum, each rounded to f32, so that all copies give the same bits. Plain rows may be of any
+ * length, block rows are multiples of their block.
  */
 #include "backends/cpu/matrix/tables.h"
 

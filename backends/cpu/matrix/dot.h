@@ -34,8 +34,8 @@ struct cpu_tile {
         uint16_t group, span;
         bool has_minimum;
         bool is_float; /* w[k][lanes] f32 and q[k][width] f32, nothing else */
-        /* Unpacks `rows` (1 .. lanes) rows of k elements at base, base + stride, ...; the lanes past
-         * them repeat the last row. ret_tile: cpu_tile_bytes(), 64-byte aligned. */
+        /* Unpacks `rows` (1 .. lanes) rows of k elements at base, base + stride, ...; the lanes
+         * past them repeat the last row. ret_tile: cpu_tile_bytes(), 64-byte aligned. */
         void (*pack)(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,
                      uint8_t *ret_tile);
         /* Quantises `width` columns of k contiguous floats. ret_columns: width *
@@ -60,10 +60,10 @@ struct cpu_dot {
          * column_stride bytes apart: out[width][out_stride], `rows` of each written.
          * spare: 4 * CPU_FLOAT_CHUNK floats, for f16 and bf16 rows. */
         void (*float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
-                          const uint8_t *columns, uint64_t column_stride, uint32_t width,
-                          int64_t k, float *spare, float *ret_out, uint64_t out_stride);
-        /* Attention. scores[count] := scale * scores, squeezed to cap * tanh(./cap) when cap is not 0,
-         * plus slope * mask (NULL = none); -inf in the mask gives -inf. Returns the largest. */
+                          const uint8_t *columns, uint64_t column_stride, uint32_t width, int64_t k,
+                          float *spare, float *ret_out, uint64_t out_stride);
+        /* Attention. scores[count] := scale * scores, squeezed to cap * tanh(./cap) when cap is not
+         * 0, plus slope * mask (NULL = none); -inf in the mask gives -inf. Returns the largest. */
         float (*score_row)(float *scores, const float *mask, uint32_t count, float scale, float cap,
                            float slope);
         /* scores[count] := exp(scores - maximum); returns their sum. */
@@ -77,8 +77,8 @@ struct cpu_dot {
                            uint64_t out_stride);
 };
 
-/* The table of "portable", "avx2" or "avx512"; NULL or "auto": the best one. NULL when the processor
- * lacks what it needs or there is no such name. */
+/* The table of "portable", "avx2" or "avx512"; NULL or "auto": the best one. NULL when the
+ * processor lacks what it needs or there is no such name. */
 const struct cpu_dot *cpu_dot_select(const char *isa);
 
 /* The partner type that activations are rounded to: F32, F16, BF16, Q8_0, Q8_1, Q8_K; -1 for a type

@@ -1,8 +1,9 @@
 /*
  * The float parts of attention: tiles of float keys, scores, exponentials, weighted sums of values.
  *
- * Float tiles hold keys side by side in the lanes, with two chains (even and odd elements) per result.
- * Every result is a chain of operations that the number of columns and keys around it does not change.
+ * Float tiles hold keys side by side in the lanes, with two chains (even and odd elements) per
+ * result. Every result is a chain of operations that the number of columns and keys around it does
+ * not change.
  */
 #include "backends/cpu/matrix/tables.h"
 
@@ -138,7 +139,8 @@ X(bf16, HR_TYPE_BF16)
 LANES_INLINE lanes_f exp_lanes(lanes_f x) {
         lanes_u keep = ~(lanes_u) (x < -87.3f);
         lanes_f clamped = lanes_max(lanes_set_f(-87.3f), x);
-        lanes_f n = lanes_fma(clamped, lanes_set_f(1.44269504f), lanes_set_f(12582912.0f)) - 12582912.0f;
+        lanes_f n = lanes_fma(clamped, lanes_set_f(1.44269504f), lanes_set_f(12582912.0f)) -
+                    12582912.0f;
         lanes_f r = lanes_fma(n, lanes_set_f(-0.693145752f), clamped), p;
 
         r = lanes_fma(n, lanes_set_f(-1.42860677e-6f), r);
@@ -193,8 +195,8 @@ float CPU_ISA(score_row)(float *scores, const float *mask, uint32_t count, float
         if (i < count) {
                 lanes_f bias = mask ? lanes_load_part_f(mask + i, count - i) : lanes_set_f(0);
 
-                lanes_store_f(out, score_lanes(lanes_load_part_f(scores + i, count - i), bias, scale,
-                                               cap, slope));
+                lanes_store_f(out, score_lanes(lanes_load_part_f(scores + i, count - i), bias,
+                                               scale, cap, slope));
                 for (uint32_t j = 0; i + j < count; j++) {
                         scores[i + j] = out[j];
                         result = out[j] > result ? out[j] : result;

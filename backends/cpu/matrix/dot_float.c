@@ -2,9 +2,9 @@
  * Products of float rows.
  *
  * float_dot keeps one accumulator vector per result and walks k in order, so that a result's bits
- * depend on its row and column alone. Chunks of k are summed one after the other, so that a block of
- * rows stays in the first-level cache while the columns pass. Rows of f16 and bf16 are widened once per block of rows when
- * several columns use them.
+ * depend on its row and column alone. Chunks of k are summed one after the other, so that a block
+ * of rows stays in the first-level cache while the columns pass. Rows of f16 and bf16 are widened
+ * once per block of rows when several columns use them.
  */
 #include "backends/cpu/matrix/tables.h"
 
@@ -41,7 +41,8 @@ LANES_INLINE void dot_block(uint32_t type, const uint8_t *const *row, const int 
                             int64_t i, int64_t k, float *ret_out, uint64_t out_stride) {
         lanes_f sum[CPU_FLOAT_WIDTH][ROWS], w[ROWS];
         const int bytes = type == HR_TYPE_F32 ? 4 : 2;
-        const int64_t next = rows == ROWS ? ROWS * (row[1] - row[0]) : 0; /* the next block's rows */
+        const int64_t next =
+                rows == ROWS ? ROWS * (row[1] - row[0]) : 0; /* the next block's rows */
         const bool first = i == 0;
 
         for (int c = 0; c < width; c++)
@@ -131,8 +132,9 @@ X(1_bf16, HR_TYPE_BF16, 1)
 #undef X
 
 /* Row pointers; widened to f32 in spare (elements [first, end)) when asked. */
-static void take_rows(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows, bool widen,
-                      int64_t first, int64_t end, float *spare, const uint8_t *ret_row[ROWS]) {
+static void take_rows(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
+                      bool widen, int64_t first, int64_t end, float *spare,
+                      const uint8_t *ret_row[ROWS]) {
         cpu_dequantize_fn to_f32 = type == HR_TYPE_F16 ? CPU_ISA(dequantize_f16)
                                                        : CPU_ISA(dequantize_bf16);
 

@@ -1,10 +1,10 @@
 /*
  * Tiles of block types: unpacking, preparing columns, and the products.
  *
- * Compiled once per instruction set. One body, dot_groups(), is specialised by the compiler for each
- * shape of type (group, span, minimum, signed) and each width. Its chain of float operations per
- * result is the same everywhere: dot_rows, which unpacks into registers, and dot, which reads a tile,
- * give equal bits.
+ * Compiled once per instruction set. One body, dot_groups(), is specialised by the compiler for
+ * each shape of type (group, span, minimum, signed) and each width. Its chain of float operations
+ * per result is the same everywhere: dot_rows, which unpacks into registers, and dot, which reads a
+ * tile, give equal bits.
  */
 #include "backends/cpu/matrix/tables.h"
 
@@ -180,9 +180,9 @@ SHAPE(32_signed, 32, 32, false, true)
 /* How far ahead of the next tile the second-level cache is filled. */
 #define PREFETCH_FAR 16384
 
-/* Asks for the bytes of the next tile while this one is multiplied, and for those after it from farther
- * away: rows are short, and the processor does not see from one to the next. `at`: where in its rows
- * this tile is, `bytes`: what it goes on by. */
+/* Asks for the bytes of the next tile while this one is multiplied, and for those after it from
+ * farther away: rows are short, and the processor does not see from one to the next. `at`: where in
+ * its rows this tile is, `bytes`: what it goes on by. */
 LANES_INLINE void prefetch_next(const uint8_t *base, uint64_t stride, uint64_t at,
                                 const uint64_t bytes) {
         const uint8_t *next = base + stride * CPU_LANES + at * CPU_LANES;
@@ -235,7 +235,8 @@ static void pack_columns(const float *const *values, uint32_t width, int64_t k,
                 }
 }
 
-/* One column, rows unpacked as they come: blocks of 32, several at a time where a load brings them. */
+/* One column, rows unpacked as they come: blocks of 32, several at a time where a load brings
+ * them. */
 #define ROWS_32(name, bytes, minimum, signed_bytes, wide)                                          \
         static void rows_##name(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,    \
                                 const uint8_t *column, float *ret_out) {                           \

@@ -3,8 +3,8 @@
  *
  * A work item is one key head of one batch, a block of queries with all heads that share that key
  * head (its columns), and a chunk of keys. It walks its keys in blocks: tiles of keys times the
- * columns give scores, then the running maximum, the exponentials and the weighted sum of values, all
- * in f32. Blocks that the mask hides from every column are skipped, K and V unread.
+ * columns give scores, then the running maximum, the exponentials and the weighted sum of values,
+ * all in f32. Blocks that the mask hides from every column are skipped, K and V unread.
  *
  * Few items with many keys are cut into chunks of keys; what each gives (sums, maximum, weighted
  * values) is joined in order of the chunks. How the keys are cut follows from the shapes alone,
@@ -12,7 +12,8 @@
  *
  * Q is rounded to K's partner type. A row with every key hidden and no sink gives zeros.
  *
- * Scratch: parts[items][columns][DV + 2] when there are chunks; then for each thread, see struct work.
+ * Scratch: parts[items][columns][DV + 2] when there are chunks; then for each thread, see struct
+ * work.
  */
 #include <math.h>
 
@@ -20,20 +21,20 @@
 
 #include "backends/cpu/matrix/half.h"
 
-#define KEYS 64            /* of a block; a multiple of all lanes */
-#define CHUNK_KEYS 512     /* a multiple of KEYS */
-#define COLUMNS 32         /* aimed at per item */
-#define ITEMS_ENOUGH 16    /* no chunks from this many items on */
+#define KEYS 64         /* of a block; a multiple of all lanes */
+#define CHUNK_KEYS 512  /* a multiple of KEYS */
+#define COLUMNS 32      /* aimed at per item */
+#define ITEMS_ENOUGH 16 /* no chunks from this many items on */
 
 struct attention {
         const struct hr_operand *q, *k, *v, *mask, *sinks, *out;
         const struct cpu_tile *tile;
         float scale, cap, bias_max;
         int64_t size, value_size, keys, queries, heads, batches;
-        int64_t share;         /* query heads per key head */
+        int64_t share; /* query heads per key head */
         int64_t query_block, columns, query_blocks;
         int64_t chunks, chunk_keys, items;
-        uint64_t part_floats;  /* of one column: DV values, then sum and maximum */
+        uint64_t part_floats; /* of one column: DV values, then sum and maximum */
         uint64_t column_bytes, shared_bytes;
         uint64_t columns_bytes, tile_bytes, score_bytes, total_bytes, value_bytes, mask_bytes,
                 row_bytes, thread_bytes;
@@ -43,11 +44,11 @@ struct attention {
 struct work {
         uint8_t *columns; /* quantised queries */
         uint8_t *tile;
-        float *scores;    /* [columns][KEYS] */
-        float *total;     /* [columns][part_floats] */
-        float *values;    /* [KEYS][DV] */
-        float *mask;      /* [columns][KEYS] */
-        float *rows;      /* [CPU_WIDTH_MAX][D], then an output block */
+        float *scores; /* [columns][KEYS] */
+        float *total;  /* [columns][part_floats] */
+        float *values; /* [KEYS][DV] */
+        float *mask;   /* [columns][KEYS] */
+        float *rows;   /* [CPU_WIDTH_MAX][D], then an output block */
 };
 
 static bool present(const struct hr_step *step, uint32_t source) {
@@ -63,8 +64,8 @@ static bool attention_supports(const struct hr_step *step) {
                 return false;
         if (k->nb[0] != k_info->block_bytes || v->nb[0] != v_info->block_bytes)
                 return false;
-        if (present(step, 3) && (step->sources[3].type != HR_TYPE_F16 ||
-                                 step->sources[3].nb[0] != sizeof(uint16_t)))
+        if (present(step, 3) &&
+            (step->sources[3].type != HR_TYPE_F16 || step->sources[3].nb[0] != sizeof(uint16_t)))
                 return false;
         if (present(step, 4) && step->sources[4].type != HR_TYPE_F32)
                 return false;
@@ -77,9 +78,10 @@ static void attention_bytes(struct attention *a) {
 
         a->part_floats = (uint64_t) a->value_size + 2;
         a->column_bytes = cpu_column_bytes(a->tile, a->size);
-        a->shared_bytes = a->chunks < 2 ? 0
-                                        : cpu_round_up(cpu_times(cpu_times((uint64_t) a->items, columns),
-                                                                 a->part_floats * sizeof(float)));
+        a->shared_bytes = a->chunks < 2
+                                  ? 0
+                                  : cpu_round_up(cpu_times(cpu_times((uint64_t) a->items, columns),
+                                                           a->part_floats * sizeof(float)));
         a->columns_bytes = cpu_round_up(cpu_times(columns, a->column_bytes));
         a->tile_bytes = cpu_round_up(cpu_tile_bytes(a->tile, CPU_LANES_MAX, a->size));
         a->score_bytes = cpu_round_up(cpu_times(columns, KEYS * sizeof(float)));
@@ -134,9 +136,9 @@ static uint64_t attention_scratch(const struct hr_step *step, uint32_t threads) 
 
 static uint32_t attention_threads_max(const struct hr_step *step) {
         struct attention a = attention_of(step, cpu_any_dot());
-        uint64_t work = cpu_times(cpu_times((uint64_t) a.keys, (uint64_t) (a.size + a.value_size)),
-                                  cpu_times((uint64_t) a.queries,
-                                            (uint64_t) a.heads * (uint64_t) a.batches));
+        uint64_t work = cpu_times(
+                cpu_times((uint64_t) a.keys, (uint64_t) (a.size + a.value_size)),
+                cpu_times((uint64_t) a.queries, (uint64_t) a.heads * (uint64_t) a.batches));
         uint64_t threads = 1 + work / (UINT64_C(48) << 10);
 
         return threads > UINT32_MAX ? UINT32_MAX : (uint32_t) threads;
@@ -151,9 +153,9 @@ static float head_slope(const struct attention *a, int64_t head) {
                 return 1.0f;
         while (power * 2 <= a->heads)
                 power *= 2;
-        exponent = head < power ? -a->bias_max / (float) power * (float) (head + 1)
-                                : -a->bias_max / 2.0f / (float) power *
-                                          (float) (2 * (head - power) + 1);
+        exponent = head < power
+                           ? -a->bias_max / (float) power * (float) (head + 1)
+                           : -a->bias_max / 2.0f / (float) power * (float) (2 * (head - power) + 1);
         return powf(2.0f, exponent);
 }
 
@@ -250,8 +252,8 @@ static void read_values(const struct cpu_call *call, const struct attention *a,
         int64_t v3 = item->batch / (a->batches / a->v->ne[3]);
         int64_t v2 = item->head / (a->heads / a->v->ne[2]);
         const uint8_t *base = cpu_at(a->v, key, v2, v3);
-        uint64_t row_bytes = a->v->nb[0] * (uint64_t) a->value_size /
-                             hr_type_info(a->v->type)->block_elements;
+        uint64_t row_bytes =
+                a->v->nb[0] * (uint64_t) a->value_size / hr_type_info(a->v->type)->block_elements;
         uint32_t unused = 0;
         float used[KEYS] = {0};
 
@@ -270,7 +272,8 @@ static void read_values(const struct cpu_call *call, const struct attention *a,
                 if (used[i] == 0)
                         memset(to, 0, (size_t) a->value_size * sizeof(float));
                 else
-                        call->dot->dequantize[a->v->type](base + a->v->nb[1] * i, to, a->value_size);
+                        call->dot->dequantize[a->v->type](base + a->v->nb[1] * i, to,
+                                                          a->value_size);
         }
 }
 
@@ -278,7 +281,8 @@ static void read_values(const struct cpu_call *call, const struct attention *a,
 static void weigh_scores(const struct cpu_call *call, const struct attention *a,
                          const struct item *item, uint32_t keys, const struct work *work) {
         for (int64_t c = 0; c < item->columns; c++) {
-                float *scores = work->scores + c * KEYS, *total = work->total + c * (int64_t) a->part_floats;
+                float *scores = work->scores + c * KEYS,
+                      *total = work->total + c * (int64_t) a->part_floats;
                 float *sum = total + a->value_size, *maximum = sum + 1, block;
                 const float *mask = NULL;
 

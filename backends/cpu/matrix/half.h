@@ -43,7 +43,8 @@ static inline uint16_t cpu_float_to_half(float value) {
         if (bits >= 0x47800000U)
                 return (uint16_t) (sign | 0x7c00U);
         if (bits < 0x38800000U) /* the addition shifts the mantissa into place and rounds it */
-                return (uint16_t) (sign | (cpu_float_bits(cpu_bits_float(bits) + 0.5f) - 0x3f000000U));
+                return (uint16_t) (sign |
+                                   (cpu_float_bits(cpu_bits_float(bits) + 0.5f) - 0x3f000000U));
         return (uint16_t) (sign | (bits + 0xc8000fffU + (bits >> 13 & 1U)) >> 13);
 }
 

@@ -1,8 +1,8 @@
 /*
  * Vectors of the instruction set that a file is compiled for.
  *
- * Each kernel source is compiled once per instruction set with that set's compiler flags; this header
- * picks the matching vectors, and CPU_ISA(name) gives each copy of a function its own name.
+ * Each kernel source is compiled once per instruction set with that set's compiler flags; this
+ * header picks the matching vectors, and CPU_ISA(name) gives each copy of a function its own name.
  *
  *   CPU_LANES        rows of a tile = floats of a vector
  *   CPU_WIDTH        most columns of a column group
@@ -10,8 +10,8 @@
  *   CPU_SIGNED_BYTES 1: weights that need the full byte stay signed and go through
  *                    lanes_dot4_signed; 0: they are unsigned by an offset of 128
  *
- * lanes_loadN(row, at, ...) reads N dwords at row[i] + at of every row i and transposes them: vector
- * j holds dword j of all rows. Integer sums wrap; they are exact for what the tiles hold.
+ * lanes_loadN(row, at, ...) reads N dwords at row[i] + at of every row i and transposes them:
+ * vector j holds dword j of all rows. Integer sums wrap; they are exact for what the tiles hold.
  */
 #pragma once
 
@@ -19,7 +19,8 @@
 
 #define LANES_INLINE static inline __attribute__((always_inline, unused))
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) &&                   \
+        defined(__AVX512DQ__)
 #include "backends/cpu/matrix/lanes_avx512.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "backends/cpu/matrix/lanes_avx2.h"

@@ -23,7 +23,8 @@ LANES_INLINE void lanes_load4(const uint8_t *const *row, uint64_t at, lanes_u re
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
                 v[i] = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *) (row[i] + at)));
-                v[i] = _mm256_inserti128_si256(v[i], _mm_loadu_si128((const __m128i *) (row[4 + i] + at)), 1);
+                v[i] = _mm256_inserti128_si256(
+                        v[i], _mm_loadu_si128((const __m128i *) (row[4 + i] + at)), 1);
         }
         lo01 = _mm256_unpacklo_epi32(v[0], v[1]);
         hi01 = _mm256_unpackhi_epi32(v[0], v[1]);

@@ -23,9 +23,12 @@ LANES_INLINE void lanes_load4(const uint8_t *const *row, uint64_t at, lanes_u re
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
                 v[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *) (row[i] + at)));
-                v[i] = _mm512_inserti32x4(v[i], _mm_loadu_si128((const __m128i *) (row[4 + i] + at)), 1);
-                v[i] = _mm512_inserti32x4(v[i], _mm_loadu_si128((const __m128i *) (row[8 + i] + at)), 2);
-                v[i] = _mm512_inserti32x4(v[i], _mm_loadu_si128((const __m128i *) (row[12 + i] + at)), 3);
+                v[i] = _mm512_inserti32x4(v[i],
+                                          _mm_loadu_si128((const __m128i *) (row[4 + i] + at)), 1);
+                v[i] = _mm512_inserti32x4(v[i],
+                                          _mm_loadu_si128((const __m128i *) (row[8 + i] + at)), 2);
+                v[i] = _mm512_inserti32x4(v[i],
+                                          _mm_loadu_si128((const __m128i *) (row[12 + i] + at)), 3);
         }
         lo01 = _mm512_unpacklo_epi32(v[0], v[1]);
         hi01 = _mm512_unpackhi_epi32(v[0], v[1]);
@@ -68,8 +71,8 @@ LANES_INLINE void lanes_transpose16(__m512i r[16], lanes_u ret[16]) {
 }
 
 #define LANES_HAVE_LOAD16 1
-/* The first `bytes` (1 .. 64, even) bytes of each row; dword d of the result is made of the 16-bit words
- * order[2 * d] and order[2 * d + 1] of them. NULL = in order. */
+/* The first `bytes` (1 .. 64, even) bytes of each row; dword d of the result is made of the 16-bit
+ * words order[2 * d] and order[2 * d + 1] of them. NULL = in order. */
 LANES_INLINE void lanes_load16(const uint8_t *const *row, uint64_t at, const unsigned bytes,
                                const uint16_t *order, lanes_u ret[16]) {
         const __mmask32 mask = bytes == 64 ? 0xffffffffU : (1U << bytes / 2) - 1;

@@ -1,11 +1,11 @@
 /*
  * MUL_MAT: weights [k, m] times activations [k, n], over broadcast batches, to f32 [m, n].
  *
- * Block types: the activations are quantised to the weights' partner type once, into shared scratch, as
- * column groups (dot.h). Then the team takes row tiles: a tile is unpacked once and multiplied with a
- * block of columns that stays in the second-level cache. A single column needs no tile: its rows are
- * unpacked in registers, at memory bandwidth. Float types: rows are multiplied in place; activations
- * are rounded to the weights' type as the partner rule says.
+ * Block types: the activations are quantised to the weights' partner type once, into shared
+ * scratch, as column groups (dot.h). Then the team takes row tiles: a tile is unpacked once and
+ * multiplied with a block of columns that stays in the second-level cache. A single column needs no
+ * tile: its rows are unpacked in registers, at memory bandwidth. Float types: rows are multiplied
+ * in place; activations are rounded to the weights' type as the partner rule says.
  *
  * Invariant: how work is cut (threads, column blocks, group widths) never shows in a result's bits.
  *
@@ -55,8 +55,8 @@ static struct product product_of(const struct hr_step *step, const struct cpu_do
         p.m = p.a->ne[1];
         p.n = p.b->ne[1];
         p.batches = p.b->ne[2] * p.b->ne[3];
-        p.in_place = p.a->type == HR_TYPE_F32 && p.b->type == HR_TYPE_F32 &&
-                     p.b->nb[0] == sizeof(float);
+        p.in_place =
+                p.a->type == HR_TYPE_F32 && p.b->type == HR_TYPE_F32 && p.b->nb[0] == sizeof(float);
         p.column_bytes = cpu_column_bytes(p.tile, p.k);
         columns = cpu_times(p.n > 0 ? (uint64_t) p.n : 0, (uint64_t) p.batches);
         p.shared_bytes = p.in_place ? 0 : cpu_round_up(cpu_times(columns, p.column_bytes));
@@ -117,9 +117,9 @@ static uint32_t prepare_group(const struct cpu_dot *dot, const struct product *p
 }
 
 /* Rows [row, row + rows) times columns [first, end) of one batch, block types. */
-static void multiply_tile(const struct cpu_call *call, const struct product *p,
-                          const uint8_t *base, uint32_t rows, const uint8_t *columns, int64_t first,
-                          int64_t end, uint8_t *tile, float *block, uint8_t *out) {
+static void multiply_tile(const struct cpu_call *call, const struct product *p, const uint8_t *base,
+                          uint32_t rows, const uint8_t *columns, int64_t first, int64_t end,
+                          uint8_t *tile, float *block, uint8_t *out) {
         if (p->n == 1) {
                 p->tile->dot_rows(base, p->a->nb[1], rows, p->k, columns, block);
                 memcpy(out, block, rows * sizeof(float));
@@ -129,7 +129,8 @@ static void multiply_tile(const struct cpu_call *call, const struct product *p,
         while (first < end) {
                 uint32_t width = cpu_group_width(p->width, first, p->n);
 
-                p->tile->dot(tile, columns + p->column_bytes * (uint64_t) first, width, p->k, block);
+                p->tile->dot(tile, columns + p->column_bytes * (uint64_t) first, width, p->k,
+                             block);
                 for (uint32_t c = 0; c < width; c++)
                         memcpy(out + p->out->nb[1] * (uint64_t) (first + c), block + p->lanes * c,
                                rows * sizeof(float));
@@ -138,8 +139,8 @@ static void multiply_tile(const struct cpu_call *call, const struct product *p,
 }
 
 static void multiply_float(const struct cpu_call *call, const struct product *p,
-                           const uint8_t *base, uint32_t rows, const uint8_t *columns, int64_t first,
-                           int64_t end, uint8_t *spare, uint8_t *out) {
+                           const uint8_t *base, uint32_t rows, const uint8_t *columns,
+                           int64_t first, int64_t end, uint8_t *spare, uint8_t *out) {
         uint64_t stride = p->in_place ? p->b->nb[1] : p->column_bytes;
 
         call->dot->float_dot(p->a->type, base, p->a->nb[1], rows,
@@ -167,7 +168,8 @@ static void mul_mat_run(const struct cpu_call *call) {
                 prepare_group(dot, &p, 0, columns, rows);
         } else if (!p.in_place) {
                 cpu_share(call, p.n * p.batches, 1, &first, &end);
-                for (int64_t i = 0; i < p.n * p.batches;) { /* a group belongs to whom its start does */
+                for (int64_t i = 0;
+                     i < p.n * p.batches;) { /* a group belongs to whom its start does */
                         uint32_t width = cpu_group_width(p.width, i % p.n, p.n);
 
                         if (i >= first && i < end)

@@ -1,12 +1,13 @@
 /*
- * MUL_MAT_ID: each (slot, token) pair names an expert whose matrix its activation column goes through.
+ * MUL_MAT_ID: each (slot, token) pair names an expert whose matrix its activation column goes
+ * through.
  *
  * Pairs are sorted by expert, so that each expert's weights are unpacked once per tile however many
  * tokens use it. Their columns are quantised in that order, then the team takes row tiles of the
  * experts in use. An id outside the experts fails the run; its pair is left out.
  *
- * Scratch: starts[experts + 1], pairs[], used[experts], the columns (shared); then for each thread a
- * tile, an output block and rows.
+ * Scratch: starts[experts + 1], pairs[], used[experts], the columns (shared); then for each thread
+ * a tile, an output block and rows.
  */
 #include "backends/cpu/matrix/share.h"
 
@@ -52,9 +53,8 @@ static struct routed routed_of(const struct hr_step *step, const struct cpu_dot 
         r.columns_bytes = cpu_round_up(cpu_times(pairs, r.column_bytes));
         r.shared_bytes = cpu_plus(cpu_plus(r.starts_bytes, r.pairs_bytes),
                                   cpu_plus(r.used_bytes, r.columns_bytes));
-        r.tile_bytes = cpu_round_up(r.tile->is_float
-                                            ? 4 * CPU_FLOAT_CHUNK * sizeof(float)
-                                            : cpu_tile_bytes(r.tile, CPU_LANES_MAX, r.k));
+        r.tile_bytes = cpu_round_up(r.tile->is_float ? 4 * CPU_FLOAT_CHUNK * sizeof(float)
+                                                     : cpu_tile_bytes(r.tile, CPU_LANES_MAX, r.k));
         r.row_bytes = cpu_round_up(cpu_times((uint64_t) r.k, CPU_WIDTH_MAX * sizeof(float)));
         r.thread_bytes = cpu_plus(cpu_plus(r.tile_bytes, r.row_bytes),
                                   CPU_LANES_MAX * CPU_LANES_MAX * sizeof(float));
@@ -140,7 +140,8 @@ static void prepare_columns(const struct cpu_call *call, const struct routed *r,
         uint64_t group = 0;
 
         for (int64_t u = 1; u <= at->used[0]; u++) {
-                int64_t start = at->starts[at->used[u]], count = at->starts[at->used[u] + 1] - start;
+                int64_t start = at->starts[at->used[u]],
+                        count = at->starts[at->used[u] + 1] - start;
                 uint32_t width;
 
                 for (int64_t j = 0; j < count; j += width) {
@@ -153,10 +154,9 @@ static void prepare_columns(const struct cpu_call *call, const struct routed *r,
                                 int64_t pair = at->pairs[start + j + c];
                                 int64_t slot = pair % r->slots % r->b->ne[1];
 
-                                values[c] = cpu_float_row(
-                                        call->dot, r->b->type,
-                                        cpu_at(r->b, slot, pair / r->slots, 0), r->b->nb[0], r->k,
-                                        rows + r->k * c);
+                                values[c] = cpu_float_row(call->dot, r->b->type,
+                                                          cpu_at(r->b, slot, pair / r->slots, 0),
+                                                          r->b->nb[0], r->k, rows + r->k * c);
                         }
                         r->tile->columns(values, width, r->k,
                                          at->columns + r->column_bytes * (uint64_t) (start + j));

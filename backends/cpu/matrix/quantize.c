@@ -1,11 +1,12 @@
 /*
- * Rows of f32 to the types that are written by rounding alone. (quantize_k.c has those that search.)
+ * Rows of f32 to the types that are written by rounding alone. (quantize_k.c has those that
+ * search.)
  *
- * The rules are ggml's, so that states written here and there hold the same bytes: Q4_0 and Q5_0 scale
- * by the value of the largest magnitude over -8 and -16, Q4_1 and Q5_1 by the range, both rounding
- * half up on the shifted axis; Q8_0 by max|x| / 127 to nearest even; IQ4_NL takes the nearest table
- * value and then fits the scale by weighted least squares, weights x^2.
- * A NaN or infinity in a block gives some bytes, never undefined behaviour.
+ * The rules are ggml's, so that states written here and there hold the same bytes: Q4_0 and Q5_0
+ * scale by the value of the largest magnitude over -8 and -16, Q4_1 and Q5_1 by the range, both
+ * rounding half up on the shifted axis; Q8_0 by max|x| / 127 to nearest even; IQ4_NL takes the
+ * nearest table value and then fits the scale by weighted least squares, weights x^2. A NaN or
+ * infinity in a block gives some bytes, never undefined behaviour.
  */
 #include "backends/cpu/matrix/tables.h"
 

@@ -1,10 +1,10 @@
 /*
  * Rows of f32 to the types whose scales have scales: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K.
  *
- * There is no one right answer. For each group a line of candidate scales is tried, each with the least
- * squares fit of scale and minimum to the levels it gives. The group's factors are then rounded to
- * the few bits that the block has for them; neighbours of the rounded factors are tried too, and
- * levels are taken anew. The measure is the plain squared error.
+ * There is no one right answer. For each group a line of candidate scales is tried, each with the
+ * least squares fit of scale and minimum to the levels it gives. The group's factors are then
+ * rounded to the few bits that the block has for them; neighbours of the rounded factors are tried
+ * too, and levels are taken anew. The measure is the plain squared error.
  *
  * Numbers that are none (NaN, infinity) give some bytes, never undefined behaviour: every float is
  * brought into range before it becomes an integer.
@@ -96,8 +96,8 @@ static struct fit fit_group(const float *x, int count, int top) {
         return result;
 }
 
-/* Rounds a group's factors to multiples of d and dmin in 0 .. factor_top, trying the neighbours, and
- * writes the levels of the best. */
+/* Rounds a group's factors to multiples of d and dmin in 0 .. factor_top, trying the neighbours,
+ * and writes the levels of the best. */
 static void settle_group(const float *x, int count, struct fit fit, float d, float dmin,
                          int factor_top, int top, int *ret_scale, int *ret_minimum,
                          int *ret_level) {
@@ -148,7 +148,7 @@ static void quantize_ranged(const float *x, int count, int factor_top, int top, 
                              &ret->scale[g], &ret->minimum[g], ret->level + count * g);
 }
 
-/* ---- Without a minimum: levels -bound .. bound - 1, scales of either sign --------------------- */
+/* ---- Without a minimum: levels -bound .. bound - 1, scales of either sign ---- */
 
 static float signed_error(const float *x, float scale, int bound, int *ret_level) {
         float inverse = scale != 0 ? 1.0f / scale : 0, error = 0;
@@ -221,7 +221,7 @@ static void quantize_signed(const float *x, int scale_bound, int bound, uint8_t 
         }
 }
 
-/* ---- The layouts ------------------------------------------------------------------------------ */
+/* ---- The layouts ---- */
 
 void CPU_ISA(quantize_q2_K)(const float *values, void *ret_row, int64_t count) {
         uint8_t *block = ret_row;
@@ -267,8 +267,8 @@ static void write_factors(const struct ranged_block *b, uint8_t *ret_packed) {
         for (int g = 0; g < 4; g++) {
                 ret_packed[g] = (uint8_t) (b->scale[g] | b->scale[4 + g] >> 4 << 6);
                 ret_packed[4 + g] = (uint8_t) (b->minimum[g] | b->minimum[4 + g] >> 4 << 6);
-                ret_packed[8 + g] = (uint8_t) ((b->scale[4 + g] & 15) |
-                                               (b->minimum[4 + g] & 15) << 4);
+                ret_packed[8 + g] =
+                        (uint8_t) ((b->scale[4 + g] & 15) | (b->minimum[4 + g] & 15) << 4);
         }
 }
 

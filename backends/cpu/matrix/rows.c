@@ -1,9 +1,9 @@
 /*
  * GET_ROWS and SET_ROWS: rows picked by index.
  *
- * Every index is checked against the rows there are; a bad one fails the run and its row is left out.
- * SET_ROWS gives each destination row to one thread, chosen by the index, so that a row named twice
- * ends with the later value and threads never write the same bytes.
+ * Every index is checked against the rows there are; a bad one fails the run and its row is left
+ * out. SET_ROWS gives each destination row to one thread, chosen by the index, so that a row named
+ * twice ends with the later value and threads never write the same bytes.
  */
 #include "backends/cpu/matrix/share.h"
 

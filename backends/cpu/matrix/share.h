@@ -6,8 +6,8 @@
 #include "backends/cpu/kernel.h"
 #include "backends/cpu/matrix/dot.h"
 
-/* A type that kernels can multiply, dequantise, ... on any instruction set: all tables list the same
- * types, so that what a device supports does not depend on its processor. */
+/* A type that kernels can multiply, dequantise, ... on any instruction set: all tables list the
+ * same types, so that what a device supports does not depend on its processor. */
 static inline const struct cpu_dot *cpu_any_dot(void) {
         return cpu_dot_select("portable");
 }
@@ -47,12 +47,13 @@ static inline bool cpu_next_range(const struct cpu_call *call, int64_t total, in
         return true;
 }
 
-static inline uint8_t *cpu_at(const struct hr_operand *operand, int64_t i1, int64_t i2, int64_t i3) {
+static inline uint8_t *cpu_at(const struct hr_operand *operand, int64_t i1, int64_t i2,
+                              int64_t i3) {
         return (uint8_t *) operand->data + (uint64_t) i1 * operand->nb[1] +
                (uint64_t) i2 * operand->nb[2] + (uint64_t) i3 * operand->nb[3];
 }
 
-/* `count` elements of a float type, `stride` bytes apart, as contiguous f32: the data themselves when
- * they are that already, else a copy in `spare`. */
+/* `count` elements of a float type, `stride` bytes apart, as contiguous f32: the data themselves
+ * when they are that already, else a copy in `spare`. */
 const float *cpu_float_row(const struct cpu_dot *dot, uint32_t type, const uint8_t *row,
                            uint64_t stride, int64_t count, float *spare);

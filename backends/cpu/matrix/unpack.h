@@ -320,8 +320,9 @@ LANES_INLINE void split_nibbles(const lanes_u *q, lanes_u *w) {
 LANES_INLINE void unpack_wide_q4_0(const uint8_t *const *row, uint64_t at, lanes_u *w,
                                    lanes_f *scale, lanes_f *minimum) {
         /* the three d, then the quants */
-        static const uint16_t order[32] = {0,  9,  18, 18, 1,  2,  3,  4,  5,  6,  7,  8,  10, 11, 12, 13,
-                                           14, 15, 16, 17, 19, 20, 21, 22, 23, 24, 25, 26, 31, 31, 31, 31};
+        static const uint16_t order[32] = {0,  9,  18, 18, 1,  2,  3,  4,  5,  6,  7,
+                                           8,  10, 11, 12, 13, 14, 15, 16, 17, 19, 20,
+                                           21, 22, 23, 24, 25, 26, 31, 31, 31, 31};
         lanes_u q[16];
 
         (void) minimum;
@@ -358,8 +359,9 @@ LANES_INLINE void unpack_wide_q4_1(const uint8_t *const *row, uint64_t at, lanes
 LANES_INLINE void unpack_wide_q5_0(const uint8_t *const *row, uint64_t at, lanes_u *w,
                                    lanes_f *scale, lanes_f *minimum) {
         /* both d, both words of fifth bits, then the quants */
-        static const uint16_t order[32] = {0,  11, 1,  2,  12, 13, 3,  4,  5,  6,  7,  8,  9,  10, 14, 15,
-                                           16, 17, 18, 19, 20, 21, 31, 31, 31, 31, 31, 31, 31, 31, 31, 31};
+        static const uint16_t order[32] = {0,  11, 1,  2,  12, 13, 3,  4,  5,  6,  7,
+                                           8,  9,  10, 14, 15, 16, 17, 18, 19, 20, 21,
+                                           31, 31, 31, 31, 31, 31, 31, 31, 31, 31};
         lanes_u q[16];
 
         (void) minimum;

@@ -60,8 +60,8 @@ static size_t map_count;
 
 void *case_memory(uint64_t bytes) {
         size_t page = (size_t) sysconf(_SC_PAGESIZE), body = (bytes + page - 1) / page * page;
-        uint8_t *base = mmap(NULL, body + page, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        uint8_t *base =
+                mmap(NULL, body + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
         HR_EXPECT(base != MAP_FAILED);
         HR_EXPECT(map_count < MAPS_MAX);
@@ -209,6 +209,8 @@ struct member {
         const struct cpu_kernel *kernel;
 };
 
+const struct cpu_vec *case_vec;
+
 static void *member_main(void *arg) {
         struct member *member = arg;
 
@@ -235,10 +237,12 @@ int case_run(const struct cpu_kernel *kernel, const struct hr_step *step, const 
                                                       .threads = threads,
                                                       .scratch = scratch,
                                                       .team = &team,
-                                                      .dot = dot},
+                                                      .dot = dot,
+                                                      .vec = case_vec},
                                              .kernel = kernel};
                 if (i)
-                        HR_EXPECT_EQ(pthread_create(&handles[i], NULL, member_main, &members[i]), 0);
+                        HR_EXPECT_EQ(pthread_create(&handles[i], NULL, member_main, &members[i]),
+                                     0);
         }
         member_main(&members[0]);
         for (uint32_t i = 1; i < threads; i++)
@@ -250,7 +254,8 @@ int case_run(const struct cpu_kernel *kernel, const struct hr_step *step, const 
         return team.refused;
 }
 
-double case_value(const struct hr_operand *operand, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+double case_value(const struct hr_operand *operand, int64_t i0, int64_t i1, int64_t i2,
+                  int64_t i3) {
         const struct hr_type_info *info = hr_type_info(operand->type);
         const uint8_t *at = (const uint8_t *) operand->data + (uint64_t) i1 * operand->nb[1] +
                             (uint64_t) i2 * operand->nb[2] + (uint64_t) i3 * operand->nb[3] +

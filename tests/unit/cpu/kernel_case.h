@@ -1,6 +1,6 @@
 /*
- * A kernel of the matrix folder on its own: a team of plain threads, operands that end at a page nobody
- * may touch, scratch with a guard band, random data.
+ * A kernel of the matrix folder on its own: a team of plain threads, operands that end at a page
+ * nobody may touch, scratch with a guard band, random data.
  */
 #pragma once
 
@@ -30,6 +30,9 @@ uint32_t case_random(void);
 float case_uniform(void); /* [-1, 1) */
 /* Fills `bytes` of block rows: random bits, no NaN or infinity as a scale. */
 void case_fill_blocks(uint32_t type, uint8_t *bytes, uint64_t count);
+
+/* The row functions that kernels are given; NULL for those that use none. */
+extern const struct cpu_vec *case_vec;
 
 /* Runs a kernel; returns how many indices it refused. Checks supports() and scratch bounds. */
 int case_run(const struct cpu_kernel *kernel, const struct hr_step *step, const struct cpu_dot *dot,

@@ -113,7 +113,7 @@ HR_TEST(integers_of_every_size) {
 }
 
 HR_TEST(block_rows) {
-        static const uint32_t types[] = {HR_TYPE_Q4_0, HR_TYPE_Q4_1, HR_TYPE_Q5_0,  HR_TYPE_Q5_1,
+        static const uint32_t types[] = {HR_TYPE_Q4_0, HR_TYPE_Q4_1,   HR_TYPE_Q5_0, HR_TYPE_Q5_1,
                                          HR_TYPE_Q8_0, HR_TYPE_IQ4_NL, HR_TYPE_Q4_K, HR_TYPE_Q6_K};
 
         for (size_t t = 0; t < HR_ARRAY_LENGTH(types); t++) {
@@ -132,7 +132,8 @@ HR_TEST(block_rows) {
                 case_free_all();
         }
         for (size_t t = 0; t < 6; t++) { /* those that can be written */
-                struct hr_operand from = case_swap(case_operand(HR_TYPE_F32, 6, 96, 5, 1), 0, 1), out;
+                struct hr_operand from = case_swap(case_operand(HR_TYPE_F32, 6, 96, 5, 1), 0, 1),
+                                  out;
 
                 out = case_result(types[t], 32, 18, 5, 1);
                 copy(from, &out);
@@ -146,10 +147,10 @@ HR_TEST(block_rows) {
 }
 
 HR_TEST(float_to_integer) {
-        static const float values[] = {1.9f,    -1.9f, 3e9f,     -3e9f,    INFINITY, -INFINITY,
-                                       NAN,     0.5f,  16777216, -2147483648.0f};
-        static const int32_t expected[] = {1, -1, INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN,
-                                           0, 0,  16777216,  INT32_MIN};
+        static const float values[] = {1.9f,      -1.9f, 3e9f, -3e9f,    INFINITY,
+                                       -INFINITY, NAN,   0.5f, 16777216, -2147483648.0f};
+        static const int32_t expected[] = {1,         -1, INT32_MAX, INT32_MIN, INT32_MAX,
+                                           INT32_MIN, 0,  0,         16777216,  INT32_MIN};
         enum { N = HR_ARRAY_LENGTH(values) };
         struct hr_operand from = case_operand(HR_TYPE_F32, N, 1, 1, 1);
         struct hr_operand out = case_result(HR_TYPE_I32, N, 1, 1, 1);

@@ -19,8 +19,8 @@ static void *zeroed(uint64_t bytes) {
         return memory;
 }
 
-/* What an activation becomes in the partner type of `type`, as ggml rounds it; sum: the factor of the
- * minimum per group of 32 or 16. In double throughout. */
+/* What an activation becomes in the partner type of `type`, as ggml rounds it; sum: the factor of
+ * the minimum per group of 32 or 16. In double throughout. */
 static void partner_column(uint32_t type, const float *x, int64_t k, double *ret_values,
                            double *ret_sums) {
         int partner = cpu_partner_type(type);
@@ -33,10 +33,10 @@ static void partner_column(uint32_t type, const float *x, int64_t k, double *ret
                 for (int64_t i = 0; i < block; i++)
                         if (fabsf(x[b * block + i]) > fabsf(extreme))
                                 extreme = x[b * block + i];
-                inverse = extreme == 0             ? 0
+                inverse = extreme == 0              ? 0
                           : partner == HR_TYPE_Q8_K ? -127.0f / extreme
                                                     : 127.0f / fabsf(extreme);
-                d = extreme == 0             ? 0
+                d = extreme == 0              ? 0
                     : partner == HR_TYPE_Q8_K ? 1.0f / inverse
                                               : fabsf(extreme) / 127.0f;
                 for (int64_t i = 0; i < block; i++) {
@@ -114,7 +114,7 @@ static void check_tile(const struct cpu_dot *dot, uint32_t type, uint32_t rows, 
                 tile->dot_rows(w.data, w.nb[1], rows, k, column, out);
                 HR_EXPECT(memcmp(out, single + dot->lanes * c, rows * sizeof *out) == 0);
         }
-        for (uint32_t width = 2; width <= dot->width; width *= 2) {
+        for (uint32_t width = 2; width <= dot->width; width += width == 4 ? 4 : 1) {
                 uint8_t *columns = case_memory(column_bytes * width);
 
                 tile->columns(values, width, k, columns);
@@ -125,7 +125,8 @@ static void check_tile(const struct cpu_dot *dot, uint32_t type, uint32_t rows, 
         }
         for (uint32_t c = 0; c < dot->width; c++)
                 for (uint32_t r = 0; r < rows; r++)
-                        case_compare(&error, reference(&w, r, values[c]), single[dot->lanes * c + r]);
+                        case_compare(&error, reference(&w, r, values[c]),
+                                     single[dot->lanes * c + r]);
         if (!(case_nmse(&error) <= 2e-12))
                 hr_test_fail(__FILE__, __LINE__, "%s %s rows %u k %lld: nmse %g", dot->name,
                              hr_type_name(type), rows, (long long) k, case_nmse(&error));
@@ -174,7 +175,7 @@ HR_TEST(integer_parts_are_exact) {
                                                 memset((uint8_t *) w.data + at + 2, 0x80,
                                                        w.nb[0] - 2);
                                 for (int i = 0; i < K; i++)
-                                        x[i] = round < 2    ? -127.0f
+                                        x[i] = round < 2     ? -127.0f
                                                : i % 32 == 0 ? 127.0f
                                                              : floorf(case_uniform() * 127);
                                 tile->columns(&values, 1, K, column);
@@ -221,7 +222,8 @@ HR_TEST(float_rows) {
                                                 double sum = 0;
 
                                                 for (int64_t i = 0; i < k; i++)
-                                                        sum += column[i] * case_value(&w, i, r, 0, 0);
+                                                        sum += column[i] *
+                                                               case_value(&w, i, r, 0, 0);
                                                 case_compare(&error, sum, one[r]);
                                         }
                                 }
@@ -237,7 +239,8 @@ HR_TEST(attention_pieces) {
 
         for (uint32_t s = 0; s < sets; s++)
                 for (uint32_t n = 1; n < 70; n++) {
-                        float *x = case_memory(n * sizeof *x), *mask = case_memory(n * sizeof *mask);
+                        float *x = case_memory(n * sizeof *x),
+                              *mask = case_memory(n * sizeof *mask);
                         double sum = 0, expected = -INFINITY;
                         float largest, total;
 
@@ -246,7 +249,8 @@ HR_TEST(attention_pieces) {
                                 mask[i] = i % 5 == 4 ? -INFINITY : case_uniform();
                         }
                         for (uint32_t i = 0; i < n; i++)
-                                expected = fmax(expected, 30 * tanh(0.5 / 30 * x[i]) + 2.0 * mask[i]);
+                                expected =
+                                        fmax(expected, 30 * tanh(0.5 / 30 * x[i]) + 2.0 * mask[i]);
                         largest = dots[s]->score_row(x, mask, n, 0.5f, 30.0f, 2.0f);
                         HR_EXPECT(fabs(largest - expected) < 1e-4);
                         for (uint32_t i = 0; i < n; i++) {

@@ -31,13 +31,19 @@ static void build(struct attention_case *c, const struct layout *l) {
         put(c->params, 1, l->bias_max);
         put(c->params, 2, l->cap);
         if (l->permuted) {
-                c->sources[0] = case_swap(case_operand(HR_TYPE_F32, l->size, l->heads, l->queries, l->batches), 1, 2);
-                c->sources[1] = case_swap(case_operand(l->k_type, l->size, l->key_heads, l->keys, l->batches), 1, 2);
-                c->sources[2] = case_swap(case_operand(l->v_type, l->value_size, l->key_heads, l->keys, l->batches), 1, 2);
+                c->sources[0] = case_swap(
+                        case_operand(HR_TYPE_F32, l->size, l->heads, l->queries, l->batches), 1, 2);
+                c->sources[1] = case_swap(
+                        case_operand(l->k_type, l->size, l->key_heads, l->keys, l->batches), 1, 2);
+                c->sources[2] = case_swap(
+                        case_operand(l->v_type, l->value_size, l->key_heads, l->keys, l->batches),
+                        1, 2);
         } else {
-                c->sources[0] = case_operand(HR_TYPE_F32, l->size, l->queries, l->heads, l->batches);
+                c->sources[0] =
+                        case_operand(HR_TYPE_F32, l->size, l->queries, l->heads, l->batches);
                 c->sources[1] = case_operand(l->k_type, l->size, l->keys, l->key_heads, l->batches);
-                c->sources[2] = case_operand(l->v_type, l->value_size, l->keys, l->key_heads, l->batches);
+                c->sources[2] =
+                        case_operand(l->v_type, l->value_size, l->keys, l->key_heads, l->batches);
         }
         c->sources[3] = l->mask ? case_operand(HR_TYPE_F16, l->keys, l->queries + 3,
                                                l->mask_per_head ? l->heads : 1, 1)
@@ -55,8 +61,8 @@ static void hide(struct attention_case *c, int64_t key, int64_t query) {
         for (int64_t h = 0; h < mask->ne[2]; h++) {
                 uint16_t hidden = 0xfc00;
 
-                memcpy((uint8_t *) mask->data + (uint64_t) key * 2 + (uint64_t) query * mask->nb[1] +
-                               (uint64_t) h * mask->nb[2],
+                memcpy((uint8_t *) mask->data + (uint64_t) key * 2 +
+                               (uint64_t) query * mask->nb[1] + (uint64_t) h * mask->nb[2],
                        &hidden, sizeof hidden);
         }
 }
@@ -124,7 +130,8 @@ static void check(struct attention_case *c, const struct layout *l, double limit
                 for (uint32_t threads = 1; threads <= 3; threads++) {
                         c->step.result = case_result(HR_TYPE_F32, l->value_size, l->heads,
                                                      l->queries, l->batches);
-                        HR_EXPECT_EQ(case_run(&cpu_kernel_flash_attn, &c->step, dots[s], threads), 0);
+                        HR_EXPECT_EQ(case_run(&cpu_kernel_flash_attn, &c->step, dots[s], threads),
+                                     0);
                         case_check_bands(&c->step.result);
                         if (threads == 1)
                                 first = c->step.result;
@@ -163,14 +170,15 @@ HR_TEST_LIMIT(attention_of_every_type, 60) {
         static const struct {
                 uint32_t k, v;
                 double limit;
-        } pairs[] = {{HR_TYPE_F32, HR_TYPE_F32, 1e-11},   {HR_TYPE_F16, HR_TYPE_F16, 1e-6},
-                     {HR_TYPE_BF16, HR_TYPE_BF16, 1e-5},  {HR_TYPE_F32, HR_TYPE_F16, 1e-11},
-                     {HR_TYPE_Q8_0, HR_TYPE_Q8_0, 1e-4},  {HR_TYPE_Q8_0, HR_TYPE_Q4_0, 1e-4},
-                     {HR_TYPE_Q4_1, HR_TYPE_Q4_1, 1e-4},  {HR_TYPE_Q5_0, HR_TYPE_Q5_1, 1e-4},
+        } pairs[] = {{HR_TYPE_F32, HR_TYPE_F32, 1e-11},     {HR_TYPE_F16, HR_TYPE_F16, 1e-6},
+                     {HR_TYPE_BF16, HR_TYPE_BF16, 1e-5},    {HR_TYPE_F32, HR_TYPE_F16, 1e-11},
+                     {HR_TYPE_Q8_0, HR_TYPE_Q8_0, 1e-4},    {HR_TYPE_Q8_0, HR_TYPE_Q4_0, 1e-4},
+                     {HR_TYPE_Q4_1, HR_TYPE_Q4_1, 1e-4},    {HR_TYPE_Q5_0, HR_TYPE_Q5_1, 1e-4},
                      {HR_TYPE_IQ4_NL, HR_TYPE_IQ4_NL, 1e-4}};
 
         for (size_t t = 0; t < HR_ARRAY_LENGTH(pairs); t++) {
-                check_layout((struct layout){pairs[t].k, pairs[t].v, 64, 64, 3, 75, 2, 2, 1, .mask = true},
+                check_layout((struct layout){pairs[t].k, pairs[t].v, 64, 64, 3, 75, 2, 2, 1,
+                                             .mask = true},
                              pairs[t].limit);
                 check_layout((struct layout){pairs[t].k, pairs[t].v, 64, 32, 1, 33, 6, 2, 2,
                                              .permuted = true, .sinks = true},
@@ -192,19 +200,25 @@ HR_TEST(shapes_and_options) {
                 check_layout(l, 1e-11);
         }
         check_layout((struct layout){HR_TYPE_F32, HR_TYPE_F32, 1, 1, 1, 1, 1, 1, 1}, 1e-11);
-        check_layout((struct layout){HR_TYPE_F32, HR_TYPE_F32, 37, 50, 70, 131, 9, 3, 2, .mask = true}, 1e-11);
+        check_layout(
+                (struct layout){HR_TYPE_F32, HR_TYPE_F32, 37, 50, 70, 131, 9, 3, 2, .mask = true},
+                1e-11);
 }
 
 /* One query and many keys: cut into chunks, joined in order. */
 HR_TEST(many_keys) {
-        check_layout((struct layout){HR_TYPE_F32, HR_TYPE_F32, 16, 16, 1, 1700, 3, 1, 1, .mask = true}, 1e-11);
-        check_layout((struct layout){HR_TYPE_F32, HR_TYPE_F32, 16, 16, 2, 1025, 4, 2, 1, .sinks = true}, 1e-11);
+        check_layout(
+                (struct layout){HR_TYPE_F32, HR_TYPE_F32, 16, 16, 1, 1700, 3, 1, 1, .mask = true},
+                1e-11);
+        check_layout(
+                (struct layout){HR_TYPE_F32, HR_TYPE_F32, 16, 16, 2, 1025, 4, 2, 1, .sinks = true},
+                1e-11);
 }
 
 HR_TEST(rows_without_keys) {
         for (int sinks = 0; sinks < 2; sinks++)
                 for (int64_t keys = 40; keys <= 1200; keys += 1160) {
-                        struct layout l = {HR_TYPE_F32, HR_TYPE_F32, 16, 16, 3, keys, 2, 1, 1,
+                        struct layout l = {HR_TYPE_F32,  HR_TYPE_F32,   16, 16, 3, keys, 2, 1, 1,
                                            .mask = true, .sinks = sinks};
                         struct attention_case c;
 

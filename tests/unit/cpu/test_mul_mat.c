@@ -5,10 +5,10 @@
 #include "tests/harness.h"
 #include "tests/unit/cpu/kernel_case.h"
 
-static const uint32_t types[] = {HR_TYPE_F32,  HR_TYPE_F16,  HR_TYPE_BF16, HR_TYPE_Q4_0,
-                                 HR_TYPE_Q4_1, HR_TYPE_Q5_0, HR_TYPE_Q5_1, HR_TYPE_Q8_0,
+static const uint32_t types[] = {HR_TYPE_F32,    HR_TYPE_F16,  HR_TYPE_BF16, HR_TYPE_Q4_0,
+                                 HR_TYPE_Q4_1,   HR_TYPE_Q5_0, HR_TYPE_Q5_1, HR_TYPE_Q8_0,
                                  HR_TYPE_IQ4_NL, HR_TYPE_Q2_K, HR_TYPE_Q3_K, HR_TYPE_Q4_K,
-                                 HR_TYPE_Q5_K, HR_TYPE_Q6_K};
+                                 HR_TYPE_Q5_K,   HR_TYPE_Q6_K};
 static const int32_t no_params[HR_OP_PARAM_WORDS];
 
 /* Rounding activations costs this much against exact sums. */
@@ -46,7 +46,8 @@ static void check_product(struct hr_operand a, struct hr_operand b) {
                 for (uint32_t threads = 1; threads <= 3; threads++) {
                         struct hr_step step;
 
-                        out[threads - 1] = case_result(HR_TYPE_F32, a.ne[1], b.ne[1], b.ne[2], b.ne[3]);
+                        out[threads - 1] =
+                                case_result(HR_TYPE_F32, a.ne[1], b.ne[1], b.ne[2], b.ne[3]);
                         step = product_step(sources, out[threads - 1]);
                         HR_EXPECT_EQ(case_run(&cpu_kernel_mul_mat, &step, dots[s], threads), 0);
                         case_check_bands(&out[threads - 1]);
@@ -59,9 +60,10 @@ static void check_product(struct hr_operand a, struct hr_operand b) {
                                                 double sum = 0;
 
                                                 for (int64_t i = 0; i < a.ne[0]; i++)
-                                                        sum += case_value(&a, i, m,
-                                                                          i2 / (b.ne[2] / a.ne[2]),
-                                                                          i3 / (b.ne[3] / a.ne[3])) *
+                                                        sum += case_value(
+                                                                       &a, i, m,
+                                                                       i2 / (b.ne[2] / a.ne[2]),
+                                                                       i3 / (b.ne[3] / a.ne[3])) *
                                                                case_value(&b, i, n, i2, i3);
                                                 case_compare(&error, sum,
                                                              case_value(&out[0], m, n, i2, i3));

@@ -81,8 +81,8 @@ static const struct {
         uint32_t type;
         float step;
 } written[] = {
-        {HR_TYPE_Q8_0, 1.0f / 127}, {HR_TYPE_Q4_0, 1.0f / 8},   {HR_TYPE_Q4_1, 2.0f / 15},
-        {HR_TYPE_Q5_0, 1.0f / 16},  {HR_TYPE_Q5_1, 2.0f / 31},  {HR_TYPE_IQ4_NL, 24.0f / 113},
+        {HR_TYPE_Q8_0, 1.0f / 127}, {HR_TYPE_Q4_0, 1.0f / 8},  {HR_TYPE_Q4_1, 2.0f / 15},
+        {HR_TYPE_Q5_0, 1.0f / 16},  {HR_TYPE_Q5_1, 2.0f / 31}, {HR_TYPE_IQ4_NL, 24.0f / 113},
 };
 
 HR_TEST(blocks_are_near_their_source) {
@@ -157,7 +157,8 @@ HR_TEST(blocks_of_anything) {
                 }
                 for (size_t t = 0; t < HR_ARRAY_LENGTH(written); t++)
                         for (uint32_t s = 0; s < sets; s++) {
-                                uint32_t type = written[t].type, bytes = hr_type_info(type)->block_bytes;
+                                uint32_t type = written[t].type,
+                                         bytes = hr_type_info(type)->block_bytes;
 
                                 row[bytes] = 0x5a;
                                 dots[s]->quantize[type](values, row, 32);
@@ -167,7 +168,8 @@ HR_TEST(blocks_of_anything) {
         }
 }
 
-/* Types whose scales are searched for: near the source, the same bytes everywhere, anything goes in. */
+/* Types whose scales are searched for: near the source, the same bytes everywhere, anything goes
+ * in. */
 HR_TEST(searched_blocks) {
         static const struct {
                 uint32_t type;
@@ -221,8 +223,8 @@ HR_TEST(searched_blocks) {
         }
 }
 
-static const uint32_t read_types[] = {HR_TYPE_Q4_0, HR_TYPE_Q4_1, HR_TYPE_Q5_0,   HR_TYPE_Q5_1,
-                                      HR_TYPE_Q8_0, HR_TYPE_Q2_K, HR_TYPE_Q3_K,   HR_TYPE_Q4_K,
+static const uint32_t read_types[] = {HR_TYPE_Q4_0, HR_TYPE_Q4_1, HR_TYPE_Q5_0,  HR_TYPE_Q5_1,
+                                      HR_TYPE_Q8_0, HR_TYPE_Q2_K, HR_TYPE_Q3_K,  HR_TYPE_Q4_K,
                                       HR_TYPE_Q5_K, HR_TYPE_Q6_K, HR_TYPE_IQ4_NL};
 
 HR_TEST(sets_read_the_same_values) {
@@ -267,10 +269,10 @@ HR_TEST(known_blocks) {
         memset(block, 0, sizeof block); /* Q4_K: group 5 has its factors in the packed half */
         cpu_write_half(block, 1.0f);
         cpu_write_half(block + 2, 2.0f);
-        block[4 + 1] = 2 << 6;      /* high bits of scale 5 */
-        block[4 + 5] = 1 << 6;      /* high bits of minimum 5 */
-        block[4 + 9] = 7 | 3 << 4;  /* low bits of both */
-        block[16 + 64 + 8] = 0x60;  /* element 160 + 8 */
+        block[4 + 1] = 2 << 6;     /* high bits of scale 5 */
+        block[4 + 5] = 1 << 6;     /* high bits of minimum 5 */
+        block[4 + 9] = 7 | 3 << 4; /* low bits of both */
+        block[16 + 64 + 8] = 0x60; /* element 160 + 8 */
         dot->dequantize[HR_TYPE_Q4_K](block, out, 256);
         HR_EXPECT(out[168] == (7 + 32) * 6.0f - 2.0f * (3 + 16));
 }

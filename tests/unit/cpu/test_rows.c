@@ -4,8 +4,9 @@
 #include "tests/harness.h"
 #include "tests/unit/cpu/kernel_case.h"
 
-static const uint32_t types[] = {HR_TYPE_F32,  HR_TYPE_F16,  HR_TYPE_BF16, HR_TYPE_Q4_0, HR_TYPE_Q4_1,
-                                 HR_TYPE_Q5_0, HR_TYPE_Q5_1, HR_TYPE_Q8_0, HR_TYPE_IQ4_NL};
+static const uint32_t types[] = {HR_TYPE_F32,  HR_TYPE_F16,  HR_TYPE_BF16,
+                                 HR_TYPE_Q4_0, HR_TYPE_Q4_1, HR_TYPE_Q5_0,
+                                 HR_TYPE_Q5_1, HR_TYPE_Q8_0, HR_TYPE_IQ4_NL};
 
 static int run_step(const struct cpu_kernel *kernel, const struct cpu_dot *dot,
                     struct hr_operand *sources, uint32_t count, struct hr_operand result,
@@ -34,10 +35,12 @@ static void get(uint32_t type, int64_t columns, int32_t bad) {
                 for (uint32_t threads = 1; threads <= 3; threads++) {
                         struct hr_operand out = case_result(to, columns, PICKS, B1, B2);
 
-                        HR_EXPECT_EQ(run_step(&cpu_kernel_get_rows, dots[s], sources, 2, out, threads),
-                                     bad ? 1 : 0);
+                        HR_EXPECT_EQ(
+                                run_step(&cpu_kernel_get_rows, dots[s], sources, 2, out, threads),
+                                bad ? 1 : 0);
                         for (int64_t i = 0; i < PICKS * B1 * B2; i++)
-                                for (int64_t c = 0; c < columns && ids[i] >= 0 && ids[i] < ROWS; c++)
+                                for (int64_t c = 0; c < columns && ids[i] >= 0 && ids[i] < ROWS;
+                                     c++)
                                         HR_EXPECT(case_value(&out, c, i % PICKS, i / PICKS % B1,
                                                              i / PICKS / B1) ==
                                                   case_value(&sources[0], c, ids[i], i / PICKS % B1,
@@ -105,12 +108,14 @@ static void set(uint32_t from, uint32_t to, uint32_t id_type, int64_t bad) {
                                                         if (wanted[i2 % 2 * VALUES + i] == r)
                                                                 pick = i;
                                                 if (pick < 0) {
-                                                        HR_EXPECT(!memcmp(at, untouched, row_bytes));
+                                                        HR_EXPECT(
+                                                                !memcmp(at, untouched, row_bytes));
                                                         kept++;
                                                         continue;
                                                 }
                                                 for (int64_t c = 0; c < COLUMNS; c++)
-                                                        values[c] = (float) case_value(&sources[0], c, pick, i2, i3);
+                                                        values[c] = (float) case_value(
+                                                                &sources[0], c, pick, i2, i3);
                                                 dots[0]->quantize[to](values, row, COLUMNS);
                                                 HR_EXPECT(!memcmp(at, row, row_bytes));
                                                 written++;
