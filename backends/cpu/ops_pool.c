@@ -68,8 +68,8 @@ static void pool_take(const struct hr_operand *source, const uint8_t *row, const
                 out[x] = pool_add(pool, out[x], pool_element(source, row, x * stride + offset));
 }
 
-/* A line of the source into all windows. Windows wider than the line are walked by what they hold of
- * it, so that the work never exceeds line times windows. */
+/* A line of the source into all windows. Windows wider than the line are walked by what they hold
+ * of it, so that the work never exceeds line times windows. */
 static void pool_line(const struct hr_operand *source, const uint8_t *row, const struct pool *pool,
                       float *out, int64_t places) {
         if (pool->size[0] <= source->ne[0]) {
