@@ -16,7 +16,7 @@ from llama_runner import Array, Runner
 from tables import ONE, TWO, Start
 
 DECODED = 12
-HALVES = {"cpu0": 1, "cpu1": 1}
+HALVES = {"cpu0": 15, "cpu1": 15}
 
 
 def expect_equal(left: Sequence[Array], right: Sequence[Array]) -> None:
