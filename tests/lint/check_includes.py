@@ -94,7 +94,7 @@ LANGUAGE = frozenset(
 )
 SYSTEM = frozenset(
     """alloca dirent dlfcn elf endian execinfo fcntl fnmatch ftw getopt glob grp libgen link malloc
-    mntent netdb poll pwd regex sched spawn syslog termios unistd arpa/inet linux/* net/if
+    mntent netdb poll pwd regex sched spawn sysexits syslog termios unistd arpa/inet linux/* net/if
     netinet/in netinet/tcp sys/*""".split()
 )
 COMPILER = frozenset(
