@@ -249,6 +249,33 @@ void hr_request_fail(struct hr_request *request, const struct hr_diag *failure) 
         request_end(request, &send, code);
 }
 
+/* ---- giving objects back --------------------------------------------------------------------- */
+
+static void forgotten_done(struct hr_job *job) {
+        struct hr_request *request = hr_request_of(job);
+        struct hr_diag diag = job->diag;
+
+        hr_object_closed(HR_CONTAINER_OF(job, struct hr_object, closing)); /* frees the job */
+        if (diag.status != HR_OK)
+                hr_request_fail(request, &diag);
+        else
+                hr_request_reply(request, NULL, 0, NULL, 0);
+}
+
+void hr_request_forget_object(struct hr_request *request) {
+        struct hr_object *object = request->object;
+
+        hr_session_forget(request->session, object);
+        if (object->refs > 1) {
+                hr_request_reply(request, NULL, 0, NULL, 0);
+                return;
+        }
+        request->object = NULL;
+        object->refs = 0;
+        hr_object_closing_init(object, forgotten_done);
+        hr_request_post(request, &object->closing);
+}
+
 /* ---- early ends ------------------------------------------------------------------------------ */
 
 void hr_request_stop(struct hr_request *request, hr_status status) {

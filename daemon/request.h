@@ -77,6 +77,10 @@ void hr_request_post_work(struct hr_request *request, hr_job_fn work, hr_job_fn 
 /* In done(): the request the job belongs to; it has no active job any more. */
 struct hr_request *hr_request_of(struct hr_job *job);
 
+/* Takes the handle from the request's object and replies: when the object has closed, so that what it was
+ * charged with is free again, or at once when runs or other requests still hold it. */
+void hr_request_forget_object(struct hr_request *request);
+
 /* The terminal reply. The body must live as long as the request does. */
 void hr_request_reply(struct hr_request *request, const void *message, size_t message_bytes,
                       const void *body, uint64_t body_bytes);

@@ -266,8 +266,7 @@ static hr_status free_begin(struct hr_request *request, struct hr_wire_span mess
 
 static hr_status free_start(struct hr_request *request, struct hr_diag *diag) {
         (void) diag;
-        hr_session_forget(request->session, request->object);
-        hr_request_reply(request, NULL, 0, NULL, 0);
+        hr_request_forget_object(request);
         return HR_OK;
 }
 

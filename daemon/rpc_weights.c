@@ -503,8 +503,7 @@ static hr_status handle_begin(struct hr_request *request, struct hr_wire_span me
 
 static hr_status drop_start(struct hr_request *request, struct hr_diag *diag) {
         (void) diag;
-        hr_session_forget(request->session, request->object);
-        hr_request_reply(request, NULL, 0, NULL, 0);
+        hr_request_forget_object(request);
         return HR_OK;
 }
 

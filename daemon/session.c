@@ -178,9 +178,7 @@ struct hr_object *hr_object_ref(struct hr_object *object) {
         return object;
 }
 
-/* The engine's part is gone. */
-static void object_closed(struct hr_job *job) {
-        struct hr_object *object = HR_CONTAINER_OF(job, struct hr_object, closing);
+void hr_object_closed(struct hr_object *object) {
         struct hr_session *session = object->session;
 
         hr_discharge(&session->object_count[object->kind], 1);
@@ -193,18 +191,27 @@ static void object_closed(struct hr_job *job) {
         (void) hr_session_unref(session);
 }
 
+void hr_object_closing_init(struct hr_object *object, hr_job_fn done) {
+        HR_ASSERT(object->refs == 0 && object->handle == 0);
+        object->closing = (struct hr_job){
+                .kind = HR_JOB_WORK,
+                .work = object->close,
+                .cancel = object->close, /* it closes even if nobody waits for it any more */
+                .done = done,
+        };
+}
+
+static void closing_done(struct hr_job *job) {
+        hr_object_closed(HR_CONTAINER_OF(job, struct hr_object, closing));
+}
+
 struct hr_object *hr_object_unref(struct hr_object *object) {
         if (!object)
                 return NULL;
         HR_ASSERT(object->refs > 0);
         if (--object->refs > 0)
                 return NULL;
-        HR_ASSERT(object->handle == 0);
-        object->closing = (struct hr_job){
-                .kind = HR_JOB_WORK,
-                .work = object->close,
-                .done = object_closed,
-        };
+        hr_object_closing_init(object, closing_done);
         hr_engine_post(object->session->server->engine, &object->closing);
         return NULL;
 }

@@ -79,6 +79,10 @@ HR_NODISCARD hr_status hr_object_new(struct hr_session *session, hr_object_kind 
 struct hr_object *hr_object_ref(struct hr_object *object);
 /* With the last reference the object closes. Returns NULL. */
 struct hr_object *hr_object_unref(struct hr_object *object);
+/* Prepares object->closing, which frees what is the engine's however it ends, for an object whose last
+ * reference has gone; the caller posts it, and calls hr_object_closed() when it is back. */
+void hr_object_closing_init(struct hr_object *object, hr_job_fn done);
+void hr_object_closed(struct hr_object *object);
 
 /* ---- Sessions -------------------------------------------------------------------------------- */
 
