@@ -32,18 +32,22 @@ static inline uint64_t cpu_plus(uint64_t a, uint64_t b) {
         return hr_add_u64(a, b, &result) ? result : UINT64_MAX;
 }
 
-/* `total` units of work as at most 16 items per thread: unit range of the next one, or false. How
- * units are grouped does not show in results. */
+/* `total` units of work in items that get smaller: a thread's first ones are long runs of neighbours,
+ * which memory is read ahead for, and the last ones even out who is late. The next item's units, or
+ * false when there are none left; an item may be empty. How units are grouped does not show in
+ * results. */
 static inline bool cpu_next_range(const struct cpu_call *call, int64_t total, int64_t *ret_first,
                                   int64_t *ret_end) {
-        int64_t items = 16 * (int64_t) call->threads, item;
+        enum { LEVELS = 5 };
+        const uint32_t threads = call->threads, items = LEVELS * threads;
+        uint32_t item = cpu_next_item(call, items), level = item / threads;
+        int64_t left = total >> level, span = level < LEVELS - 1 ? left - (left >> 1) : left;
+        int64_t start = total - left, slot = item % threads;
 
-        items = total < items ? total : items;
-        item = cpu_next_item(call, (uint32_t) items);
         if (item >= items)
                 return false;
-        *ret_first = total / items * item + total % items * item / items;
-        *ret_end = total / items * (item + 1) + total % items * (item + 1) / items;
+        *ret_first = start + span * slot / threads;
+        *ret_end = start + span * (slot + 1) / threads;
         return true;
 }
 
