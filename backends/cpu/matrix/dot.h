@@ -9,9 +9,11 @@
  * result's bits depend neither on the number of columns nor on who computes it.
  *
  *   weights   w[k/4][lanes] u8x4   scale[k/group][lanes] f32   minimum[k/group][lanes] f32
- *   columns   q[k/4][width] s8x4   bias[k/group][width] i32    sum[k/group][width] f32
+ *   columns   q[k/4][width] s8x4   bias[k/bias_group][width] i32   sum[k/group][width] f32
  *             scale[k/span][width] f32
  *   result    sum over groups of  scale_w * scale_a * (bias + w.q) + minimum_w * sum_a
+ *
+ * The order of that sum is in dot_block32.c and dot_block256.c.
  *
  * The bias takes back the offset that makes weights unsigned. `minimum` and `sum` exist for types
  * with a minimum. `span` elements share one activation scale (32: q8_0 and q8_1, 256: q8_K).
@@ -32,6 +34,7 @@ typedef void (*cpu_quantize_fn)(const float *values, void *ret_row, int64_t coun
 
 struct cpu_tile {
         uint16_t group, span;
+        uint16_t bias_group; /* elements that share a bias; 0 = no bias at all */
         bool has_minimum;
         bool is_float; /* w[k][lanes] f32 and q[k][width] f32, nothing else */
         /* Unpacks `rows` (1 .. lanes) rows of k elements at base, base + stride, ...; the lanes
@@ -99,7 +102,8 @@ static inline uint64_t cpu_column_bytes(const struct cpu_tile *tile, int64_t k) 
 
         if (tile->is_float)
                 return n * 4;
-        return n + n / tile->group * (tile->has_minimum ? 8 : 4) + n / tile->span * 4;
+        return n + (tile->bias_group ? n / tile->bias_group * 4 : 0) +
+               (tile->has_minimum ? n / tile->group * 4 : 0) + n / tile->span * 4;
 }
 
 /* Width of the column group that starts at column `first` of `count`: full ones, then powers of

@@ -5,9 +5,7 @@
  * factors of group g, so that  value = scale * (w - offset) + minimum.  Block layouts: the block
  * types' description in core/README.md. `at` is the byte offset of the unit in its rows.
  *
- * TYPES lists what dot_integer.c makes of each:
- *   X(name, TYPE, unit elements, unit bytes, group, span, offset, minimum, signed bytes, wide)
- * `wide` units in a row may be had at once from unpack_wide_<type>().
+ * unpack_wide_<type>() takes several units in a row apart at once, where loads bring that many.
  */
 #pragma once
 
@@ -20,19 +18,6 @@
 #else
 #define CPU_WIDE(units) 1
 #endif
-
-#define CPU_BLOCK_TYPES                                                                            \
-        X(q4_0, Q4_0, 32, 18, 32, 32, 8, false, false, CPU_WIDE(3))                                \
-        X(q4_1, Q4_1, 32, 20, 32, 32, 0, true, false, CPU_WIDE(3))                                 \
-        X(q5_0, Q5_0, 32, 22, 32, 32, 16, false, false, CPU_WIDE(2))                               \
-        X(q5_1, Q5_1, 32, 24, 32, 32, 0, true, false, CPU_WIDE(2))                                 \
-        X(q8_0, Q8_0, 32, 34, 32, 32, CPU_FULL_OFFSET, false, CPU_SIGNED_BYTES, 1)                 \
-        X(iq4_nl, IQ4_NL, 32, 18, 32, 32, CPU_FULL_OFFSET, false, CPU_SIGNED_BYTES, CPU_WIDE(3))   \
-        X(q2_K, Q2_K, 256, 84, 16, 256, 0, true, false, 1)                                         \
-        X(q3_K, Q3_K, 256, 110, 16, 256, 4, false, false, 1)                                       \
-        X(q4_K, Q4_K, 256, 144, 32, 256, 0, true, false, 1)                                        \
-        X(q5_K, Q5_K, 256, 176, 32, 256, 0, true, false, 1)                                        \
-        X(q6_K, Q6_K, 256, 210, 16, 256, 32, false, false, 1)
 
 #define NIBBLES 0x0f0f0f0fU
 
@@ -398,8 +383,3 @@ LANES_INLINE void unpack_wide_q5_1(const uint8_t *const *row, uint64_t at, lanes
 #endif
 
 #define unpack_wide_q8_0 unpack_q8_0
-#define unpack_wide_q2_K unpack_q2_K
-#define unpack_wide_q3_K unpack_q3_K
-#define unpack_wide_q4_K unpack_q4_K
-#define unpack_wide_q5_K unpack_q5_K
-#define unpack_wide_q6_K unpack_q6_K

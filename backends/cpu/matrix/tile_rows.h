@@ -1,0 +1,28 @@
+/* Where the rows of a tile are, and what is asked for before it is needed. */
+#pragma once
+
+#include "backends/cpu/matrix/lanes.h"
+
+/* How far ahead of the next tile the second-level cache is filled. */
+#define PREFETCH_FAR 16384
+
+/* Asks for the bytes of the next tile while this one is multiplied, and for those after it from
+ * farther away: rows are short, and the processor does not see from one to the next. `at`: where in
+ * its rows this tile is, `bytes`: what it goes on by. */
+LANES_INLINE void prefetch_next(const uint8_t *base, uint64_t stride, uint64_t at,
+                                const uint64_t bytes) {
+        const uint8_t *next = base + stride * CPU_LANES + at * CPU_LANES;
+        const bool near = stride * CPU_LANES <= PREFETCH_FAR;
+
+        for (uint64_t i = 0; i < bytes * CPU_LANES; i += 64) {
+                __builtin_prefetch(next + i + PREFETCH_FAR, 0, 2);
+                if (near)
+                        __builtin_prefetch(next + i, 0, 3);
+        }
+}
+
+LANES_INLINE void rows_at(const uint8_t *base, uint64_t stride, uint32_t rows,
+                          const uint8_t *ret_row[CPU_LANES]) {
+        for (uint32_t i = 0; i < CPU_LANES; i++)
+                ret_row[i] = base + stride * (i < rows ? i : rows - 1);
+}
