@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from pathlib import Path
@@ -35,10 +36,11 @@ class Relay:
 
     def _pass(self, source: socket.socket, target: socket.socket, counter: str) -> None:
         # Counted before it is passed on: a reply that has arrived has been counted with its request.
-        while data := source.recv(1 << 16):
-            setattr(self, counter, getattr(self, counter) + len(data))
-            target.sendall(data)
-        target.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # either side may hang up at any time
+            while data := source.recv(1 << 16):
+                setattr(self, counter, getattr(self, counter) + len(data))
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._listener.close()
