@@ -566,18 +566,24 @@ hr_status hr_engine_new(const struct hr_engine_config *config, struct hr_diag *d
         return HR_OK;
 }
 
-struct hr_engine *hr_engine_free(struct hr_engine *engine) {
+void hr_engine_stop(struct hr_engine *engine) {
         if (!engine)
-                return NULL;
+                return;
         atomic_store(&engine->stopping, true);
         engine_wake(engine);
         hr_thread_join(&engine->thread);
         HR_ASSERT(hr_list_is_empty(&engine->lanes));
         HR_ASSERT(hr_list_is_empty(&engine->work));
         if (engine->store)
-                (void) hr_weights_store_free(engine->store);
+                engine->store = hr_weights_store_free(engine->store);
         if (engine->plan_cache)
-                (void) hr_plan_cache_free(engine->plan_cache);
+                engine->plan_cache = hr_plan_cache_free(engine->plan_cache);
+}
+
+struct hr_engine *hr_engine_free(struct hr_engine *engine) {
+        if (!engine)
+                return NULL;
+        hr_engine_stop(engine);
         (void) pthread_cond_destroy(&engine->sleep_condition);
         (void) pthread_mutex_destroy(&engine->sleep_lock);
         (void) pthread_mutex_destroy(&engine->turn);

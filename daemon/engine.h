@@ -113,7 +113,11 @@ struct hr_engine_stats {
 
 HR_NODISCARD hr_status hr_engine_new(const struct hr_engine_config *config, struct hr_diag *diag,
                                      struct hr_engine **ret_engine);
-/* After the last job has been handed back. Ends the thread, frees store and plan cache. */
+/* After the last job has been handed back: ends the thread, frees store and plan cache. A device's thread
+ * may still be on its way out of a notification, so the fleet is freed next and the engine after it.
+ * NULL is a no-op. */
+void hr_engine_stop(struct hr_engine *engine);
+/* Stops if that has not been done. Returns NULL. */
 struct hr_engine *hr_engine_free(struct hr_engine *engine);
 
 /* Thread: loop. */

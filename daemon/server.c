@@ -342,10 +342,11 @@ static void handle_close_cb(uv_handle_t *handle, void *arg) {
 /* The start backwards; copes with a start that got half-way. */
 static void server_close(struct hr_server *server) {
         listeners_close(server);
-        server->engine = hr_engine_free(server->engine);
+        hr_engine_stop(server->engine);
         server->graphs = hr_graphs_free(server->graphs);
         if (server->fleet)
                 server->fleet = hr_fleet_free(server->fleet);
+        server->engine = hr_engine_free(server->engine);
         for (uint32_t i = 0; i < server->device_count; i++)
                 server->devices[i] = hr_device_unref(server->devices[i]);
         free(server->devices);

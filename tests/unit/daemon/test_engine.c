@@ -89,8 +89,9 @@ static void fixture_close(struct fixture *fixture) {
         }
         fixture->plan = hr_plan_unref(fixture->plan);
         fixture->graph = hr_graph_unref(fixture->graph);
-        fixture->engine = hr_engine_free(fixture->engine);
+        hr_engine_stop(fixture->engine);
         fixture->fleet = hr_fleet_free(fixture->fleet);
+        fixture->engine = hr_engine_free(fixture->engine);
         fixture->device = hr_device_unref(fixture->device);
         hr_config_deinit(&fixture->config);
 }
