@@ -9,6 +9,8 @@
 #pragma once
 
 #include <linux/futex.h>
+#include <sched.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -55,6 +57,7 @@ static inline bool hr_host_word_spin(struct hr_host_word *word, unsigned old, ui
                                 end_ns = now_ns + spin_ns;
                         if (now_ns >= end_ns)
                                 return false;
+                        (void) sched_yield(); /* the one waited for may need this processor */
                 }
                 hr_host_pause();
         }
