@@ -64,7 +64,7 @@ static double rounding(uint32_t from, uint32_t to) {
         return to == HR_TYPE_F16 ? 0x1p-11 : to == HR_TYPE_BF16 ? 0x1p-8 : 1;
 }
 
-HR_TEST(plain_types) {
+HR_TEST_LIMIT(plain_types, 120) {
         static const uint32_t types[] = {HR_TYPE_F32, HR_TYPE_F16, HR_TYPE_BF16, HR_TYPE_I32};
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(types); i++)
@@ -112,7 +112,7 @@ HR_TEST(integers_of_every_size) {
         case_free_all();
 }
 
-HR_TEST(block_rows) {
+HR_TEST_LIMIT(block_rows, 120) {
         static const uint32_t types[] = {HR_TYPE_Q4_0, HR_TYPE_Q4_1,   HR_TYPE_Q5_0, HR_TYPE_Q5_1,
                                          HR_TYPE_Q8_0, HR_TYPE_IQ4_NL, HR_TYPE_Q4_K, HR_TYPE_Q6_K};
 

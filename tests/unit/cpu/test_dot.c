@@ -136,7 +136,7 @@ static void check_tile(const struct cpu_dot *dot, uint32_t type, uint32_t rows, 
         case_free_all();
 }
 
-HR_TEST(tiles_match_the_rules) {
+HR_TEST_LIMIT(tiles_match_the_rules, 120) {
         uint32_t sets;
         const struct cpu_dot *const *dots = case_sets(&sets);
 
@@ -152,7 +152,7 @@ HR_TEST(tiles_match_the_rules) {
 }
 
 /* With scales of one and whole activations every product is a whole number: exact everywhere. */
-HR_TEST(integer_parts_are_exact) {
+HR_TEST_LIMIT(integer_parts_are_exact, 120) {
         static const uint32_t exact[] = {HR_TYPE_Q4_0, HR_TYPE_Q5_0, HR_TYPE_Q8_0, HR_TYPE_IQ4_NL};
         enum { K = 32 * 7 };
         uint32_t sets;
@@ -192,7 +192,7 @@ HR_TEST(integer_parts_are_exact) {
 }
 
 /* float_dot: any rows, any columns, any length; same bits however the columns are taken. */
-HR_TEST(float_rows) {
+HR_TEST_LIMIT(float_rows, 120) {
         static const uint32_t floats[] = {HR_TYPE_F32, HR_TYPE_F16, HR_TYPE_BF16};
         static const int64_t lengths[] = {0, 1, 3, 16, 31, 100, 1024, 1500, 2049};
         enum { ROWS = 7, COLUMNS = 13 };
@@ -233,7 +233,7 @@ HR_TEST(float_rows) {
         free(spare);
 }
 
-HR_TEST(attention_pieces) {
+HR_TEST_LIMIT(attention_pieces, 120) {
         uint32_t sets;
         const struct cpu_dot *const *dots = case_sets(&sets);
 

@@ -166,7 +166,7 @@ static void check_layout(struct layout l, double limit) {
         check(&c, &l, limit);
 }
 
-HR_TEST_LIMIT(attention_of_every_type, 60) {
+HR_TEST_LIMIT(attention_of_every_type, 120) {
         static const struct {
                 uint32_t k, v;
                 double limit;
@@ -186,7 +186,7 @@ HR_TEST_LIMIT(attention_of_every_type, 60) {
         }
 }
 
-HR_TEST(shapes_and_options) {
+HR_TEST_LIMIT(shapes_and_options, 120) {
         struct layout base = {HR_TYPE_F32, HR_TYPE_F32, 40, 24, 5, 200, 6, 3, 1, .mask = true};
 
         for (int i = 0; i < 32; i++) {
@@ -206,7 +206,7 @@ HR_TEST(shapes_and_options) {
 }
 
 /* One query and many keys: cut into chunks, joined in order. */
-HR_TEST(many_keys) {
+HR_TEST_LIMIT(many_keys, 120) {
         check_layout(
                 (struct layout){HR_TYPE_F32, HR_TYPE_F32, 16, 16, 1, 1700, 3, 1, 1, .mask = true},
                 1e-11);
@@ -215,7 +215,7 @@ HR_TEST(many_keys) {
                 1e-11);
 }
 
-HR_TEST(rows_without_keys) {
+HR_TEST_LIMIT(rows_without_keys, 120) {
         for (int sinks = 0; sinks < 2; sinks++)
                 for (int64_t keys = 40; keys <= 1200; keys += 1160) {
                         struct layout l = {HR_TYPE_F32,  HR_TYPE_F32,   16, 16, 3, keys, 2, 1, 1,

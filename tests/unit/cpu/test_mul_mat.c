@@ -74,7 +74,7 @@ static void check_product(struct hr_operand a, struct hr_operand b) {
         }
 }
 
-HR_TEST_LIMIT(products_of_every_type, 60) {
+HR_TEST_LIMIT(products_of_every_type, 120) {
         for (size_t t = 0; t < HR_ARRAY_LENGTH(types); t++) {
                 int64_t block = hr_type_info(types[t])->block_elements;
                 int64_t k = block == 256 ? 512 : block == 32 ? 96 : 77;
@@ -88,7 +88,7 @@ HR_TEST_LIMIT(products_of_every_type, 60) {
         }
 }
 
-HR_TEST(products_in_batches) {
+HR_TEST_LIMIT(products_in_batches, 120) {
         for (size_t t = 0; t < 5; t++) { /* weights shared by two and three batches */
                 int64_t k = 64;
 
@@ -100,7 +100,7 @@ HR_TEST(products_in_batches) {
         }
 }
 
-HR_TEST(permuted_operands) {
+HR_TEST_LIMIT(permuted_operands, 120) {
         static const uint32_t floats[] = {HR_TYPE_F32, HR_TYPE_F16, HR_TYPE_BF16};
 
         for (size_t t = 0; t < HR_ARRAY_LENGTH(floats); t++) {
@@ -125,7 +125,7 @@ HR_TEST(permuted_operands) {
 }
 
 /* Column blocks: more columns than one block of the cache holds. */
-HR_TEST_LIMIT(wide_products, 60) {
+HR_TEST_LIMIT(wide_products, 120) {
         check_product(case_operand(HR_TYPE_Q8_0, 2048, 5, 1, 1),
                       case_operand(HR_TYPE_F32, 2048, 300, 1, 1));
         check_product(case_operand(HR_TYPE_F32, 2048, 3, 1, 1),
@@ -153,7 +153,7 @@ HR_TEST(empty_products) {
 }
 
 /* A column's bits do not depend on how many others there are. */
-HR_TEST(columns_keep_their_bits) {
+HR_TEST_LIMIT(columns_keep_their_bits, 120) {
         uint32_t sets;
         const struct cpu_dot *const *dots = case_sets(&sets);
         enum { N = 23, M = 21 };
@@ -229,7 +229,7 @@ static void check_experts(uint32_t type, int64_t slots, int64_t tokens, bool sha
         case_free_all();
 }
 
-HR_TEST_LIMIT(experts, 60) {
+HR_TEST_LIMIT(experts, 120) {
         static const uint32_t some[] = {HR_TYPE_F32, HR_TYPE_F16, HR_TYPE_Q4_1, HR_TYPE_Q8_0,
                                         HR_TYPE_Q6_K};
 
@@ -241,7 +241,7 @@ HR_TEST_LIMIT(experts, 60) {
         }
 }
 
-HR_TEST(expert_ids_are_checked) {
+HR_TEST_LIMIT(expert_ids_are_checked, 120) {
         static const int bad[] = {5, -1, INT32_MAX, INT32_MIN};
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(bad); i++)

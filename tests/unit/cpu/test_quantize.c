@@ -21,7 +21,7 @@ HR_TEST(halves_come_back) {
         HR_EXPECT(cpu_half_to_float(0xfbff) == -65504.0f);
 }
 
-HR_TEST(halves_round_to_even) {
+HR_TEST_LIMIT(halves_round_to_even, 120) {
         for (uint32_t h = 0; h < 0x7bff; h++) {
                 double low = cpu_half_to_float((uint16_t) h);
                 double high = cpu_half_to_float((uint16_t) (h + 1));
@@ -85,7 +85,7 @@ static const struct {
         {HR_TYPE_Q5_0, 1.0f / 16},  {HR_TYPE_Q5_1, 2.0f / 31}, {HR_TYPE_IQ4_NL, 24.0f / 113},
 };
 
-HR_TEST(blocks_are_near_their_source) {
+HR_TEST_LIMIT(blocks_are_near_their_source, 120) {
         uint32_t sets;
         const struct cpu_dot *const *dots = case_sets(&sets);
         float values[32], back[32];
@@ -170,7 +170,7 @@ HR_TEST(blocks_of_anything) {
 
 /* Types whose scales are searched for: near the source, the same bytes everywhere, anything goes
  * in. */
-HR_TEST(searched_blocks) {
+HR_TEST_LIMIT(searched_blocks, 120) {
         static const struct {
                 uint32_t type;
                 double nmse; /* of uniform numbers; a plain encoder stays above */
@@ -227,7 +227,7 @@ static const uint32_t read_types[] = {HR_TYPE_Q4_0, HR_TYPE_Q4_1, HR_TYPE_Q5_0, 
                                       HR_TYPE_Q8_0, HR_TYPE_Q2_K, HR_TYPE_Q3_K,  HR_TYPE_Q4_K,
                                       HR_TYPE_Q5_K, HR_TYPE_Q6_K, HR_TYPE_IQ4_NL};
 
-HR_TEST(sets_read_the_same_values) {
+HR_TEST_LIMIT(sets_read_the_same_values, 120) {
         uint32_t sets;
         const struct cpu_dot *const *dots = case_sets(&sets);
         enum { N = 256 * 3 };

@@ -49,7 +49,7 @@ static void get(uint32_t type, int64_t columns, int32_t bad) {
         case_free_all();
 }
 
-HR_TEST(get_rows_of_every_type) {
+HR_TEST_LIMIT(get_rows_of_every_type, 120) {
         for (size_t t = 0; t < HR_ARRAY_LENGTH(types); t++)
                 get(types[t], hr_type_info(types[t])->is_block ? 96 : 5, 0);
         get(HR_TYPE_Q4_K, 256, 0);
@@ -126,14 +126,14 @@ static void set(uint32_t from, uint32_t to, uint32_t id_type, int64_t bad) {
         case_free_all();
 }
 
-HR_TEST(set_rows_of_every_type) {
+HR_TEST_LIMIT(set_rows_of_every_type, 120) {
         for (size_t t = 0; t < HR_ARRAY_LENGTH(types); t++) {
                 set(HR_TYPE_F32, types[t], HR_TYPE_I64, 0);
                 set(HR_TYPE_F16, types[t], HR_TYPE_I32, 0);
         }
 }
 
-HR_TEST(set_rows_checks_ids) {
+HR_TEST_LIMIT(set_rows_checks_ids, 120) {
         static const int64_t bad[] = {11, -1, INT64_MAX, INT64_MIN};
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(bad); i++)
