@@ -30,7 +30,7 @@ hr_status hr_bind_decode(const struct hr_server *server, struct hr_wire_span enc
                 .leaves_max = limits->graph_nodes,
                 .bytes_max = limits->graph_bytes,
         };
-        const struct hr_graph_limits graph_limits = { .tensor_bytes_max = limits->tensor_bytes };
+        const struct hr_graph_limits graph_limits = {.tensor_bytes_max = limits->tensor_bytes};
         HR_CLEANUP(hr_graph_unrefp) struct hr_graph *graph = NULL;
 
         HR_TRY(hr_wire_graph_decode(encoded, &wire_limits, diag, &graph));
@@ -45,7 +45,7 @@ static hr_status graph_find(struct hr_request *request, struct hr_binding *bindi
                             struct hr_diag *diag, struct hr_graph_entry **ret_entry) {
         struct hr_server *server = request->server;
         const struct hr_wire_submit *submit = &binding->submit;
-        struct hr_wire_span body = { request->body_memory, request->body_received };
+        struct hr_wire_span body = {request->body_memory, request->body_received};
         HR_CLEANUP(hr_graph_unrefp) struct hr_graph *graph = NULL;
 
         if (body.size > 0)
@@ -75,11 +75,11 @@ static hr_status graph_find(struct hr_request *request, struct hr_binding *bindi
 /* ---- homes and pins -------------------------------------------------------------------------- */
 
 struct homes {
-        struct hr_leaf_home *leaves;      /* per leaf */
-        struct hr_state **states;         /* distinct */
-        struct hr_state_use **uses;       /* of them */
+        struct hr_leaf_home *leaves; /* per leaf */
+        struct hr_state **states;    /* distinct */
+        struct hr_state_use **uses;  /* of them */
         uint32_t state_count;
-        int32_t *pins;                    /* per tensor, NULL without pins */
+        int32_t *pins; /* per tensor, NULL without pins */
 };
 
 static void homes_deinit(struct homes *homes) {
@@ -234,12 +234,13 @@ static hr_status plan_find(struct hr_request *request, struct hr_binding *bindin
                 .fleet = hr_engine_fleet(engine),
                 .homes = homes->leaves,
                 .pins = homes->pins,
-                .options = {
-                        .rules = submit->rules == 1 ? HR_RULES_GGML : HR_RULES_HEADRACE,
-                        .n_copies = submit->n_copies,
-                        .op_offload = submit->op_offload,
-                        .strict = submit->strict,
-                },
+                .options =
+                        {
+                                .rules = submit->rules == 1 ? HR_RULES_GGML : HR_RULES_HEADRACE,
+                                .n_copies = submit->n_copies,
+                                .op_offload = submit->op_offload,
+                                .strict = submit->strict,
+                        },
         };
 
         if (submit->fresh) {
@@ -303,7 +304,7 @@ static hr_status bind_graph(struct hr_request *request, struct hr_binding *bindi
 hr_status hr_bind(struct hr_request *request, struct hr_diag *diag) {
         struct hr_graph_object *object = hr_graph_object(request->object);
         struct hr_binding *binding = request->context;
-        struct homes homes = { 0 };
+        struct homes homes = {0};
         hr_status status;
 
         HR_TRY(graph_find(request, binding, diag, &object->entry));

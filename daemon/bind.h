@@ -13,11 +13,11 @@
  * `job` while it is posted. */
 struct hr_graph_run {
         struct hr_run_job job;
-        struct hr_list link;            /* in the graph's idle list */
+        struct hr_list link; /* in the graph's idle list */
         uint8_t *inputs, *outputs;
         struct hr_run_input *input_list;
         struct hr_run_output *output_list;
-        uint64_t *output_bytes;         /* of those wanted, for the reply */
+        uint64_t *output_bytes; /* of those wanted, for the reply */
         uint64_t wanted_bytes;
 };
 
@@ -46,8 +46,8 @@ struct hr_binding {
         uint32_t first_different;
         uint32_t n_copies;
         uint32_t input_count, output_count;
-        struct hr_plan *plan;                 /* of a dry run; freed with the request */
-        bool digest_is_unknown;               /* asked by digest only, and not there */
+        struct hr_plan *plan;   /* of a dry run; freed with the request */
+        bool digest_is_unknown; /* asked by digest only, and not there */
 };
 
 /* Decodes, validates, binds, plans, makes the pipeline; results in the request's binding and object

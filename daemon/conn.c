@@ -10,9 +10,9 @@
  * What the socket does not take becomes a struct output. Frames of a long reply take turns with the
  * other outputs: a finished frame puts its output at the end of the queue.
  *
- * Ends. hr_conn_close() only marks; the taking down happens in hr_conns_reap(), outside of every call
- * chain that may still hold the connection or one of its requests. The handle's memory goes in its
- * close callback.
+ * Ends. hr_conn_close() only marks; the taking down happens in hr_conns_reap(), outside of every
+ * call chain that may still hold the connection or one of its requests. The handle's memory goes in
+ * its close callback.
  */
 #include "daemon/conn.h"
 
@@ -27,9 +27,9 @@
 #include "daemon/request.h"
 #include "daemon/rpc.h"
 
-#define READ_ROUNDS_MAX 16                     /* reads before others have their turn */
-#define READ_BYTES_MAX (UINT64_C(2) << 20)     /* likewise */
-#define WRITE_BYTES_MAX (UINT64_C(4) << 20)    /* written before others have their turn */
+#define READ_ROUNDS_MAX 16                  /* reads before others have their turn */
+#define READ_BYTES_MAX (UINT64_C(2) << 20)  /* likewise */
+#define WRITE_BYTES_MAX (UINT64_C(4) << 20) /* written before others have their turn */
 #define CONTROL_BYTES 512
 #define LINGER_NS (500 * HR_NS_PER_MS)
 #define DATA_MESSAGE_BYTES 16U
@@ -38,13 +38,13 @@ struct output {
         struct hr_list link;
         uint64_t request_id;
         const uint8_t *body;
-        uint64_t body_bytes;       /* of the whole reply */
-        uint64_t frame_first;      /* offset of this frame's part of the body */
+        uint64_t body_bytes;  /* of the whole reply */
+        uint64_t frame_first; /* offset of this frame's part of the body */
         uint64_t frame_bytes, frame_sent;
         void (*release)(void *arg);
         void *arg;
         size_t head_bytes, head_sent;
-        uint8_t head[];            /* header and message; room for a DATA frame's */
+        uint8_t head[]; /* header and message; room for a DATA frame's */
 };
 
 static void conn_poll_cb(uv_poll_t *handle, int status, int events);
@@ -175,7 +175,7 @@ void hr_conns_reap(struct hr_server *server) {
 
 /* A peer that has closed both directions of a Unix socket can be told from one that still reads. */
 static bool conn_peer_vanished(const struct hr_conn *conn) {
-        struct pollfd poll_fd = { .fd = conn->fd };
+        struct pollfd poll_fd = {.fd = conn->fd};
 
         return poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLHUP | POLLERR | POLLNVAL));
 }
@@ -222,15 +222,15 @@ void hr_conn_fail(struct hr_conn *conn, const struct hr_diag *failure) {
                 return;
         conn->server->stats.protocol_errors++;
         if (hr_wire_error_encode(failure, NULL, message, sizeof message, &bytes) == HR_OK)
-                hr_conn_send(conn, &(struct hr_send){
-                                           .header = { .type = HR_FRAME_GOAWAY | HR_FRAME_REPLY,
-                                                       .flags = HR_FRAME_ERROR | HR_FRAME_END,
-                                                       .request_id = HR_FRAME_PUSH_ID,
-                                                       .timeout_ms = hr_status_grpc_code(
-                                                               failure->status) },
-                                           .message = message,
-                                           .message_bytes = bytes,
-                                   });
+                hr_conn_send(conn,
+                             &(struct hr_send){
+                                     .header = {.type = HR_FRAME_GOAWAY | HR_FRAME_REPLY,
+                                                .flags = HR_FRAME_ERROR | HR_FRAME_END,
+                                                .request_id = HR_FRAME_PUSH_ID,
+                                                .timeout_ms = hr_status_grpc_code(failure->status)},
+                                     .message = message,
+                                     .message_bytes = bytes,
+                             });
         hr_conn_finish(conn);
 }
 
@@ -283,7 +283,7 @@ void hr_conn_remove(struct hr_conn *conn, struct hr_request *request) {
 
 /* Bytes the socket took; 0 when it takes none now or the connection has ended. */
 static size_t conn_write(struct hr_conn *conn, struct iovec *parts, size_t part_count) {
-        struct msghdr message = { .msg_iov = parts, .msg_iovlen = part_count };
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = part_count};
         ssize_t sent;
 
         do {
@@ -334,21 +334,18 @@ static bool output_advance(struct hr_conn *conn, struct output *output, size_t s
         output->head_sent += head;
         output->frame_sent += sent - head;
         HR_ASSERT(output->frame_sent <= output->frame_bytes);
-        return output->head_sent == output->head_bytes &&
-               output->frame_sent == output->frame_bytes;
+        return output->head_sent == output->head_bytes && output->frame_sent == output->frame_bytes;
 }
 
 static void conn_flush(struct hr_conn *conn) {
         uint64_t written = 0;
 
         while (!conn->over && !hr_list_is_empty(&conn->outputs) && written < WRITE_BYTES_MAX) {
-                struct output *output =
-                        HR_CONTAINER_OF(conn->outputs.next, struct output, link);
+                struct output *output = HR_CONTAINER_OF(conn->outputs.next, struct output, link);
                 struct iovec parts[2] = {
-                        { output->head + output->head_sent,
-                          output->head_bytes - output->head_sent },
-                        { (uint8_t *) output->body + output->frame_first + output->frame_sent,
-                          output->frame_bytes - output->frame_sent },
+                        {output->head + output->head_sent, output->head_bytes - output->head_sent},
+                        {(uint8_t *) output->body + output->frame_first + output->frame_sent,
+                         output->frame_bytes - output->frame_sent},
                 };
                 size_t sent = conn_write(conn, parts, 2);
 
@@ -421,9 +418,9 @@ void hr_conn_send(struct hr_conn *conn, const struct hr_send *send) {
         total = HR_FRAME_HEADER_BYTES + send->message_bytes + header.body_bytes;
         if (hr_list_is_empty(&conn->outputs)) {
                 struct iovec parts[3] = {
-                        { head, sizeof head },
-                        { (void *) send->message, send->message_bytes },
-                        { (void *) send->body, header.body_bytes },
+                        {head, sizeof head},
+                        {(void *) send->message, send->message_bytes},
+                        {(void *) send->body, header.body_bytes},
                 };
 
                 hr_frame_header_encode(&header, head);
@@ -461,8 +458,7 @@ static void conn_message(struct hr_conn *conn, const uint8_t *message) {
         conn->body_request = NULL;
         conn->body_left = conn->header.body_bytes;
         conn->stage = HR_CONN_BODY;
-        go_on = hr_rpc_message(
-                conn, (struct hr_wire_span){ message, conn->header.message_bytes });
+        go_on = hr_rpc_message(conn, (struct hr_wire_span){message, conn->header.message_bytes});
         free(conn->message);
         conn->message = NULL;
         if (!go_on || conn->stage == HR_CONN_DEAF || conn->body_left > 0)
@@ -473,7 +469,7 @@ static void conn_message(struct hr_conn *conn, const uint8_t *message) {
 
 static void conn_header(struct hr_conn *conn, const uint8_t *bytes) {
         struct hr_frame_limits limits = conn->server->frame_limits;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         if (!conn->session) {
                 limits.message_bytes_max = HR_DEFAULT_HELLO_BYTES;
@@ -495,8 +491,8 @@ static void conn_header(struct hr_conn *conn, const uint8_t *bytes) {
                 conn_message(conn, NULL);
 }
 
-/* Takes a fixed-size piece from the front of the input: directly when it is whole there, else through
- * `buffer`. NULL: not yet complete. */
+/* Takes a fixed-size piece from the front of the input: directly when it is whole there, else
+ * through `buffer`. NULL: not yet complete. */
 static const uint8_t *conn_piece(struct hr_conn *conn, const uint8_t **at, size_t *left,
                                  uint8_t *buffer, uint32_t wanted) {
         const uint8_t *piece;
@@ -575,7 +571,8 @@ static void conn_consume(struct hr_conn *conn, const uint8_t *at, size_t left) {
 static bool descriptors_close(struct msghdr *message) {
         bool any = message->msg_flags & MSG_CTRUNC;
 
-        for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part; part = CMSG_NXTHDR(message, part)) {
+        for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part;
+             part = CMSG_NXTHDR(message, part)) {
                 size_t count;
 
                 if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
@@ -592,12 +589,12 @@ static bool descriptors_close(struct msghdr *message) {
         return any;
 }
 
-/* One recvmsg(); returns what it gave, 0 for the end or an error (handled), and whether the socket may
- * have more. */
+/* One recvmsg(); returns what it gave, 0 for the end or an error (handled), and whether the socket
+ * may have more. */
 static size_t conn_receive(struct hr_conn *conn, struct iovec *parts, size_t part_count,
                            bool *ret_end) {
         _Alignas(struct cmsghdr) uint8_t control[CONTROL_BYTES];
-        struct msghdr message = { .msg_iov = parts, .msg_iovlen = part_count };
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = part_count};
         ssize_t got;
 
         if (!conn->is_tcp) {
@@ -614,7 +611,7 @@ static size_t conn_receive(struct hr_conn *conn, struct iovec *parts, size_t par
                 return 0;
         }
         if (message.msg_controllen > 0 && !conn->is_tcp && descriptors_close(&message)) {
-                struct hr_diag diag = { 0 };
+                struct hr_diag diag = {0};
 
                 (void) hr_fail_reason(&diag, HR_E_PROTOCOL, "BAD_FDS",
                                       "descriptors came that no frame announced");
@@ -634,9 +631,9 @@ static size_t conn_read_once(struct hr_conn *conn, bool *ret_again) {
 
         if (conn->stage == HR_CONN_BODY && conn->body_to) {
                 direct = conn->body_left;
-                parts[part_count++] = (struct iovec){ conn->body_to, direct };
+                parts[part_count++] = (struct iovec){conn->body_to, direct};
         }
-        parts[part_count++] = (struct iovec){ window, HR_WINDOW_BYTES };
+        parts[part_count++] = (struct iovec){window, HR_WINDOW_BYTES};
         capacity = direct + HR_WINDOW_BYTES;
         got = conn_receive(conn, parts, part_count, &end);
         *ret_again = got == capacity;
@@ -725,7 +722,7 @@ static bool is_past(uint64_t since_ns, uint64_t limit_ns, uint64_t now_ns) {
 
 void hr_conn_tick(struct hr_conn *conn, uint64_t now_ns) {
         const struct hr_limits *limits = &conn->server->config->limits;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         if (conn->over)
                 return;
@@ -739,9 +736,9 @@ void hr_conn_tick(struct hr_conn *conn, uint64_t now_ns) {
         if (conn->finishing)
                 return;
         if (!conn->session && is_past(conn->opened_ns, limits->hello_timeout_ns, now_ns)) {
-                (void) hr_fail_reason(&diag, HR_E_UNAUTHENTICATED, "HELLO_TIMEOUT",
-                                      "no hello within %llu ms",
-                                      (unsigned long long) (limits->hello_timeout_ns / HR_NS_PER_MS));
+                (void) hr_fail_reason(
+                        &diag, HR_E_UNAUTHENTICATED, "HELLO_TIMEOUT", "no hello within %llu ms",
+                        (unsigned long long) (limits->hello_timeout_ns / HR_NS_PER_MS));
                 hr_conn_fail(conn, &diag);
         } else if (conn->session && conn->output_bytes <= output_limit(conn) &&
                    is_past(conn->read_ns, limits->progress_timeout_ns, now_ns) &&

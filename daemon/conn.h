@@ -1,14 +1,14 @@
 /*
  * One peer: bytes in, bytes out.
  *
- * In: header, message, body; the body goes straight to where rpc says, or is skipped. Out: frames in
- * completion order; a reply too large for one frame goes out as DATA frames, in turn with the frames
- * of other replies. While more output waits than the limit allows, the socket is not read.
+ * In: header, message, body; the body goes straight to where rpc says, or is skipped. Out: frames
+ * in completion order; a reply too large for one frame goes out as DATA frames, in turn with the
+ * frames of other replies. While more output waits than the limit allows, the socket is not read.
  *
- * Ends. A broken stream (a bad header, descriptors that nobody asked for) gets one error frame; then
- * nothing more is read, replies of requests in flight are still delivered, and the connection closes.
- * A half-closed peer gets its replies, then the close. A peer that has vanished takes its requests
- * with it.
+ * Ends. A broken stream (a bad header, descriptors that nobody asked for) gets one error frame;
+ * then nothing more is read, replies of requests in flight are still delivered, and the connection
+ * closes. A half-closed peer gets its replies, then the close. A peer that has vanished takes its
+ * requests with it.
  *
  * Ownership: the server's list; freed in the close callback of its handle. Thread: loop.
  */
@@ -38,17 +38,17 @@ struct hr_conn {
         struct hr_session *session;  /* NULL before the hello */
         int fd;
         bool is_tcp, eof, finishing, lingering;
-        bool over;                   /* in the server's list of connections to take down */
+        bool over; /* in the server's list of connections to take down */
         struct hr_list over_link;
-        int polled;                  /* events asked for */
+        int polled; /* events asked for */
         uint32_t principal;
         /* In. */
         hr_conn_stage stage;
-        uint32_t filled;             /* of the header or the message */
+        uint32_t filled; /* of the header or the message */
         struct hr_frame_header header;
         uint8_t head[HR_FRAME_HEADER_BYTES];
-        uint8_t *message;            /* only while one has come in part */
-        uint8_t *body_to;            /* NULL = skipped */
+        uint8_t *message; /* only while one has come in part */
+        uint8_t *body_to; /* NULL = skipped */
         uint64_t body_left;
         struct hr_request *body_request;
         uint64_t opened_ns, read_ns, closing_ns;
@@ -59,14 +59,14 @@ struct hr_conn {
         /* Out. */
         struct hr_list outputs;
         uint64_t output_bytes;
-        uint64_t write_ns;           /* last progress */
+        uint64_t write_ns; /* last progress */
 };
 
 /* Takes the socket, also on failure. */
 HR_NODISCARD hr_status hr_conn_open(struct hr_server *server, int fd, bool is_tcp,
                                     struct hr_diag *diag);
-/* The connection is over: nothing is read or sent any more. Requests are told to stop and memory goes
- * when the loop next comes to hr_conns_reap(), so callers up the stack keep what they hold.
+/* The connection is over: nothing is read or sent any more. Requests are told to stop and memory
+ * goes when the loop next comes to hr_conns_reap(), so callers up the stack keep what they hold.
  * Idempotent. */
 void hr_conn_close(struct hr_conn *conn);
 /* Takes down the connections that are over. Called by the server between callbacks. */
@@ -80,9 +80,9 @@ struct hr_send {
         struct hr_frame_header header; /* message_bytes, body_bytes and MORE are filled in */
         const void *message;
         size_t message_bytes;
-        const void *body;              /* any size; must live until release */
+        const void *body; /* any size; must live until release */
         uint64_t body_bytes;
-        void (*release)(void *arg);    /* called once, maybe at once; may be NULL */
+        void (*release)(void *arg); /* called once, maybe at once; may be NULL */
         void *arg;
 };
 /* Sends, or queues what the socket does not take. */

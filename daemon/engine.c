@@ -5,18 +5,18 @@
  *                             +--> step, by whoever --+
  *   device: finished -> ended +    holds the turn
  *
- * `in` and `ended` are queues from many to one; the one is the holder of the turn. `out` has the loop
- * as its only consumer. Who wants a step raises `demand` and tries the turn; if it is taken, the holder
- * compares `demand` after it has given the turn and steps again. So no request for a step is lost and
- * the loop never waits.
+ * `in` and `ended` are queues from many to one; the one is the holder of the turn. `out` has the
+ * loop as its only consumer. Who wants a step raises `demand` and tries the turn; if it is taken,
+ * the holder compares `demand` after it has given the turn and steps again. So no request for a
+ * step is lost and the loop never waits.
  *
  * Waking. The engine's thread sleeps on a condition; whoever leaves it something to do clears
  * `asleep` and signals. The loop is woken through wake_loop() unless it says that it is awake. Both
  * are flags written before and read after the queues (sequentially consistent), so one side always
  * sees the other.
  *
- * Invariants: a job is in at most one list; its phase only grows; its end is posted once; a lane is in
- * `lanes` exactly while it is not empty; a started run holds its states' counters until it is
+ * Invariants: a job is in at most one list; its phase only grows; its end is posted once; a lane is
+ * in `lanes` exactly while it is not empty; a started run holds its states' counters until it is
  * finished. A lane lies in a session that the loop may free as soon as it has seen the end of the
  * session's last job: ends are posted when the step no longer touches lanes.
  */
@@ -41,7 +41,7 @@ struct hr_engine {
         atomic_uint demand;
         /* Crossings. */
         struct hr_mpsc in, ended, out;
-        atomic_bool bell;         /* something is in `ended` */
+        atomic_bool bell; /* something is in `ended` */
         atomic_bool loop_awake;
         atomic_uint out_count;
         atomic_bool cancels_lanes; /* some job in a lane has been told to stop */

@@ -9,15 +9,16 @@
  *   TRANSFER  a read or write of a state from outside.
  *   SYNC      ends when everything before it in its lane has ended.
  *
- * Lanes. RUN, TRANSFER and SYNC belong to the lane of their session and start in the order posted: a
- * run starts when its slot is free and no transfer of a state it uses is under way; a transfer when
- * no run that uses the state is in flight. What cannot start holds up its own lane and no other.
+ * Lanes. RUN, TRANSFER and SYNC belong to the lane of their session and start in the order posted:
+ * a run starts when its slot is free and no transfer of a state it uses is under way; a transfer
+ * when no run that uses the state is in flight. What cannot start holds up its own lane and no
+ * other.
  *
  * The turn. Queues, pipelines and lanes belong to whoever holds the turn (a mutex). The engine's
- * thread takes it for bounded portions. The loop only ever tries: when the turn is free, the loop does
- * the few microseconds of work that start or finish a run itself, and no thread has to be woken; when
- * it is not, the holder sees the demand before it goes on. So a small run crosses no thread but the
- * device's.
+ * thread takes it for bounded portions. The loop only ever tries: when the turn is free, the loop
+ * does the few microseconds of work that start or finish a run itself, and no thread has to be
+ * woken; when it is not, the holder sees the demand before it goes on. So a small run crosses no
+ * thread but the device's.
  *
  * A job has exactly one end. After hr_engine_post() the loop does not touch it, except through
  * hr_engine_cancel(); after its end has been posted the engine does not.
@@ -60,11 +61,11 @@ typedef enum hr_job_phase {
 struct hr_job {
         /* Set by the caller before the post. */
         hr_job_kind kind;
-        hr_job_fn work;       /* WORK. Thread: engine. Ends the job, or leaves it to end later */
-        hr_job_fn cancel;     /* WORK that has been told to stop, before or after its work: must end the
-                               * job. Thread: engine. NULL: ends by itself */
-        hr_job_fn done;       /* thread: loop */
-        void *arg;            /* the caller's */
+        hr_job_fn work;   /* WORK. Thread: engine. Ends the job, or leaves it to end later */
+        hr_job_fn cancel; /* WORK that has been told to stop, before or after its work: must end the
+                           * job. Thread: engine. NULL: ends by itself */
+        hr_job_fn done;   /* thread: loop */
+        void *arg;        /* the caller's */
         struct hr_lane *lane; /* all but WORK */
         uint64_t deadline_ns; /* 0 = none */
         /* Result. */
@@ -75,7 +76,7 @@ struct hr_job {
         struct hr_mpsc_link link;
         struct hr_list place;
         hr_job_phase phase;
-        atomic_int stop;      /* hr_status of a cancellation; HR_OK = none */
+        atomic_int stop; /* hr_status of a cancellation; HR_OK = none */
         uint64_t posted_ns, started_ns, ended_ns;
 };
 
@@ -95,7 +96,8 @@ struct hr_run_job {
 struct hr_transfer_job {
         struct hr_job job;
         bool is_write;
-        struct hr_state_transfer transfer; /* state, tensor, offset, bytes, host set by the caller */
+        struct hr_state_transfer
+                transfer; /* state, tensor, offset, bytes, host set by the caller */
 };
 
 struct hr_engine_config {
@@ -113,9 +115,9 @@ struct hr_engine_stats {
 
 HR_NODISCARD hr_status hr_engine_new(const struct hr_engine_config *config, struct hr_diag *diag,
                                      struct hr_engine **ret_engine);
-/* After the last job has been handed back: ends the thread, frees store and plan cache. A device's thread
- * may still be on its way out of a notification, so the fleet is freed next and the engine after it.
- * NULL is a no-op. */
+/* After the last job has been handed back: ends the thread, frees store and plan cache. A device's
+ * thread may still be on its way out of a notification, so the fleet is freed next and the engine
+ * after it. NULL is a no-op. */
 void hr_engine_stop(struct hr_engine *engine);
 /* Stops if that has not been done. Returns NULL. */
 struct hr_engine *hr_engine_free(struct hr_engine *engine);
@@ -123,8 +125,8 @@ struct hr_engine *hr_engine_free(struct hr_engine *engine);
 /* Thread: loop. */
 void hr_engine_post(struct hr_engine *engine, struct hr_job *job);
 /* Asks a posted job to end early with HR_E_CANCELLED or HR_E_DEADLINE. Waiting ones end at once,
- * running ones at the next split. The first call wins; harmless once the job has ended. Thread: loop,
- * before the job's done(). */
+ * running ones at the next split. The first call wins; harmless once the job has ended. Thread:
+ * loop, before the job's done(). */
 void hr_engine_cancel(struct hr_engine *engine, struct hr_job *job, hr_status status);
 /* Serves what devices have finished and calls done() of jobs that have ended. True when there was
  * anything. Thread: loop. */
@@ -143,6 +145,6 @@ void hr_engine_turn_take(struct hr_engine *engine);
 void hr_engine_turn_give(struct hr_engine *engine);
 
 struct hr_fleet *hr_engine_fleet(struct hr_engine *engine);
-struct hr_weights_store *hr_engine_store(struct hr_engine *engine);     /* thread: engine */
-struct hr_plan_cache *hr_engine_plan_cache(struct hr_engine *engine);   /* thread: engine */
+struct hr_weights_store *hr_engine_store(struct hr_engine *engine);   /* thread: engine */
+struct hr_plan_cache *hr_engine_plan_cache(struct hr_engine *engine); /* thread: engine */
 struct hr_engine_stats hr_engine_stats(struct hr_engine *engine);

@@ -21,11 +21,9 @@ struct hr_graph_entry *hr_graphs_find(struct hr_graphs *graphs, uint32_t princip
                                       const uint8_t digest[HR_DIGEST_BYTES]);
 /* A new entry with one reference; takes one on the graph. HR_E_EXHAUSTED. */
 HR_NODISCARD hr_status hr_graphs_add(struct hr_graphs *graphs, uint32_t principal,
-                                     const uint8_t digest[HR_DIGEST_BYTES],
-                                     struct hr_graph *graph, struct hr_diag *diag,
-                                     struct hr_graph_entry **ret_entry);
-struct hr_graph_entry *hr_graph_entry_unref(struct hr_graphs *graphs,
-                                            struct hr_graph_entry *entry);
+                                     const uint8_t digest[HR_DIGEST_BYTES], struct hr_graph *graph,
+                                     struct hr_diag *diag, struct hr_graph_entry **ret_entry);
+struct hr_graph_entry *hr_graph_entry_unref(struct hr_graphs *graphs, struct hr_graph_entry *entry);
 struct hr_graph *hr_graph_entry_graph(const struct hr_graph_entry *entry);
 const uint8_t *hr_graph_entry_digest(const struct hr_graph_entry *entry);
 uint64_t hr_graphs_count(const struct hr_graphs *graphs);

@@ -1,9 +1,9 @@
 /*
  * Accepting.
  *
- * Out of descriptors: one is held in reserve. It is given up to accept the connection, which is told
- * UNAVAILABLE and closed, so that nobody hangs in the queue and the loop does not spin on a readable
- * listener. When even that fails, accepting rests until the next tick.
+ * Out of descriptors: one is held in reserve. It is given up to accept the connection, which is
+ * told UNAVAILABLE and closed, so that nobody hangs in the queue and the loop does not spin on a
+ * readable listener. When even that fails, accepting rests until the next tick.
  */
 #include "daemon/listener.h"
 
@@ -30,9 +30,9 @@ struct hr_listener {
         struct hr_server *server;
         int fd, lock_fd, spare_fd;
         bool is_tcp, accepting;
-        bool resting;       /* out of everything, until the next tick */
-        char *path;         /* of a Unix socket */
-        dev_t device;       /* of the socket's inode, to remove only what is ours */
+        bool resting; /* out of everything, until the next tick */
+        char *path;   /* of a Unix socket */
+        dev_t device; /* of the socket's inode, to remove only what is ours */
         ino_t inode;
 };
 
@@ -44,7 +44,7 @@ static int spare_open(void) {
 
 static void refuse(int fd, const char *words) {
         uint8_t frame[HR_FRAME_HEADER_BYTES + HR_WIRE_ERROR_BYTES_MAX];
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         size_t bytes = 0;
 
         (void) hr_fail_reason(&diag, HR_E_UNAVAILABLE, "CONNECTIONS", "%s", words);
@@ -87,7 +87,7 @@ static bool listener_accept_spare(struct hr_listener *listener) {
 /* One connection; false when there is none, or accepting has to rest. */
 static bool listener_accept_one(struct hr_listener *listener) {
         struct hr_server *server = listener->server;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         int one = 1;
         int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
@@ -174,8 +174,7 @@ static hr_status system_fail(struct hr_diag *diag, const char *what, const char 
 
 /* Binds, listens, watches. */
 static hr_status listener_begin(struct hr_listener *listener, const struct sockaddr *address,
-                                socklen_t address_bytes, const char *name,
-                                struct hr_diag *diag) {
+                                socklen_t address_bytes, const char *name, struct hr_diag *diag) {
         int backlog = (int) listener->server->config->limits.backlog;
 
         if (bind(listener->fd, address, address_bytes) != 0)
@@ -202,8 +201,7 @@ static hr_status lock_take(struct hr_listener *listener, struct hr_diag *diag) {
                 pid[got > 0 ? got : 0] = '\0';
                 pid[strcspn(pid, "\n")] = '\0';
                 return hr_fail_reason(diag, HR_E_EXISTS, "LOCKED",
-                                      "another daemon (pid %s) listens on %s", pid,
-                                      listener->path);
+                                      "another daemon (pid %s) listens on %s", pid, listener->path);
         }
         (void) snprintf(pid, sizeof pid, "%ld\n", (long) getpid());
         if (ftruncate(listener->lock_fd, 0) != 0 ||
@@ -227,7 +225,7 @@ static hr_status stale_remove(const char *path, struct hr_diag *diag) {
 hr_status hr_listener_open_unix(struct hr_server *server, const char *path, uint32_t mode,
                                 struct hr_diag *diag, struct hr_listener **ret_listener) {
         HR_CLEANUP(listener_freep) struct hr_listener *listener = listener_new(server, false);
-        struct sockaddr_un address = { .sun_family = AF_UNIX };
+        struct sockaddr_un address = {.sun_family = AF_UNIX};
         struct stat made;
 
         if (!listener || !(listener->path = strdup(path)))

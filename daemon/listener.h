@@ -9,8 +9,8 @@
 
 #include "daemon/server.h"
 
-/* HR_E_EXISTS (reason LOCKED) when another daemon has the path; HR_E_PRECONDITION for whatever else the
- * system refuses. */
+/* HR_E_EXISTS (reason LOCKED) when another daemon has the path; HR_E_PRECONDITION for whatever else
+ * the system refuses. */
 HR_NODISCARD hr_status hr_listener_open_unix(struct hr_server *server, const char *path,
                                              uint32_t mode, struct hr_diag *diag,
                                              struct hr_listener **ret_listener);

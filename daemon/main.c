@@ -87,7 +87,7 @@ static hr_status config_load(const struct arguments *arguments, struct hr_config
 }
 
 static int serve(const struct hr_config *config) {
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         hr_status status;
 
         hr_log_set_level(config->log_level);
@@ -99,9 +99,9 @@ static int serve(const struct hr_config *config) {
 }
 
 int main(int argc, char **argv) {
-        struct arguments arguments = { 0 };
-        struct hr_config config = { 0 };
-        struct hr_diag diag = { 0 };
+        struct arguments arguments = {0};
+        struct hr_config config = {0};
+        struct hr_diag diag = {0};
         int code = arguments_parse(argc, argv, &arguments);
 
         if (code != EX_OK)

@@ -1,10 +1,10 @@
 /*
  * Requests: recycled storage, bodies, the one terminal reply.
  *
- * Who holds a request: the connection's table until its reply is out, the engine while a job of it is
- * posted, the output queue while its reply is written. It is freed when none of them does any more;
- * `phase` and `active` say which do. A request whose peer has gone (conn == NULL) has nobody to reply
- * to: its end frees it.
+ * Who holds a request: the connection's table until its reply is out, the engine while a job of it
+ * is posted, the output queue while its reply is written. It is freed when none of them does any
+ * more; `phase` and `active` say which do. A request whose peer has gone (conn == NULL) has nobody
+ * to reply to: its end frees it.
  */
 #include "daemon/request.h"
 
@@ -49,8 +49,7 @@ struct hr_request *hr_request_new(struct hr_conn *conn, const struct hr_frame_he
         request->arrived_ns = conn->read_ns;
         if (header->timeout_ms > 0) {
                 request->deadline_ns = conn->read_ns + header->timeout_ms * HR_NS_PER_MS;
-                hr_server_deadline_add(conn->server, &request->deadline_link,
-                                       request->deadline_ns);
+                hr_server_deadline_add(conn->server, &request->deadline_link, request->deadline_ns);
         }
         hr_conn_add(conn, request);
         return request;
@@ -127,12 +126,12 @@ void hr_request_grant(struct hr_request *request, uint64_t bytes) {
                 return;
         if (hr_wire_varint_encode(bytes, message, sizeof message, NULL, &message_bytes) != HR_OK)
                 HR_ASSERT(false); /* eleven bytes always fit */
-        hr_conn_send(request->conn, &(struct hr_send){
-                                            .header = { .type = HR_FRAME_CREDIT,
-                                                        .request_id = request->id },
-                                            .message = message,
-                                            .message_bytes = message_bytes,
-                                    });
+        hr_conn_send(request->conn,
+                     &(struct hr_send){
+                             .header = {.type = HR_FRAME_CREDIT, .request_id = request->id},
+                             .message = message,
+                             .message_bytes = message_bytes,
+                     });
 }
 
 /* ---- work ------------------------------------------------------------------------------------ */
@@ -164,7 +163,7 @@ struct hr_request *hr_request_of(struct hr_job *job) {
 
 void hr_request_finish(struct hr_job *job, hr_finish_fn finish) {
         struct hr_request *request = hr_request_of(job);
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         if (request->failure) {
                 diag = *request->failure;
@@ -216,9 +215,9 @@ static void request_end(struct hr_request *request, const struct hr_send *send, 
 void hr_request_reply(struct hr_request *request, const void *message, size_t message_bytes,
                       const void *body, uint64_t body_bytes) {
         struct hr_send send = {
-                .header = { .type = (uint8_t) (request->type | HR_FRAME_REPLY),
-                            .flags = HR_FRAME_END,
-                            .request_id = request->id },
+                .header = {.type = (uint8_t) (request->type | HR_FRAME_REPLY),
+                           .flags = HR_FRAME_END,
+                           .request_id = request->id},
                 .message = message,
                 .message_bytes = message_bytes,
                 .body = body,
@@ -234,10 +233,10 @@ void hr_request_fail(struct hr_request *request, const struct hr_diag *failure) 
         uint8_t message[HR_WIRE_ERROR_BYTES_MAX];
         uint32_t code = hr_status_grpc_code(failure->status);
         struct hr_send send = {
-                .header = { .type = (uint8_t) (request->type | HR_FRAME_REPLY),
-                            .flags = HR_FRAME_ERROR | HR_FRAME_END,
-                            .request_id = request->id,
-                            .timeout_ms = code },
+                .header = {.type = (uint8_t) (request->type | HR_FRAME_REPLY),
+                           .flags = HR_FRAME_ERROR | HR_FRAME_END,
+                           .request_id = request->id,
+                           .timeout_ms = code},
                 .message = message,
                 .release = request_sent,
                 .arg = request,
@@ -279,7 +278,7 @@ void hr_request_forget_object(struct hr_request *request) {
 /* ---- early ends ------------------------------------------------------------------------------ */
 
 void hr_request_stop(struct hr_request *request, hr_status status) {
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         if (request->phase == HR_REQUEST_REPLYING || request->stopped != HR_OK)
                 return;

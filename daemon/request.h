@@ -27,12 +27,12 @@ typedef enum hr_request_phase {
 } hr_request_phase;
 
 struct hr_request {
-        struct hr_list link;          /* in the connection's, or the server's idle, list */
-        struct hr_request *next;      /* in the connection's bucket */
+        struct hr_list link;     /* in the connection's, or the server's idle, list */
+        struct hr_request *next; /* in the connection's bucket */
         struct hr_list deadline_link;
         struct hr_server *server;
-        struct hr_conn *conn;         /* NULL once the peer has gone */
-        struct hr_session *session;   /* referenced */
+        struct hr_conn *conn;       /* NULL once the peer has gone */
+        struct hr_session *session; /* referenced */
         const struct hr_method *method;
         uint64_t id;
         uint8_t type;
@@ -40,23 +40,23 @@ struct hr_request {
         hr_request_phase phase;
         uint64_t arrived_ns, deadline_ns;
         struct hr_arena arena;
-        void *context;                /* the method's, in the arena */
+        void *context; /* the method's, in the arena */
         /* Body. */
-        uint8_t *body;                /* where it goes */
+        uint8_t *body; /* where it goes */
         uint64_t body_total, body_received, body_granted;
-        void *body_memory;            /* freed with the request */
-        uint64_t buffer_charge;       /* of the session's buffer_bytes */
-        bool more_follows;            /* after the body: the first frame has MORE */
-        struct hr_upload *upload;     /* instead of body, while an upload is received */
+        void *body_memory;        /* freed with the request */
+        uint64_t buffer_charge;   /* of the session's buffer_bytes */
+        bool more_follows;        /* after the body: the first frame has MORE */
+        struct hr_upload *upload; /* instead of body, while an upload is received */
         /* Work. */
         struct hr_job job;
-        struct hr_job *active;        /* the job that is posted, &job or another; NULL = none */
-        hr_status stopped;            /* asked to stop with this status */
-        struct hr_diag *failure;      /* replied when the active job has ended, whatever became of it */
-        struct hr_object *object;     /* referenced */
-        void *reply_memory;           /* freed with the request */
-        size_t reply_bytes;           /* used of it */
-        uint8_t *digest;              /* of the graph that was not found, for the error; in the arena */
+        struct hr_job *active;    /* the job that is posted, &job or another; NULL = none */
+        hr_status stopped;        /* asked to stop with this status */
+        struct hr_diag *failure;  /* replied when the active job has ended, whatever became of it */
+        struct hr_object *object; /* referenced */
+        void *reply_memory;       /* freed with the request */
+        size_t reply_bytes;       /* used of it */
+        uint8_t *digest;          /* of the graph that was not found, for the error; in the arena */
 };
 
 /* A fresh request in phase RECEIVING, in the connection's table. NULL without memory. */
@@ -77,8 +77,8 @@ void hr_request_post_work(struct hr_request *request, hr_job_fn work, hr_job_fn 
 /* In done(): the request the job belongs to; it has no active job any more. */
 struct hr_request *hr_request_of(struct hr_job *job);
 
-/* Takes the handle from the request's object and replies: when the object has closed, so that what it was
- * charged with is free again, or at once when runs or other requests still hold it. */
+/* Takes the handle from the request's object and replies: when the object has closed, so that what
+ * it was charged with is free again, or at once when runs or other requests still hold it. */
 void hr_request_forget_object(struct hr_request *request);
 
 /* The terminal reply. The body must live as long as the request does. */

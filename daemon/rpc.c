@@ -1,10 +1,10 @@
 /*
  * From frames to methods: look-up, the rules that hold for every request, bodies and DATA.
  *
- * Rules in order: a hello first and once; an id that is in flight is not used again; an unknown type
- * is refused and its frame skipped; nothing new while the daemon drains; at most so many requests of
- * one connection at a time. What breaks the conversation itself ends the connection, everything else
- * ends one request.
+ * Rules in order: a hello first and once; an id that is in flight is not used again; an unknown
+ * type is refused and its frame skipped; nothing new while the daemon drains; at most so many
+ * requests of one connection at a time. What breaks the conversation itself ends the connection,
+ * everything else ends one request.
  *
  * A body whose total is known to be larger than its first frame follows as DATA: in order, within
  * what has been granted, MORE on every frame but the last. DATA for a request that is not receiving
@@ -48,10 +48,10 @@ static void refuse(struct hr_conn *conn, const struct hr_diag *failure) {
         uint8_t message[HR_WIRE_ERROR_BYTES_MAX];
         uint32_t code = hr_status_grpc_code(failure->status);
         struct hr_send send = {
-                .header = { .type = (uint8_t) (conn->header.type | HR_FRAME_REPLY),
-                            .flags = HR_FRAME_ERROR | HR_FRAME_END,
-                            .request_id = conn->header.request_id,
-                            .timeout_ms = code },
+                .header = {.type = (uint8_t) (conn->header.type | HR_FRAME_REPLY),
+                           .flags = HR_FRAME_ERROR | HR_FRAME_END,
+                           .request_id = conn->header.request_id,
+                           .timeout_ms = code},
                 .message = message,
         };
 
@@ -62,8 +62,8 @@ static void refuse(struct hr_conn *conn, const struct hr_diag *failure) {
         hr_conn_send(conn, &send);
 }
 
-/* Whether the frame may begin a request at all. A failure of scope peer, or before the hello, ends the
- * connection. */
+/* Whether the frame may begin a request at all. A failure of scope peer, or before the hello, ends
+ * the connection. */
 static hr_status conversation_check(struct hr_conn *conn, const struct hr_method *method,
                                     struct hr_diag *diag) {
         const struct hr_frame_header *header = &conn->header;
@@ -74,7 +74,8 @@ static hr_status conversation_check(struct hr_conn *conn, const struct hr_method
         if (!conn->session && header->type != HR_FRAME_HELLO)
                 return hr_fail_reason(diag, HR_E_PRECONDITION, "HELLO", "a hello comes first");
         if (conn->session && header->type == HR_FRAME_HELLO)
-                return hr_fail_reason(diag, HR_E_PRECONDITION, "HELLO", "there was a hello already");
+                return hr_fail_reason(diag, HR_E_PRECONDITION, "HELLO",
+                                      "there was a hello already");
         return HR_OK;
 }
 
@@ -117,8 +118,8 @@ static hr_status size_fail(struct hr_diag *diag, hr_status status, const char *r
 }
 
 /* The first frame's share of the body against the total. */
-static hr_status body_check(const struct hr_request *request,
-                            const struct hr_frame_header *header, struct hr_diag *diag) {
+static hr_status body_check(const struct hr_request *request, const struct hr_frame_header *header,
+                            struct hr_diag *diag) {
         bool more = header->flags & HR_FRAME_MORE;
 
         if (header->body_bytes > request->body_total)
@@ -126,19 +127,19 @@ static hr_status body_check(const struct hr_request *request,
                                  request->body_total, header->body_bytes);
         if (header->body_bytes == request->body_total ? more != request->more_follows : !more)
                 return size_fail(diag, HR_E_INVALID, "SIZE",
-                                 more ? "more is announced; bytes of the body" : "bytes of the body",
+                                 more ? "more is announced; bytes of the body"
+                                      : "bytes of the body",
                                  request->body_total, header->body_bytes);
         return HR_OK;
 }
 
-static void request_fail_with(struct hr_request *request, hr_status status,
-                              struct hr_diag *diag) {
+static void request_fail_with(struct hr_request *request, hr_status status, struct hr_diag *diag) {
         (void) hr_fail(diag, status, "the request failed"); /* only if there are no words yet */
         hr_request_fail(request, diag);
 }
 
 static void request_start(struct hr_request *request) {
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         hr_status status = request->method->start(request, &diag);
 
         if (status != HR_OK)
@@ -149,7 +150,7 @@ static void request_start(struct hr_request *request) {
 static void data_message(struct hr_conn *conn, struct hr_wire_span message) {
         const struct hr_frame_header *header = &conn->header;
         struct hr_request *request = hr_conn_find(conn, header->request_id);
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         uint64_t offset = 0;
         hr_status status;
 
@@ -161,13 +162,11 @@ static void data_message(struct hr_conn *conn, struct hr_wire_span message) {
         if (status == HR_OK && offset != request->body_received)
                 status = size_fail(&diag, HR_E_RANGE, "OFFSET", "offset of the data",
                                    request->body_received, offset);
-        if (status == HR_OK &&
-            header->body_bytes > request->body_total - request->body_received)
-                status = size_fail(&diag, HR_E_RANGE, "SIZE", "bytes beyond the declared total",
-                                   request->body_total - request->body_received,
-                                   header->body_bytes);
-        if (status == HR_OK &&
-            header->body_bytes > request->body_granted - request->body_received)
+        if (status == HR_OK && header->body_bytes > request->body_total - request->body_received)
+                status =
+                        size_fail(&diag, HR_E_RANGE, "SIZE", "bytes beyond the declared total",
+                                  request->body_total - request->body_received, header->body_bytes);
+        if (status == HR_OK && header->body_bytes > request->body_granted - request->body_received)
                 status = size_fail(&diag, HR_E_RANGE, "CREDIT", "bytes beyond the credit",
                                    request->body_granted - request->body_received,
                                    header->body_bytes);
@@ -176,8 +175,7 @@ static void data_message(struct hr_conn *conn, struct hr_wire_span message) {
              !(header->flags & HR_FRAME_MORE) !=
                      (request->body_received + header->body_bytes == request->body_total &&
                       !request->more_follows)))
-                status = size_fail(&diag, HR_E_RANGE, "END", "end of the data",
-                                   request->body_total,
+                status = size_fail(&diag, HR_E_RANGE, "END", "end of the data", request->body_total,
                                    request->body_received + header->body_bytes);
         if (status == HR_OK && request->upload)
                 status = hr_upload_place(request->upload, offset, header->body_bytes, &diag,
@@ -195,7 +193,7 @@ static void data_message(struct hr_conn *conn, struct hr_wire_span message) {
 bool hr_rpc_message(struct hr_conn *conn, struct hr_wire_span message) {
         const struct hr_frame_header *header = &conn->header;
         const struct hr_method *method = hr_method_find(header->type);
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         struct hr_request *request;
         hr_status status;
 

@@ -1,5 +1,6 @@
 /*
- * The methods: one entry per message type, one file per service. Thread: loop, except functions named
+ * The methods: one entry per message type, one file per service. Thread: loop, except functions
+ * named
  * *_work, which are the engine's.
  */
 #pragma once
@@ -10,8 +11,8 @@ struct hr_method {
         uint8_t type;
         const char *name;
         bool needs_session;
-        /* Decodes the message, charges, says where the body goes (hr_request_expect_body, or body and
-         * body_total). A failure is replied by the caller. */
+        /* Decodes the message, charges, says where the body goes (hr_request_expect_body, or body
+         * and body_total). A failure is replied by the caller. */
         hr_status (*begin)(struct hr_request *request, struct hr_wire_span message,
                            const struct hr_frame_header *header, struct hr_diag *diag);
         /* The body is complete: replies, or posts a job. A failure is replied by the caller. */
@@ -29,8 +30,8 @@ const struct hr_method *hr_method_find(uint8_t type);
 /* "RUN"...; "?" for a type that is none. Never NULL. */
 const char *hr_method_name(uint8_t type);
 
-/* A header and message have come. Sets the connection's body_to/body_request for the body that follows.
- * False: the connection has ended or is about to. */
+/* A header and message have come. Sets the connection's body_to/body_request for the body that
+ * follows. False: the connection has ended or is about to. */
 bool hr_rpc_message(struct hr_conn *conn, struct hr_wire_span message);
 /* The body of the frame is complete. */
 void hr_rpc_body(struct hr_conn *conn);
@@ -51,7 +52,8 @@ hr_status hr_method_begin_empty(struct hr_request *request, struct hr_wire_span 
 typedef hr_status (*hr_finish_fn)(struct hr_request *request, struct hr_diag *diag);
 void hr_request_finish(struct hr_job *job, hr_finish_fn finish);
 
-/* What an object's handle stands for. The set and the state are ready, hence immutable for the loop. */
+/* What an object's handle stands for. The set and the state are ready, hence immutable for the
+ * loop. */
 struct hr_weights *hr_weights_of(struct hr_object *object);
 struct hr_state *hr_state_of(struct hr_object *object);
 

@@ -43,7 +43,7 @@ static void put_labelled(struct list *list, const char *name, const char *labels
                 list->stats = stats;
                 list->capacity = capacity;
         }
-        list->stats[list->count++] = (struct hr_wire_stat){ name, labels, value };
+        list->stats[list->count++] = (struct hr_wire_stat){name, labels, value};
 }
 
 static void put(struct list *list, const char *name, uint64_t value) {
@@ -52,8 +52,7 @@ static void put(struct list *list, const char *name, uint64_t value) {
 
 /* key="value", in the arena. */
 HR_PRINTF(4, 5)
-static void put_with(struct list *list, const char *name, uint64_t value, const char *format,
-                     ...) {
+static void put_with(struct list *list, const char *name, uint64_t value, const char *format, ...) {
         char *labels = hr_arena_alloc(list->arena, LABEL_BYTES, 1);
         va_list args;
 
@@ -108,8 +107,8 @@ static void put_server(struct list *list, const struct hr_server *server) {
                 for (unsigned code = 0; code < HR_GRPC_CODES; code++)
                         if (stats->requests[type][code] > 0)
                                 put_with(list, "requests_total", stats->requests[type][code],
-                                         "type=\"%s\",code=\"%u\"",
-                                         hr_method_name((uint8_t) type), code);
+                                         "type=\"%s\",code=\"%u\"", hr_method_name((uint8_t) type),
+                                         code);
 }
 
 static void put_engine(struct list *list, const struct gathered *gathered) {
@@ -159,7 +158,7 @@ static void put_devices(struct list *list, const struct hr_server *server) {
 }
 
 static hr_status stats_finish(struct hr_request *request, struct hr_diag *diag) {
-        struct list list = { .arena = &request->arena };
+        struct list list = {.arena = &request->arena};
         uint8_t message[16];
         size_t bytes = 0;
 
@@ -192,10 +191,10 @@ static hr_status stats_start(struct hr_request *request, struct hr_diag *diag) {
 }
 
 const struct hr_method hr_admin_methods[] = {
-        { .type = HR_FRAME_STATS,
-          .name = "STATS",
-          .needs_session = true,
-          .begin = hr_method_begin_empty,
-          .start = stats_start },
-        { 0 },
+        {.type = HR_FRAME_STATS,
+         .name = "STATS",
+         .needs_session = true,
+         .begin = hr_method_begin_empty,
+         .start = stats_start},
+        {0},
 };

@@ -57,10 +57,9 @@ static hr_status submit_begin(struct hr_request *request, struct hr_wire_span me
         request->object->close = hr_graph_object_close_work;
         request->object->free = hr_graph_object_free;
         hr_list_init(&hr_graph_object(request->object)->idle_runs);
-        return hr_request_expect_body(request,
-                                      submit->graph_bytes ? submit->graph_bytes
-                                                          : header->body_bytes,
-                                      limits->graph_bytes, "graph_bytes", diag);
+        return hr_request_expect_body(
+                request, submit->graph_bytes ? submit->graph_bytes : header->body_bytes,
+                limits->graph_bytes, "graph_bytes", diag);
 }
 
 static void submit_release(struct hr_request *request) {
@@ -86,13 +85,13 @@ static hr_status submit_reply(struct hr_request *request, uint64_t handle,
         struct hr_server *server = request->server;
         const struct hr_binding *binding = request->context;
         struct hr_plan_summary summary = hr_plan_summary(plan);
-        struct hr_wire_device_bytes *devices = hr_arena_alloc(
-                &request->arena, (summary.device_count + 1) * sizeof *devices, 8);
+        struct hr_wire_device_bytes *devices =
+                hr_arena_alloc(&request->arena, (summary.device_count + 1) * sizeof *devices, 8);
         struct hr_wire_submit_reply reply = {
                 .handle = handle,
                 .origin = hr_plan_origin_name(binding->origin),
-                .copies_reason = binding->n_copies < summary.n_copies ? "memory"
-                                                                      : summary.copies_reason,
+                .copies_reason =
+                        binding->n_copies < summary.n_copies ? "memory" : summary.copies_reason,
                 .first_different = binding->first_different,
                 .split_count = summary.split_count,
                 .n_copies = binding->n_copies,
@@ -222,8 +221,7 @@ static hr_status ops_try(struct hr_request *request, struct hr_diag *diag) {
         uint8_t *answer;
 
         HR_TRY(hr_bind_decode(request->server,
-                              (struct hr_wire_span){ request->body_memory,
-                                                     request->body_received },
+                              (struct hr_wire_span){request->body_memory, request->body_received},
                               diag, &graph));
         question->device_count = devices;
         question->node_count = graph->node_count;
@@ -267,26 +265,26 @@ static hr_status ops_start(struct hr_request *request, struct hr_diag *diag) {
 }
 
 const struct hr_method hr_graph_methods[] = {
-        { .type = HR_FRAME_OPS,
-          .name = "OPS",
-          .needs_session = true,
-          .begin = ops_begin,
-          .start = ops_start },
-        { .type = HR_FRAME_SUBMIT,
-          .name = "SUBMIT",
-          .needs_session = true,
-          .begin = submit_begin,
-          .start = submit_start,
-          .release = submit_release },
-        { .type = HR_FRAME_EXPLAIN,
-          .name = "EXPLAIN",
-          .needs_session = true,
-          .begin = handle_begin,
-          .start = explain_start },
-        { .type = HR_FRAME_RELEASE,
-          .name = "RELEASE",
-          .needs_session = true,
-          .begin = handle_begin,
-          .start = release_start },
-        { 0 },
+        {.type = HR_FRAME_OPS,
+         .name = "OPS",
+         .needs_session = true,
+         .begin = ops_begin,
+         .start = ops_start},
+        {.type = HR_FRAME_SUBMIT,
+         .name = "SUBMIT",
+         .needs_session = true,
+         .begin = submit_begin,
+         .start = submit_start,
+         .release = submit_release},
+        {.type = HR_FRAME_EXPLAIN,
+         .name = "EXPLAIN",
+         .needs_session = true,
+         .begin = handle_begin,
+         .start = explain_start},
+        {.type = HR_FRAME_RELEASE,
+         .name = "RELEASE",
+         .needs_session = true,
+         .begin = handle_begin,
+         .start = release_start},
+        {0},
 };

@@ -2,8 +2,8 @@
  * RUN and SYNC.
  *
  * A run's memory (inputs, outputs, the executor's struct) is recycled within its graph: in a steady
- * state a run allocates nothing, its inputs are read from the socket into the memory the device reads,
- * and its outputs are written to the socket from the memory the device wrote.
+ * state a run allocates nothing, its inputs are read from the socket into the memory the device
+ * reads, and its outputs are written to the socket from the memory the device wrote.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -68,7 +68,7 @@ static hr_status run_new(struct hr_graph_object *object, struct hr_diag *diag,
         }
         at = run->inputs;
         for (uint32_t i = 0; i < object->input_count; i++) {
-                run->input_list[i] = (struct hr_run_input){ at, object->input_bytes[i] };
+                run->input_list[i] = (struct hr_run_input){at, object->input_bytes[i]};
                 at += object->input_bytes[i];
         }
         *ret_run = run;
@@ -267,16 +267,16 @@ static hr_status sync_start(struct hr_request *request, struct hr_diag *diag) {
 }
 
 const struct hr_method hr_run_methods[] = {
-        { .type = HR_FRAME_RUN,
-          .name = "RUN",
-          .needs_session = true,
-          .begin = run_begin,
-          .start = run_start,
-          .release = run_release },
-        { .type = HR_FRAME_SYNC,
-          .name = "SYNC",
-          .needs_session = true,
-          .begin = hr_method_begin_empty,
-          .start = sync_start },
-        { 0 },
+        {.type = HR_FRAME_RUN,
+         .name = "RUN",
+         .needs_session = true,
+         .begin = run_begin,
+         .start = run_start,
+         .release = run_release},
+        {.type = HR_FRAME_SYNC,
+         .name = "SYNC",
+         .needs_session = true,
+         .begin = hr_method_begin_empty,
+         .start = sync_start},
+        {0},
 };

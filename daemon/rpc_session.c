@@ -1,15 +1,16 @@
 /*
  * Hello, ping, cancel: what is answered by the loop alone.
  *
- * A hello makes a session, or joins the one whose token it shows. A token that is not (or no longer)
- * known is refused without ending the connection, so that the client can say hello again without it.
+ * A hello makes a session, or joins the one whose token it shows. A token that is not (or no
+ * longer) known is refused without ending the connection, so that the client can say hello again
+ * without it.
  */
 #include <string.h>
 
 #include "core/log.h"
 #include "daemon/rpc.h"
 
-static const char *const features[] = { "load", "put", "state", "explain", "stats", "dry_run" };
+static const char *const features[] = {"load", "put", "state", "explain", "stats", "dry_run"};
 
 struct hello_context {
         struct hr_wire_hello hello;
@@ -199,12 +200,12 @@ static hr_status devices_start(struct hr_request *request, struct hr_diag *diag)
 }
 
 const struct hr_method hr_session_methods[] = {
-        { .type = HR_FRAME_HELLO, .name = "HELLO", .begin = hello_begin, .start = hello_start },
-        { .type = HR_FRAME_PING, .name = "PING", .begin = number_begin, .start = ping_start },
-        { .type = HR_FRAME_CANCEL, .name = "CANCEL", .begin = number_begin, .start = cancel_start },
-        { .type = HR_FRAME_DEVICES,
-          .name = "DEVICES",
-          .begin = hr_method_begin_empty,
-          .start = devices_start },
-        { 0 },
+        {.type = HR_FRAME_HELLO, .name = "HELLO", .begin = hello_begin, .start = hello_start},
+        {.type = HR_FRAME_PING, .name = "PING", .begin = number_begin, .start = ping_start},
+        {.type = HR_FRAME_CANCEL, .name = "CANCEL", .begin = number_begin, .start = cancel_start},
+        {.type = HR_FRAME_DEVICES,
+         .name = "DEVICES",
+         .begin = hr_method_begin_empty,
+         .start = devices_start},
+        {0},
 };

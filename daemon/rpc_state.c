@@ -1,9 +1,10 @@
 /*
  * States: ALLOC, READ, WRITE, FREE.
  *
- * ALLOC is two jobs, because a state is charged before it is made and only its manifest says how large
- * it is: the first reads the manifest, then the loop charges, then the second allocates. READ and
- * WRITE are transfers in the session's lane: a read sees every run posted before it, a run every write.
+ * ALLOC is two jobs, because a state is charged before it is made and only its manifest says how
+ * large it is: the first reads the manifest, then the loop charges, then the second allocates. READ
+ * and WRITE are transfers in the session's lane: a read sees every run posted before it, a run
+ * every write.
  */
 #include <stdlib.h>
 
@@ -59,8 +60,8 @@ static hr_status alloc_begin(struct hr_request *request, struct hr_wire_span mes
         if (!allocation->rules)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for placement rules");
         for (uint32_t i = 0; i < alloc->rule_count; i++)
-                allocation->rules[i] = (struct hr_placement_rule){ alloc->rules[i].pattern,
-                                                                   alloc->rules[i].device };
+                allocation->rules[i] =
+                        (struct hr_placement_rule){alloc->rules[i].pattern, alloc->rules[i].device};
         HR_TRY(hr_object_new(request->session, HR_OBJECT_STATE, sizeof(struct state_object),
                              limits->session_states, diag, &request->object));
         request->object->close = state_close_work;
@@ -73,7 +74,7 @@ static hr_status alloc_begin(struct hr_request *request, struct hr_wire_span mes
 static hr_status manifest_try(struct hr_request *request, struct hr_diag *diag) {
         const struct hr_limits *limits = &request->server->config->limits;
         struct allocation *allocation = request->context;
-        const struct hr_wire_manifest_limits wire_limits = { limits->state_tensors };
+        const struct hr_wire_manifest_limits wire_limits = {limits->state_tensors};
         const struct hr_manifest_limits manifest_limits = {
                 .tensors_max = limits->state_tensors,
                 .tensor_bytes_max = limits->tensor_bytes,
@@ -82,11 +83,11 @@ static hr_status manifest_try(struct hr_request *request, struct hr_diag *diag) 
         struct hr_wire_manifest wire;
 
         HR_TRY(hr_wire_manifest_decode(
-                (struct hr_wire_span){ request->body_memory, request->body_received },
-                &wire_limits, &request->arena, diag, &wire));
-        HR_TRY(hr_manifest_new(&(struct hr_manifest_columns){ wire.count, wire.name_lengths,
-                                                              wire.names, wire.names_bytes,
-                                                              wire.types, wire.ne },
+                (struct hr_wire_span){request->body_memory, request->body_received}, &wire_limits,
+                &request->arena, diag, &wire));
+        HR_TRY(hr_manifest_new(&(struct hr_manifest_columns){wire.count, wire.name_lengths,
+                                                             wire.names, wire.names_bytes,
+                                                             wire.types, wire.ne},
                                &manifest_limits, diag, &allocation->manifest));
         allocation->bytes = hr_state_bytes(allocation->manifest);
         return HR_OK;
@@ -117,8 +118,8 @@ static hr_status alloc_finish(struct hr_request *request, struct hr_diag *diag) 
 
         HR_TRY(hr_session_publish(request->session, request->object, diag));
         (void) hr_object_ref(request->object); /* the handle's */
-        HR_TRY(hr_wire_state_alloc_reply_encode(request->object->handle, allocation->bytes,
-                                                message, sizeof message, diag, &bytes));
+        HR_TRY(hr_wire_state_alloc_reply_encode(request->object->handle, allocation->bytes, message,
+                                                sizeof message, diag, &bytes));
         hr_request_reply(request, message, bytes, NULL, 0);
         return HR_OK;
 }
@@ -133,8 +134,8 @@ static hr_status alloc_charge(struct hr_request *request, struct hr_diag *diag) 
         if (request->stopped != HR_OK)
                 return hr_fail(diag, request->stopped, "cancelled");
         HR_TRY(hr_charge(&request->session->state_bytes, allocation->bytes,
-                         request->server->config->limits.session_state_bytes,
-                         "session_state_bytes", diag));
+                         request->server->config->limits.session_state_bytes, "session_state_bytes",
+                         diag));
         request->object->state_bytes = allocation->bytes;
         hr_request_post_work(request, alloc_work, alloc_done);
         return HR_OK;
@@ -212,8 +213,7 @@ static hr_status read_finish(struct hr_request *request, struct hr_diag *diag) {
 
         HR_TRY(hr_wire_varint_encode(transfer->transfer.bytes, message, sizeof message, diag,
                                      &bytes));
-        hr_request_reply(request, message, bytes, request->reply_memory,
-                         transfer->transfer.bytes);
+        hr_request_reply(request, message, bytes, request->reply_memory, transfer->transfer.bytes);
         return HR_OK;
 }
 
@@ -271,26 +271,26 @@ static hr_status free_start(struct hr_request *request, struct hr_diag *diag) {
 }
 
 const struct hr_method hr_state_methods[] = {
-        { .type = HR_FRAME_STATE_ALLOC,
-          .name = "STATE_ALLOC",
-          .needs_session = true,
-          .begin = alloc_begin,
-          .start = alloc_start,
-          .release = alloc_release },
-        { .type = HR_FRAME_STATE_READ,
-          .name = "STATE_READ",
-          .needs_session = true,
-          .begin = read_begin,
-          .start = read_start },
-        { .type = HR_FRAME_STATE_WRITE,
-          .name = "STATE_WRITE",
-          .needs_session = true,
-          .begin = write_begin,
-          .start = write_start },
-        { .type = HR_FRAME_STATE_FREE,
-          .name = "STATE_FREE",
-          .needs_session = true,
-          .begin = free_begin,
-          .start = free_start },
-        { 0 },
+        {.type = HR_FRAME_STATE_ALLOC,
+         .name = "STATE_ALLOC",
+         .needs_session = true,
+         .begin = alloc_begin,
+         .start = alloc_start,
+         .release = alloc_release},
+        {.type = HR_FRAME_STATE_READ,
+         .name = "STATE_READ",
+         .needs_session = true,
+         .begin = read_begin,
+         .start = read_start},
+        {.type = HR_FRAME_STATE_WRITE,
+         .name = "STATE_WRITE",
+         .needs_session = true,
+         .begin = write_begin,
+         .start = write_start},
+        {.type = HR_FRAME_STATE_FREE,
+         .name = "STATE_FREE",
+         .needs_session = true,
+         .begin = free_begin,
+         .start = free_start},
+        {0},
 };

@@ -1,10 +1,10 @@
 /*
  * Weight sets: LOAD, PUT, LIST, DROP, TENSORS.
  *
- * A set that a session uses is an object of it: the object's closing gives the reference back on the
- * engine's thread. LOAD is one job that the store ends. PUT is two: the first makes room for the
- * upload, then DATA goes straight into that room under credit, while the second waits for the store
- * to have verified and placed everything.
+ * A set that a session uses is an object of it: the object's closing gives the reference back on
+ * the engine's thread. LOAD is one job that the store ends. PUT is two: the first makes room for
+ * the upload, then DATA goes straight into that room under credit, while the second waits for the
+ * store to have verified and placed everything.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,9 +22,9 @@ struct making {
         struct hr_placement_rule *rules;
         uint32_t rule_count;
         struct hr_weights_job store_job;
-        struct hr_job wait;     /* PUT: the second job */
-        struct hr_job *kept;    /* engine: the job that the end of store_job ends */
-        bool ended;             /* engine: the end came before anybody waited */
+        struct hr_job wait;  /* PUT: the second job */
+        struct hr_job *kept; /* engine: the job that the end of store_job ends */
+        bool ended;          /* engine: the end came before anybody waited */
         struct hr_upload *upload;
         bool already, is_upload;
         hr_status status;
@@ -48,7 +48,8 @@ static void weights_close_work(struct hr_job *job) {
         hr_engine_job_end(job);
 }
 
-/* ---- making a set: what LOAD and PUT share ---------------------------------------------------- */
+/* ---- making a set: what LOAD and PUT share ----------------------------------------------------
+ */
 
 static hr_status rules_take(struct hr_request *request, struct making *making,
                             const struct hr_wire_rule *rules, uint32_t count,
@@ -61,8 +62,7 @@ static hr_status rules_take(struct hr_request *request, struct making *making,
         if (!making->rules)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for placement rules");
         for (uint32_t i = 0; i < count; i++)
-                making->rules[i] =
-                        (struct hr_placement_rule){ rules[i].pattern, rules[i].device };
+                making->rules[i] = (struct hr_placement_rule){rules[i].pattern, rules[i].device};
         making->rule_count = count;
         return HR_OK;
 }
@@ -74,8 +74,8 @@ static hr_status making_begin(struct hr_request *request, struct hr_diag *diag,
 
         if (!making)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a request");
-        HR_TRY(hr_charge(&request->session->uploads, 1, limits->session_uploads,
-                         "session_uploads", diag));
+        HR_TRY(hr_charge(&request->session->uploads, 1, limits->session_uploads, "session_uploads",
+                         diag));
         request->context = making;
         HR_TRY(hr_object_new(request->session, HR_OBJECT_WEIGHTS, sizeof(struct weights_object),
                              limits->session_weights, diag, &request->object));
@@ -176,8 +176,8 @@ static hr_status load_begin(struct hr_request *request, struct hr_wire_span mess
 /* Without a path: the ready set of that name. Thread: engine. */
 static hr_status load_by_name(struct hr_request *request, struct hr_diag *diag) {
         struct making *making = request->context;
-        struct hr_weights *set = hr_weights_store_find(hr_engine_store(request->server->engine),
-                                                       making->load.name);
+        struct hr_weights *set =
+                hr_weights_store_find(hr_engine_store(request->server->engine), making->load.name);
 
         if (!set)
                 return hr_fail_reason(diag, HR_E_NOT_FOUND, "WEIGHTS", "no set of that name");
@@ -195,12 +195,13 @@ static hr_status load_try(struct hr_request *request, struct hr_diag *diag) {
         struct hr_weights_file_config file_config = {
                 .directories = (const char *const *) config->directories,
                 .directory_count = config->directory_count,
-                .limits = {
-                        .metadata_bytes_max = config->limits.metadata_bytes,
-                        .metadata_count_max = config->limits.metadata_keys,
-                        .tensors_max = config->limits.weights_tensors,
-                        .tensor_bytes_max = config->limits.tensor_bytes,
-                },
+                .limits =
+                        {
+                                .metadata_bytes_max = config->limits.metadata_bytes,
+                                .metadata_count_max = config->limits.metadata_keys,
+                                .tensors_max = config->limits.weights_tensors,
+                                .tensor_bytes_max = config->limits.tensor_bytes,
+                        },
         };
         struct hr_weights_file *file = NULL;
 
@@ -280,7 +281,7 @@ static hr_status put_begin(struct hr_request *request, struct hr_wire_span messa
 static hr_status put_try(struct hr_request *request, struct hr_diag *diag) {
         const struct hr_limits *limits = &request->server->config->limits;
         struct making *making = request->context;
-        const struct hr_wire_manifest_limits wire_limits = { limits->weights_tensors };
+        const struct hr_wire_manifest_limits wire_limits = {limits->weights_tensors};
         const struct hr_manifest_limits manifest_limits = {
                 .tensors_max = limits->weights_tensors,
                 .tensor_bytes_max = limits->tensor_bytes,
@@ -296,16 +297,16 @@ static hr_status put_try(struct hr_request *request, struct hr_diag *diag) {
         };
 
         HR_TRY(hr_wire_manifest_decode(
-                (struct hr_wire_span){ request->body_memory, request->body_received },
-                &wire_limits, &request->arena, diag, &wire));
-        HR_TRY(hr_manifest_new(&(struct hr_manifest_columns){ wire.count, wire.name_lengths,
-                                                              wire.names, wire.names_bytes,
-                                                              wire.types, wire.ne },
+                (struct hr_wire_span){request->body_memory, request->body_received}, &wire_limits,
+                &request->arena, diag, &wire));
+        HR_TRY(hr_manifest_new(&(struct hr_manifest_columns){wire.count, wire.name_lengths,
+                                                             wire.names, wire.names_bytes,
+                                                             wire.types, wire.ne},
                                &manifest_limits, diag, &upload.manifest));
         making->store_job.done = store_done;
         making->store_job.arg = request;
-        return hr_weights_put(hr_engine_store(request->server->engine), &upload,
-                              &making->store_job, diag, &making->upload);
+        return hr_weights_put(hr_engine_store(request->server->engine), &upload, &making->store_job,
+                              diag, &making->upload);
 }
 
 /* Thread: engine. */
@@ -531,8 +532,7 @@ static hr_status tensors_try(struct hr_request *request, struct hr_diag *diag) {
                 name_bytes += tensor->name_bytes;
         }
         {
-                const struct hr_wire_manifest wire = { count, lengths, names, name_bytes, types,
-                                                       ne };
+                const struct hr_wire_manifest wire = {count, lengths, names, name_bytes, types, ne};
 
                 status = hr_wire_manifest_encode(&wire, NULL, 0, diag, &bytes);
                 if (status == HR_OK)
@@ -581,34 +581,34 @@ struct hr_weights *hr_weights_of(struct hr_object *object) {
 }
 
 const struct hr_method hr_weights_methods[] = {
-        { .type = HR_FRAME_WEIGHTS_PUT,
-          .name = "WEIGHTS_PUT",
-          .needs_session = true,
-          .begin = put_begin,
-          .start = put_start,
-          .release = making_release,
-          .data = put_data,
-          .stop = put_stop },
-        { .type = HR_FRAME_WEIGHTS_LOAD,
-          .name = "WEIGHTS_LOAD",
-          .needs_session = true,
-          .begin = load_begin,
-          .start = load_start,
-          .release = making_release },
-        { .type = HR_FRAME_WEIGHTS_LIST,
-          .name = "WEIGHTS_LIST",
-          .needs_session = true,
-          .begin = hr_method_begin_empty,
-          .start = list_start },
-        { .type = HR_FRAME_WEIGHTS_DROP,
-          .name = "WEIGHTS_DROP",
-          .needs_session = true,
-          .begin = handle_begin,
-          .start = drop_start },
-        { .type = HR_FRAME_WEIGHTS_TENSORS,
-          .name = "WEIGHTS_TENSORS",
-          .needs_session = true,
-          .begin = handle_begin,
-          .start = tensors_start },
-        { 0 },
+        {.type = HR_FRAME_WEIGHTS_PUT,
+         .name = "WEIGHTS_PUT",
+         .needs_session = true,
+         .begin = put_begin,
+         .start = put_start,
+         .release = making_release,
+         .data = put_data,
+         .stop = put_stop},
+        {.type = HR_FRAME_WEIGHTS_LOAD,
+         .name = "WEIGHTS_LOAD",
+         .needs_session = true,
+         .begin = load_begin,
+         .start = load_start,
+         .release = making_release},
+        {.type = HR_FRAME_WEIGHTS_LIST,
+         .name = "WEIGHTS_LIST",
+         .needs_session = true,
+         .begin = hr_method_begin_empty,
+         .start = list_start},
+        {.type = HR_FRAME_WEIGHTS_DROP,
+         .name = "WEIGHTS_DROP",
+         .needs_session = true,
+         .begin = handle_begin,
+         .start = drop_start},
+        {.type = HR_FRAME_WEIGHTS_TENSORS,
+         .name = "WEIGHTS_TENSORS",
+         .needs_session = true,
+         .begin = handle_begin,
+         .start = tensors_start},
+        {0},
 };

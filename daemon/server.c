@@ -4,8 +4,8 @@
  *   loop, signals, timers -> devices -> fleet -> engine, graphs -> listeners
  *
  * The loop spins for a configured time after the last activity (events are polled without sleeping,
- * news of the engine is looked for in memory) and then sleeps in the kernel. Before it sleeps it says
- * so and looks once more, hence no news is slept over.
+ * news of the engine is looked for in memory) and then sleeps in the kernel. Before it sleeps it
+ * says so and looks once more, hence no news is slept over.
  *
  * The drain is a condition, not an event: it is over when no request, connection, session or object
  * is left. It is looked at whenever one of them goes.
@@ -40,8 +40,7 @@ static void deadlines_arm(struct hr_server *server, uint64_t deadline_ns) {
         (void) uv_timer_start(&server->deadline_timer, deadline_cb, ms, 0);
 }
 
-void hr_server_deadline_add(struct hr_server *server, struct hr_list *link,
-                            uint64_t deadline_ns) {
+void hr_server_deadline_add(struct hr_server *server, struct hr_list *link, uint64_t deadline_ns) {
         hr_list_append(&server->deadlines, link);
         if (server->armed_ns == 0 || deadline_ns < server->armed_ns)
                 deadlines_arm(server, deadline_ns);
@@ -73,7 +72,7 @@ static void tick_cb(uv_timer_t *timer) {
         uint64_t now_ns = hr_clock_now_ns();
 
         HR_LIST_FOR_EACH(link, &server->conns)
-                hr_conn_tick(HR_CONTAINER_OF(link, struct hr_conn, link), now_ns);
+        hr_conn_tick(HR_CONTAINER_OF(link, struct hr_conn, link), now_ns);
         for (uint32_t i = 0; i < server->listener_count; i++)
                 hr_listener_rested(server->listeners[i]);
         if (!hr_sessions_expire(server, now_ns, false) && hr_list_is_empty(&server->conns))
@@ -91,8 +90,8 @@ void hr_server_listener_rests(struct hr_server *server) {
 }
 
 void hr_server_accept_update(struct hr_server *server) {
-        bool accept = !server->draining &&
-                      server->greeting_count < server->config->limits.greetings;
+        bool accept =
+                !server->draining && server->greeting_count < server->config->limits.greetings;
 
         for (uint32_t i = 0; i < server->listener_count; i++)
                 hr_listener_accept(server->listeners[i], accept);
@@ -115,12 +114,12 @@ static void go_away_send(struct hr_conn *conn) {
         if (!conn->session || hr_wire_go_away_encode("draining", 1000, message, sizeof message,
                                                      NULL, &bytes) != HR_OK)
                 return;
-        hr_conn_send(conn, &(struct hr_send){
-                                   .header = { .type = HR_FRAME_GOAWAY,
-                                               .request_id = HR_FRAME_PUSH_ID },
-                                   .message = message,
-                                   .message_bytes = bytes,
-                           });
+        hr_conn_send(conn,
+                     &(struct hr_send){
+                             .header = {.type = HR_FRAME_GOAWAY, .request_id = HR_FRAME_PUSH_ID},
+                             .message = message,
+                             .message_bytes = bytes,
+                     });
 }
 
 static void drain_timeout_cb(uv_timer_t *timer) {
@@ -133,8 +132,7 @@ static void drain_timeout_cb(uv_timer_t *timer) {
                 struct hr_conn *conn = HR_CONTAINER_OF(link, struct hr_conn, link);
 
                 HR_LIST_FOR_EACH(request, &conn->requests)
-                        hr_request_stop(HR_CONTAINER_OF(request, struct hr_request, link),
-                                        HR_E_CANCELLED);
+                hr_request_stop(HR_CONTAINER_OF(request, struct hr_request, link), HR_E_CANCELLED);
         }
 }
 
@@ -147,17 +145,18 @@ void hr_server_drain(struct hr_server *server, const char *why) {
         server->draining = true;
         listeners_close(server);
         HR_LIST_FOR_EACH(link, &server->conns)
-                go_away_send(HR_CONTAINER_OF(link, struct hr_conn, link));
+        go_away_send(HR_CONTAINER_OF(link, struct hr_conn, link));
         (void) uv_timer_start(&server->drain_timer, drain_timeout_cb,
                               server->config->drain_timeout_ns / HR_NS_PER_MS, 0);
 }
 
-/* What is left of a drain: first the requests, then the connections, then what the sessions held. */
+/* What is left of a drain: first the requests, then the connections, then what the sessions held.
+ */
 static void drain_step(struct hr_server *server) {
         if (!server->draining || server->stats.requests_in_flight > 0)
                 return;
         HR_LIST_FOR_EACH(link, &server->conns)
-                hr_conn_finish(HR_CONTAINER_OF(link, struct hr_conn, link));
+        hr_conn_finish(HR_CONTAINER_OF(link, struct hr_conn, link));
         hr_conns_reap(server);
         (void) hr_sessions_expire(server, 0, true);
         if (hr_list_is_empty(&server->conns) && hr_list_is_empty(&server->sessions))
@@ -226,9 +225,8 @@ static void server_loop(struct hr_server *server) {
 /* ---- start and end --------------------------------------------------------------------------- */
 
 static hr_status loop_init(struct hr_server *server, struct hr_diag *diag) {
-        static const int numbers[] = { SIGTERM, SIGINT, SIGHUP };
-        uv_timer_t *const timers[] = { &server->tick, &server->deadline_timer,
-                                       &server->drain_timer };
+        static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+        uv_timer_t *const timers[] = {&server->tick, &server->deadline_timer, &server->drain_timer};
 
         if (uv_loop_init(&server->loop) != 0)
                 return hr_fail(diag, HR_E_UNAVAILABLE, "no event loop");
@@ -304,9 +302,8 @@ static hr_status listeners_open(struct hr_server *server, struct hr_diag *diag) 
                 server->listener_count++;
         }
         if (config->tcp_address_bytes > 0) {
-                HR_TRY(hr_listener_open_tcp(server, &config->tcp_address,
-                                            config->tcp_address_bytes, diag,
-                                            &server->listeners[server->listener_count]));
+                HR_TRY(hr_listener_open_tcp(server, &config->tcp_address, config->tcp_address_bytes,
+                                            diag, &server->listeners[server->listener_count]));
                 server->listener_count++;
         }
         hr_server_accept_update(server);

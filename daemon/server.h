@@ -1,10 +1,11 @@
 /*
- * The server owns the loop and everything below it, in one order of start and the reverse of it at the
- * end: devices, fleet, engine, listeners; then connections and their sessions come and go.
+ * The server owns the loop and everything below it, in one order of start and the reverse of it at
+ * the end: devices, fleet, engine, listeners; then connections and their sessions come and go.
  *
- * SIGTERM or SIGINT begins the drain: listeners close, connections are told GOAWAY, new requests are
- * refused with UNAVAILABLE (reason DRAINING), what is in flight ends. When nothing is left, or the
- * drain time has passed and what is left has been cancelled, the loop ends and the process exits 0.
+ * SIGTERM or SIGINT begins the drain: listeners close, connections are told GOAWAY, new requests
+ * are refused with UNAVAILABLE (reason DRAINING), what is in flight ends. When nothing is left, or
+ * the drain time has passed and what is left has been cancelled, the loop ends and the process
+ * exits 0.
  *
  * Thread: loop, except where said.
  */
@@ -35,8 +36,8 @@ struct hr_server_stats {
         uint64_t requests[256][HR_GRPC_CODES]; /* by type and the code of their end */
         uint64_t requests_in_flight;
         uint64_t runs_in_flight;
-        uint64_t run_ns, queue_ns;             /* sums over runs */
-        uint64_t *device_splits;               /* of runs that ended well, per device */
+        uint64_t run_ns, queue_ns; /* sums over runs */
+        uint64_t *device_splits;   /* of runs that ended well, per device */
 };
 
 struct hr_server {
@@ -58,12 +59,12 @@ struct hr_server {
         uint32_t greeting_count;  /* connections without hello */
         uint8_t boot_id[HR_WIRE_BOOT_ID_BYTES];
         uint64_t started_ns;
-        uint64_t active_ns;       /* last activity, for spinning */
+        uint64_t active_ns; /* last activity, for spinning */
         bool loop_is_made;
         bool draining, cancelled, stopping;
         uv_async_t wake;
         uv_signal_t signals[3];
-        uv_timer_t tick;          /* connections' deadlines */
+        uv_timer_t tick; /* connections' deadlines */
         uv_timer_t deadline_timer;
         uv_timer_t drain_timer;
         struct hr_server_stats stats;

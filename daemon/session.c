@@ -1,9 +1,9 @@
 /*
  * Handle tables, counted objects, sessions and their charges.
  *
- * A handle is (generation << 32) | (slot + 1). Generations are random and never 0, so that neither a
- * handle of another session nor one of an earlier owner of the slot is likely to be taken for a live
- * one; a guess has one chance in 2^32.
+ * A handle is (generation << 32) | (slot + 1). Generations are random and never 0, so that neither
+ * a handle of another session nor one of an earlier owner of the slot is likely to be taken for a
+ * live one; a guess has one chance in 2^32.
  */
 #include "daemon/session.h"
 
@@ -46,15 +46,15 @@ static hr_status handles_grow(struct hr_handles *handles, struct hr_diag *diag) 
         if (!slots)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for handles");
         for (uint32_t i = handles->slot_count; i < count; i++)
-                slots[i] = (struct hr_handle_slot){ .next_free = i + 1 < count ? i + 1 : NO_SLOT };
+                slots[i] = (struct hr_handle_slot){.next_free = i + 1 < count ? i + 1 : NO_SLOT};
         handles->first_free = handles->slot_count;
         handles->slots = slots;
         handles->slot_count = (uint32_t) count;
         return HR_OK;
 }
 
-hr_status hr_handles_add(struct hr_handles *handles, struct hr_object *object,
-                         struct hr_diag *diag, uint64_t *ret_handle) {
+hr_status hr_handles_add(struct hr_handles *handles, struct hr_object *object, struct hr_diag *diag,
+                         uint64_t *ret_handle) {
         struct hr_handle_slot *slot;
         uint32_t generation = 0;
         uint32_t index;
@@ -98,7 +98,7 @@ struct hr_object *hr_handles_remove(struct hr_handles *handles, uint64_t handle)
         if (!slot)
                 return NULL;
         object = slot->object;
-        *slot = (struct hr_handle_slot){ .next_free = handles->first_free };
+        *slot = (struct hr_handle_slot){.next_free = handles->first_free};
         handles->first_free = (uint32_t) (slot - handles->slots);
         handles->used--;
         return object;
@@ -106,7 +106,7 @@ struct hr_object *hr_handles_remove(struct hr_handles *handles, uint64_t handle)
 
 void hr_handles_deinit(struct hr_handles *handles) {
         free(handles->slots);
-        *handles = (struct hr_handles){ 0 };
+        *handles = (struct hr_handles){0};
 }
 
 /* ---- charges --------------------------------------------------------------------------------- */
@@ -120,8 +120,9 @@ hr_status hr_charge(uint64_t *counter, uint64_t amount, uint64_t limit, const ch
                 *counter = sum;
                 return HR_OK;
         }
-        status = hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT", "%s: %llu held, %llu more, at most %llu",
-                                field, (unsigned long long) *counter, (unsigned long long) amount,
+        status = hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT",
+                                "%s: %llu held, %llu more, at most %llu", field,
+                                (unsigned long long) *counter, (unsigned long long) amount,
                                 (unsigned long long) limit);
         if (diag && diag->status == status) {
                 diag->field = field;
@@ -139,7 +140,7 @@ void hr_discharge(uint64_t *counter, uint64_t amount) {
 /* ---- objects --------------------------------------------------------------------------------- */
 
 const char *hr_object_kind_name(hr_object_kind kind) {
-        static const char *const names[HR_OBJECT_KINDS] = { "WEIGHTS", "STATE", "GRAPH" };
+        static const char *const names[HR_OBJECT_KINDS] = {"WEIGHTS", "STATE", "GRAPH"};
 
         HR_ASSERT(kind < HR_OBJECT_KINDS);
         return names[kind];
@@ -152,8 +153,8 @@ static void object_close_nothing(struct hr_job *job) {
 
 hr_status hr_object_new(struct hr_session *session, hr_object_kind kind, size_t size,
                         uint64_t limit, struct hr_diag *diag, struct hr_object **ret_object) {
-        static const char *const fields[HR_OBJECT_KINDS] = { "session_weights", "session_states",
-                                                             "session_graphs" };
+        static const char *const fields[HR_OBJECT_KINDS] = {"session_weights", "session_states",
+                                                            "session_graphs"};
         struct hr_object *object;
 
         HR_ASSERT(size >= sizeof *object);

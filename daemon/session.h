@@ -1,14 +1,15 @@
 /*
  * Sessions and what they hold.
  *
- * A session is a client's identity and property: weight sets it uses, states, graphs. Connections join
- * it; when the last one has gone (and the grace time, 0 by default, has passed) it closes: every handle
- * is dropped, every job told to stop, and it is freed when nothing refers to it any more.
+ * A session is a client's identity and property: weight sets it uses, states, graphs. Connections
+ * join it; when the last one has gone (and the grace time, 0 by default, has passed) it closes:
+ * every handle is dropped, every job told to stop, and it is freed when nothing refers to it any
+ * more.
  *
- * Objects. What a handle leads to is counted by the loop: the handle is one reference, each request in
- * flight that uses it another. With the last one a job goes to the engine, which frees what is the
- * engine's; when that job is back the charge is returned. So nothing a device may still touch is freed
- * early, and quotas are exact.
+ * Objects. What a handle leads to is counted by the loop: the handle is one reference, each request
+ * in flight that uses it another. With the last one a job goes to the engine, which frees what is
+ * the engine's; when that job is back the charge is returned. So nothing a device may still touch
+ * is freed early, and quotas are exact.
  *
  * Handles are slot + random generation, per session. A foreign, stale or guessed one is not found.
  *
@@ -64,7 +65,7 @@ struct hr_object {
         uint32_t refs;
         uint64_t handle; /* 0 = none (any more) */
         struct hr_session *session;
-        uint64_t state_bytes;  /* charged for a state */
+        uint64_t state_bytes; /* charged for a state */
         /* Closing. `close` frees what is the engine's (thread: engine), `free` the rest (loop). */
         hr_job_fn close;
         void (*free)(struct hr_object *object); /* NULL: free() */
@@ -79,30 +80,30 @@ HR_NODISCARD hr_status hr_object_new(struct hr_session *session, hr_object_kind 
 struct hr_object *hr_object_ref(struct hr_object *object);
 /* With the last reference the object closes. Returns NULL. */
 struct hr_object *hr_object_unref(struct hr_object *object);
-/* Prepares object->closing, which frees what is the engine's however it ends, for an object whose last
- * reference has gone; the caller posts it, and calls hr_object_closed() when it is back. */
+/* Prepares object->closing, which frees what is the engine's however it ends, for an object whose
+ * last reference has gone; the caller posts it, and calls hr_object_closed() when it is back. */
 void hr_object_closing_init(struct hr_object *object, hr_job_fn done);
 void hr_object_closed(struct hr_object *object);
 
 /* ---- Sessions -------------------------------------------------------------------------------- */
 
 struct hr_session {
-        uint32_t refs;        /* connections, requests, objects, and one until it closes */
+        uint32_t refs; /* connections, requests, objects, and one until it closes */
         struct hr_server *server;
-        struct hr_list link;  /* in the server's list */
+        struct hr_list link; /* in the server's list */
         struct hr_list conns;
         struct hr_lane lane;
         struct hr_handles handles;
         bool closed;
-        uint64_t closing_ns;  /* when it closes unless a connection joins; 0 = it has connections */
-        uint32_t principal;   /* uid of a Unix peer */
+        uint64_t closing_ns; /* when it closes unless a connection joins; 0 = it has connections */
+        uint32_t principal;  /* uid of a Unix peer */
         uint8_t token[HR_SESSION_TOKEN_BYTES];
         char name[64];
         /* Charges. */
         uint64_t object_count[HR_OBJECT_KINDS];
-        uint64_t run_count;                      /* queued and in flight */
+        uint64_t run_count; /* queued and in flight */
         uint64_t state_bytes;
-        uint64_t buffer_bytes;                   /* bodies in flight and buffers of runs */
+        uint64_t buffer_bytes; /* bodies in flight and buffers of runs */
         uint64_t uploads;
 };
 
@@ -129,7 +130,8 @@ HR_NODISCARD hr_status hr_session_object(struct hr_session *session, uint64_t ha
 HR_NODISCARD hr_status hr_session_publish(struct hr_session *session, struct hr_object *object,
                                           struct hr_diag *diag);
 
-/* Takes the handle from an object that is held by somebody else as well; a no-op for one without. */
+/* Takes the handle from an object that is held by somebody else as well; a no-op for one without.
+ */
 void hr_session_forget(struct hr_session *session, struct hr_object *object);
 
 /* Adds to a counter under a limit: HR_E_EXHAUSTED (reason LIMIT, field, limit, actual). */

@@ -2,14 +2,17 @@
  * Messages of session and administration, and what all parts of the codec share.
  *
  * What holds after a successful decode, whatever the peer sent: every string is NUL-terminated,
- * without a NUL inside, and valid UTF-8 (nanopb checks neither of the latter); every count is at most
- * its cap; every list lies in the caller's arena. Nanopb bounds all of its own writes by the caps of
- * headrace.options; callbacks take lists under the length of the message and the arena's cap.
+ * without a NUL inside, and valid UTF-8 (nanopb checks neither of the latter); every count is at
+ * most its cap; every list lies in the caller's arena. Nanopb bounds all of its own writes by the
+ * caps of headrace.options; callbacks take lists under the length of the message and the arena's
+ * cap.
  *
  * A callback that fails says so to nanopb, which ends the whole decode; the reason "arena full" is
  * kept in the list, because then the message is not at fault.
  */
 #include "proto/codec_priv.h"
+
+#include "headrace.pb.h"
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
@@ -217,15 +220,15 @@ static bool take_rule(pb_istream_t *stream, const pb_field_t *field, void **arg)
 }
 
 pb_callback_t hr_codec_list_fixed32(struct hr_codec_list *list) {
-        return (pb_callback_t){ .funcs.decode = take_fixed32, .arg = list };
+        return (pb_callback_t){.funcs.decode = take_fixed32, .arg = list};
 }
 
 pb_callback_t hr_codec_list_fixed64(struct hr_codec_list *list) {
-        return (pb_callback_t){ .funcs.decode = take_fixed64, .arg = list };
+        return (pb_callback_t){.funcs.decode = take_fixed64, .arg = list};
 }
 
 pb_callback_t hr_codec_list_rules(struct hr_codec_list *list) {
-        return (pb_callback_t){ .funcs.decode = take_rule, .arg = list };
+        return (pb_callback_t){.funcs.decode = take_rule, .arg = list};
 }
 
 static bool put_numbers(pb_ostream_t *stream, const pb_field_t *field, void *const *arg) {
@@ -239,7 +242,7 @@ static bool put_numbers(pb_ostream_t *stream, const pb_field_t *field, void *con
 }
 
 pb_callback_t hr_codec_put_numbers(struct hr_codec_numbers *numbers) {
-        return (pb_callback_t){ .funcs.encode = put_numbers, .arg = numbers };
+        return (pb_callback_t){.funcs.encode = put_numbers, .arg = numbers};
 }
 
 static bool put_items(pb_ostream_t *stream, const pb_field_t *field, void *const *arg) {
@@ -253,7 +256,7 @@ static bool put_items(pb_ostream_t *stream, const pb_field_t *field, void *const
 }
 
 pb_callback_t hr_codec_put_items(struct hr_codec_items *items) {
-        return (pb_callback_t){ .funcs.encode = put_items, .arg = items };
+        return (pb_callback_t){.funcs.encode = put_items, .arg = items};
 }
 
 hr_status hr_codec_list_check(const struct hr_codec_list *list, hr_status status,
@@ -283,7 +286,7 @@ hr_status hr_wire_fixed64_decode(struct hr_wire_span message, struct hr_diag *di
 
 hr_status hr_wire_fixed64_encode(uint64_t value, uint8_t *buffer, size_t capacity,
                                  struct hr_diag *diag, size_t *ret_bytes) {
-        headrace_v1_Ping message = { .cookie = value };
+        headrace_v1_Ping message = {.cookie = value};
 
         return hr_codec_encode(headrace_v1_Ping_fields, &message, buffer, capacity, diag,
                                ret_bytes);
@@ -300,7 +303,7 @@ hr_status hr_wire_varint_decode(struct hr_wire_span message, struct hr_diag *dia
 
 hr_status hr_wire_varint_encode(uint64_t value, uint8_t *buffer, size_t capacity,
                                 struct hr_diag *diag, size_t *ret_bytes) {
-        headrace_v1_Credit message = { .bytes = value };
+        headrace_v1_Credit message = {.bytes = value};
 
         return hr_codec_encode(headrace_v1_Credit_fields, &message, buffer, capacity, diag,
                                ret_bytes);
@@ -308,7 +311,7 @@ hr_status hr_wire_varint_encode(uint64_t value, uint8_t *buffer, size_t capacity
 
 hr_status hr_wire_ops_reply_encode(uint32_t device_count, uint32_t node_count, uint8_t *buffer,
                                    size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
-        headrace_v1_OpsReply message = { .device_count = device_count, .node_count = node_count };
+        headrace_v1_OpsReply message = {.device_count = device_count, .node_count = node_count};
 
         return hr_codec_encode(headrace_v1_OpsReply_fields, &message, buffer, capacity, diag,
                                ret_bytes);
@@ -318,7 +321,7 @@ hr_status hr_wire_ops_reply_encode(uint32_t device_count, uint32_t node_count, u
 
 static bool stat_put(pb_ostream_t *stream, const void *data, uint32_t index) {
         const struct hr_wire_stat *stat = (const struct hr_wire_stat *) data + index;
-        headrace_v1_Stat message = { .value = stat->value };
+        headrace_v1_Stat message = {.value = stat->value};
 
         hr_codec_text_copy(message.name, sizeof message.name, stat->name);
         hr_codec_text_copy(message.labels, sizeof message.labels, stat->labels);
@@ -327,8 +330,8 @@ static bool stat_put(pb_ostream_t *stream, const void *data, uint32_t index) {
 
 hr_status hr_wire_stats_encode(const struct hr_wire_stat *stats, uint32_t count, uint8_t *buffer,
                                size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
-        struct hr_codec_items items = { .data = stats, .count = count, .encode = stat_put };
-        headrace_v1_Stats message = { .stats = hr_codec_put_items(&items) };
+        struct hr_codec_items items = {.data = stats, .count = count, .encode = stat_put};
+        headrace_v1_Stats message = {.stats = hr_codec_put_items(&items)};
 
         return hr_codec_encode(headrace_v1_Stats_fields, &message, buffer, capacity, diag,
                                ret_bytes);

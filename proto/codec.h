@@ -4,9 +4,9 @@
  *
  * Decoding. Each hr_wire_x_decode() reads one message from memory into *ret_x, which is written in
  * full on success only. Strings are NUL-terminated, hold no NUL and are valid UTF-8; lists and byte
- * strings of variable length lie in the caller's arena. Failures: HR_E_INVALID with reason DECODE (not
- * such a message, a cap of headrace.options exceeded, trailing bytes), UTF8, or HR_E_EXHAUSTED when
- * the arena is full. Unknown fields are skipped; of duplicate scalars the last wins.
+ * strings of variable length lie in the caller's arena. Failures: HR_E_INVALID with reason DECODE
+ * (not such a message, a cap of headrace.options exceeded, trailing bytes), UTF8, or HR_E_EXHAUSTED
+ * when the arena is full. Unknown fields are skipped; of duplicate scalars the last wins.
  *
  * Encoding. Each hr_wire_x_encode() writes into the caller's buffer and returns the bytes used;
  * HR_E_EXHAUSTED (reason MESSAGE) when it does not fit.
@@ -23,7 +23,7 @@
 #define HR_WIRE_MESSAGE_BYTES_MAX 65536U
 #define HR_WIRE_FEATURES_MAX 32U
 #define HR_WIRE_FEATURE_BYTES 48U
-#define HR_WIRE_NAME_BYTES 64U       /* of devices, clients, sessions; with the NUL */
+#define HR_WIRE_NAME_BYTES 64U /* of devices, clients, sessions; with the NUL */
 #define HR_WIRE_SET_NAME_BYTES 256U
 #define HR_WIRE_PATTERN_BYTES 256U
 #define HR_WIRE_PATH_BYTES 1024U
@@ -83,8 +83,7 @@ struct hr_wire_hello_reply {
 HR_NODISCARD hr_status hr_wire_hello_reply_encode(const struct hr_wire_hello_reply *reply,
                                                   uint8_t *buffer, size_t capacity,
                                                   struct hr_diag *diag, size_t *ret_bytes);
-HR_NODISCARD hr_status hr_wire_hello_reply_decode(struct hr_wire_span message,
-                                                  struct hr_diag *diag,
+HR_NODISCARD hr_status hr_wire_hello_reply_decode(struct hr_wire_span message, struct hr_diag *diag,
                                                   struct hr_wire_hello_reply *ret_reply);
 HR_NODISCARD hr_status hr_wire_devices_reply_encode(uint64_t epoch,
                                                     const struct hr_wire_device *devices,
@@ -168,9 +167,9 @@ HR_NODISCARD hr_status hr_wire_weights_put_decode(struct hr_wire_span message,
                                                   struct hr_arena *arena, struct hr_diag *diag,
                                                   struct hr_wire_weights_put *ret_put);
 /* WeightsPutReply. */
-HR_NODISCARD hr_status hr_wire_put_reply_encode(const struct hr_wire_set_info *set,
-                                                uint8_t *buffer, size_t capacity,
-                                                struct hr_diag *diag, size_t *ret_bytes);
+HR_NODISCARD hr_status hr_wire_put_reply_encode(const struct hr_wire_set_info *set, uint8_t *buffer,
+                                                size_t capacity, struct hr_diag *diag,
+                                                size_t *ret_bytes);
 
 struct hr_wire_weights_load {
         char path[HR_WIRE_PATH_BYTES];
@@ -195,10 +194,10 @@ HR_NODISCARD hr_status hr_wire_sets_encode(const struct hr_wire_set_info *sets, 
 struct hr_wire_manifest {
         uint32_t count;
         const uint32_t *name_lengths;
-        const char *names;            /* one after the other */
-        uint64_t names_bytes;         /* sum of the lengths */
+        const char *names;    /* one after the other */
+        uint64_t names_bytes; /* sum of the lengths */
         const uint32_t *types;
-        const int64_t *ne;            /* four per tensor */
+        const int64_t *ne; /* four per tensor */
 };
 struct hr_wire_manifest_limits {
         uint64_t tensors_max;
@@ -231,20 +230,19 @@ struct hr_wire_state_range {
         uint64_t handle, offset, bytes;
         uint32_t tensor;
 };
-HR_NODISCARD hr_status hr_wire_state_range_decode(struct hr_wire_span message,
-                                                  struct hr_diag *diag,
+HR_NODISCARD hr_status hr_wire_state_range_decode(struct hr_wire_span message, struct hr_diag *diag,
                                                   struct hr_wire_state_range *ret_range);
 
 /* ---- graph and run --------------------------------------------------------------------------- */
 
 struct hr_wire_graph_limits {
         uint64_t nodes_max, leaves_max; /* counts */
-        uint64_t bytes_max;             /* of the encoded graph; in memory it takes at most eight times
-                                         * as much */
+        uint64_t bytes_max; /* of the encoded graph; in memory it takes at most eight times
+                             * as much */
 };
 /* Columns -> a graph ready for hr_graph_validate(): counts cross-checked, views flattened to their
- * root, strides filled in, constants cut. HR_E_INVALID with reason COLUMN (lengths disagree, an id out
- * of range), VIEW (a base that is no earlier tensor, an offset that wraps), UTF8, DECODE;
+ * root, strides filled in, constants cut. HR_E_INVALID with reason COLUMN (lengths disagree, an id
+ * out of range), VIEW (a base that is no earlier tensor, an offset that wraps), UTF8, DECODE;
  * HR_E_EXHAUSTED (reason LIMIT) over a limit, before memory is taken. Linear time, no recursion. */
 HR_NODISCARD hr_status hr_wire_graph_decode(struct hr_wire_span message,
                                             const struct hr_wire_graph_limits *limits,
@@ -306,8 +304,7 @@ struct hr_wire_run {
 HR_NODISCARD hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena,
                                           struct hr_diag *diag, struct hr_wire_run *ret_run);
 HR_NODISCARD hr_status hr_wire_run_encode(const struct hr_wire_run *run, uint8_t *buffer,
-                                          size_t capacity, struct hr_diag *diag,
-                                          size_t *ret_bytes);
+                                          size_t capacity, struct hr_diag *diag, size_t *ret_bytes);
 
 struct hr_wire_run_reply {
         const uint64_t *output_bytes; /* decoded: in the arena */
@@ -318,8 +315,8 @@ struct hr_wire_run_reply {
 HR_NODISCARD hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply,
                                                 uint8_t *buffer, size_t capacity,
                                                 struct hr_diag *diag, size_t *ret_bytes);
-HR_NODISCARD hr_status hr_wire_run_reply_decode(struct hr_wire_span message,
-                                                struct hr_arena *arena, struct hr_diag *diag,
+HR_NODISCARD hr_status hr_wire_run_reply_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                                struct hr_diag *diag,
                                                 struct hr_wire_run_reply *ret_reply);
 
 /* ---- admin ----------------------------------------------------------------------------------- */

@@ -1,10 +1,10 @@
 /*
  * Writing graphs in columns, and manifests both ways.
  *
- * The encoder of graphs is for clients in C and for tests: it writes what the decoder reads, with view
- * bases that are roots, strides only where a tensor is not contiguous, and parameters up to the last
- * word that is not zero. Every field is written in the order of its number, so equal graphs have equal
- * bytes and equal digests.
+ * The encoder of graphs is for clients in C and for tests: it writes what the decoder reads, with
+ * view bases that are roots, strides only where a tensor is not contiguous, and parameters up to
+ * the last word that is not zero. Every field is written in the order of its number, so equal
+ * graphs have equal bytes and equal digests.
  */
 #include "core/tensor.h"
 #include "proto/columns.h"
@@ -45,7 +45,7 @@ struct graph_totals {
 };
 
 static struct graph_totals graph_totals_of(const struct hr_graph *graph) {
-        struct graph_totals totals = { .tensors = graph->leaf_count + graph->node_count };
+        struct graph_totals totals = {.tensors = graph->leaf_count + graph->node_count};
 
         for (uint32_t i = 0; i < totals.tensors; i++) {
                 const struct hr_tensor *tensor = &graph->tensors[i];
@@ -273,24 +273,22 @@ static hr_status manifest_fill(const struct hr_columns *columns, uint32_t count,
                 memcpy(types, at[MANIFEST_TYPE].data, (size_t) count * 4);
                 memcpy(ne, at[MANIFEST_NE].data, (size_t) count * HR_DIMS * 8);
         }
-        *ret_manifest = (struct hr_wire_manifest){ count, lengths, names, name_bytes, types, ne };
+        *ret_manifest = (struct hr_wire_manifest){count, lengths, names, name_bytes, types, ne};
         return HR_OK;
 }
 
 static hr_status manifest_read(struct hr_columns *columns, struct hr_wire_span message,
-                               const struct hr_wire_manifest_limits *limits,
-                               struct hr_arena *arena, struct hr_diag *diag,
-                               struct hr_wire_manifest *ret_manifest) {
+                               const struct hr_wire_manifest_limits *limits, struct hr_arena *arena,
+                               struct hr_diag *diag, struct hr_wire_manifest *ret_manifest) {
         const struct hr_column *at = columns->at;
         uint64_t count;
 
         HR_TRY(hr_columns_scan(columns, message, diag));
         count = hr_column_count(&at[MANIFEST_TYPE]);
         if (count > limits->tensors_max || count >= UINT32_MAX) {
-                hr_status status = hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT",
-                                                  "%llu tensors, at most %llu",
-                                                  (unsigned long long) count,
-                                                  (unsigned long long) limits->tensors_max);
+                hr_status status = hr_fail_reason(
+                        diag, HR_E_EXHAUSTED, "LIMIT", "%llu tensors, at most %llu",
+                        (unsigned long long) count, (unsigned long long) limits->tensors_max);
 
                 if (diag) {
                         diag->limit = limits->tensors_max;
@@ -310,7 +308,7 @@ hr_status hr_wire_manifest_decode(struct hr_wire_span message,
                                   const struct hr_wire_manifest_limits *limits,
                                   struct hr_arena *arena, struct hr_diag *diag,
                                   struct hr_wire_manifest *ret_manifest) {
-        struct hr_columns columns = { 0 };
+        struct hr_columns columns = {0};
         hr_status status;
 
         for (uint32_t i = 0; i < HR_COLUMN_TAGS; i++)

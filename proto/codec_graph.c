@@ -1,11 +1,11 @@
 /*
  * Graphs and manifests in columns.
  *
- * Decoding a graph is four steps: scan (where are the columns), count (lengths against each other and
- * against the limits, all in 64 bits, before any memory is taken), fill (one pass over tensors), views
- * (one pass that replaces each base by the root of its chain). What results is well-formed as data
- * (every id in it names a tensor, every count holds), and otherwise just what the client said: whether
- * it is a sensible graph is hr_graph_validate()'s question.
+ * Decoding a graph is four steps: scan (where are the columns), count (lengths against each other
+ * and against the limits, all in 64 bits, before any memory is taken), fill (one pass over
+ * tensors), views (one pass that replaces each base by the root of its chain). What results is
+ * well-formed as data (every id in it names a tensor, every count holds), and otherwise just what
+ * the client said: whether it is a sensible graph is hr_graph_validate()'s question.
  *
  * Lists that name tensors (views, strides) need not be sorted; a tensor named twice is refused.
  * The columns flags, name_length, source_count and param_count may be absent: zeros then.
@@ -49,9 +49,9 @@ struct graph_counts {
 
 static hr_status over_limit(struct hr_diag *diag, const char *field, uint64_t limit,
                             uint64_t actual) {
-        hr_status status = hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT", "%s: %llu, at most %llu",
-                                          field, (unsigned long long) actual,
-                                          (unsigned long long) limit);
+        hr_status status =
+                hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT", "%s: %llu, at most %llu", field,
+                               (unsigned long long) actual, (unsigned long long) limit);
 
         if (diag) {
                 diag->field = field;
@@ -208,7 +208,8 @@ static hr_status graph_fill_nodes(const struct hr_columns *columns, struct hr_gr
         return HR_OK;
 }
 
-/* Strides where the client gave them. The mark that finds a tensor named twice is its `reserved`. */
+/* Strides where the client gave them. The mark that finds a tensor named twice is its `reserved`.
+ */
 static hr_status graph_fill_strides(const struct hr_columns *columns, struct hr_graph *graph,
                                     struct hr_diag *diag) {
         const struct hr_column *at = columns->at;
@@ -232,8 +233,7 @@ static hr_status graph_fill_strides(const struct hr_columns *columns, struct hr_
 }
 
 static hr_status view_fail(struct hr_diag *diag, uint32_t tensor, const char *words) {
-        hr_status status =
-                hr_fail_reason(diag, HR_E_INVALID, "VIEW", "view %u: %s", tensor, words);
+        hr_status status = hr_fail_reason(diag, HR_E_INVALID, "VIEW", "view %u: %s", tensor, words);
 
         if (diag) {
                 diag->has_tensor = true;
@@ -242,8 +242,9 @@ static hr_status view_fail(struct hr_diag *diag, uint32_t tensor, const char *wo
         return status;
 }
 
-/* Bases as given, then replaced by the root of their chain. A base is earlier than its view, hence in
- * order of ids the base of a view has been flattened before the view itself: no recursion, no loop. */
+/* Bases as given, then replaced by the root of their chain. A base is earlier than its view, hence
+ * in order of ids the base of a view has been flattened before the view itself: no recursion, no
+ * loop. */
 static hr_status graph_fill_views(const struct hr_columns *columns, struct hr_graph *graph,
                                   struct hr_diag *diag) {
         const struct hr_column *at = columns->at;
@@ -308,8 +309,9 @@ static hr_status graph_fill_names(const struct hr_columns *columns, struct hr_gr
         return HR_OK;
 }
 
-/* Hands out the constant bytes to the leaves of that kind, in order. Their sizes are checked against
- * their types, so that no lying length survives; a contiguous leaf is all a constant can be. */
+/* Hands out the constant bytes to the leaves of that kind, in order. Their sizes are checked
+ * against their types, so that no lying length survives; a contiguous leaf is all a constant can
+ * be. */
 static hr_status graph_fill_constants(const struct hr_columns *columns, struct hr_graph *graph,
                                       struct hr_diag *diag) {
         const struct hr_column *at = columns->at;
@@ -343,7 +345,7 @@ static hr_status graph_build(struct hr_columns *columns, struct hr_wire_span mes
                              const struct hr_wire_graph_limits *limits, struct hr_diag *diag,
                              struct hr_graph **ret_graph) {
         HR_CLEANUP(hr_graph_unrefp) struct hr_graph *graph = NULL;
-        struct graph_counts counts = { 0 };
+        struct graph_counts counts = {0};
         struct hr_graph_sizes sizes;
 
         HR_TRY(hr_columns_scan(columns, message, diag));
@@ -371,7 +373,7 @@ static hr_status graph_build(struct hr_columns *columns, struct hr_wire_span mes
 hr_status hr_wire_graph_decode(struct hr_wire_span message,
                                const struct hr_wire_graph_limits *limits, struct hr_diag *diag,
                                struct hr_graph **ret_graph) {
-        struct hr_columns columns = { 0 };
+        struct hr_columns columns = {0};
         hr_status status;
 
         if (message.size > limits->bytes_max)

@@ -1,4 +1,4 @@
-/* What the codec's files share: the generated structs, text rules, lists in arenas. */
+/* What the codec's files share: text rules, whole messages, lists in arenas. */
 #pragma once
 
 #include <string.h>
@@ -6,7 +6,6 @@
 #include <pb_decode.h>
 #include <pb_encode.h>
 
-#include "headrace.pb.h"
 #include "proto/codec.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -26,8 +25,8 @@ HR_NODISCARD hr_status hr_codec_decode(struct hr_wire_span message, const pb_msg
 HR_NODISCARD hr_status hr_codec_encode(const pb_msgdesc_t *fields, const void *source,
                                        uint8_t *buffer, size_t capacity, struct hr_diag *diag,
                                        size_t *ret_bytes);
-/* HR_E_INVALID with reason UTF8 and the field unless the decoded string of a zeroed struct is valid.
- * A NUL inside is found by what stands behind it. */
+/* HR_E_INVALID with reason UTF8 and the field unless the decoded string of a zeroed struct is
+ * valid. A NUL inside is found by what stands behind it. */
 HR_NODISCARD hr_status hr_codec_text_check(const char *text, size_t capacity, const char *field,
                                            struct hr_diag *diag);
 bool hr_codec_array_is_valid(const char *text, size_t capacity);
@@ -47,8 +46,8 @@ pb_callback_t hr_codec_list_fixed32(struct hr_codec_list *list);
 pb_callback_t hr_codec_list_fixed64(struct hr_codec_list *list);
 pb_callback_t hr_codec_list_rules(struct hr_codec_list *list);
 
-/* Passes a decode's status on; when the list's arena was full it is HR_E_EXHAUSTED (reason LIMIT). diag
- * is not NULL. */
+/* Passes a decode's status on; when the list's arena was full it is HR_E_EXHAUSTED (reason LIMIT).
+ * diag is not NULL. */
 HR_NODISCARD hr_status hr_codec_list_check(const struct hr_codec_list *list, hr_status status,
                                            struct hr_diag *diag);
 
@@ -67,6 +66,3 @@ struct hr_codec_items {
         bool (*encode)(pb_ostream_t *stream, const void *data, uint32_t index);
 };
 pb_callback_t hr_codec_put_items(struct hr_codec_items *items);
-
-/* Fills the generated struct; strings are cut to its caps. */
-void hr_codec_set_info_fill(const struct hr_wire_set_info *set, headrace_v1_SetInfo *ret_info);

@@ -4,11 +4,12 @@
  */
 #include "proto/codec_priv.h"
 
+#include "headrace.pb.h"
+
 static hr_status submit_check(const headrace_v1_Submit *wire, struct hr_diag *diag) {
         if (wire->digest.size != 0 && wire->digest.size != HR_WIRE_DIGEST_BYTES)
-                return hr_fail_reason(diag, HR_E_INVALID, "DECODE",
-                                      "a digest has %u bytes, not %u", wire->digest.size,
-                                      HR_WIRE_DIGEST_BYTES);
+                return hr_fail_reason(diag, HR_E_INVALID, "DECODE", "a digest has %u bytes, not %u",
+                                      wire->digest.size, HR_WIRE_DIGEST_BYTES);
         if (wire->rules > _headrace_v1_Rules_MAX)
                 return hr_fail_reason(diag, HR_E_INVALID, "DECODE", "no such set of rules: %d",
                                       (int) wire->rules);
@@ -17,11 +18,11 @@ static hr_status submit_check(const headrace_v1_Submit *wire, struct hr_diag *di
 
 hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *arena,
                                 struct hr_diag *diag, struct hr_wire_submit *ret_submit) {
-        struct hr_codec_list weights = { .arena = arena };
-        struct hr_codec_list states = { .arena = arena };
-        struct hr_codec_list pins = { .arena = arena };
+        struct hr_codec_list weights = {.arena = arena};
+        struct hr_codec_list states = {.arena = arena};
+        struct hr_codec_list pins = {.arena = arena};
         headrace_v1_Submit wire = headrace_v1_Submit_init_zero;
-        struct hr_diag local = { 0 };
+        struct hr_diag local = {0};
         hr_status status;
 
         if (!diag)
@@ -65,8 +66,8 @@ static bool pin_put(pb_ostream_t *stream, const void *data, uint32_t index) {
 
 hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *buffer,
                                 size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
-        struct hr_codec_numbers weights = { submit->weights, submit->weight_count, 8 };
-        struct hr_codec_numbers states = { submit->states, submit->state_count, 8 };
+        struct hr_codec_numbers weights = {submit->weights, submit->weight_count, 8};
+        struct hr_codec_numbers states = {submit->states, submit->state_count, 8};
         struct hr_codec_items pins = {
                 .data = submit->pins,
                 .count = submit->pin_count,
@@ -151,9 +152,9 @@ hr_status hr_wire_submit_reply_decode(struct hr_wire_span message, struct hr_dia
 
 hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena,
                              struct hr_diag *diag, struct hr_wire_run *ret_run) {
-        struct hr_codec_list outputs = { .arena = arena };
+        struct hr_codec_list outputs = {.arena = arena};
         headrace_v1_Run wire = headrace_v1_Run_init_zero;
-        struct hr_diag local = { 0 };
+        struct hr_diag local = {0};
         hr_status status;
 
         if (!diag)
@@ -174,7 +175,7 @@ hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena
 
 hr_status hr_wire_run_encode(const struct hr_wire_run *run, uint8_t *buffer, size_t capacity,
                              struct hr_diag *diag, size_t *ret_bytes) {
-        struct hr_codec_numbers outputs = { run->outputs, run->output_count, 4 };
+        struct hr_codec_numbers outputs = {run->outputs, run->output_count, 4};
         headrace_v1_Run wire = {
                 .handle = run->handle,
                 .outputs = hr_codec_put_numbers(&outputs),
@@ -188,7 +189,7 @@ hr_status hr_wire_run_encode(const struct hr_wire_run *run, uint8_t *buffer, siz
 
 hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply, uint8_t *buffer,
                                    size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
-        struct hr_codec_numbers outputs = { reply->output_bytes, reply->output_count, 8 };
+        struct hr_codec_numbers outputs = {reply->output_bytes, reply->output_count, 8};
         headrace_v1_RunReply wire = {
                 .output_bytes = hr_codec_put_numbers(&outputs),
                 .queue_ns = reply->queue_ns,
@@ -202,7 +203,7 @@ hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply, uint8_
 
 hr_status hr_wire_run_reply_decode(struct hr_wire_span message, struct hr_arena *arena,
                                    struct hr_diag *diag, struct hr_wire_run_reply *ret_reply) {
-        struct hr_codec_list outputs = { .arena = arena };
+        struct hr_codec_list outputs = {.arena = arena};
         headrace_v1_RunReply wire = headrace_v1_RunReply_init_zero;
 
         wire.output_bytes = hr_codec_list_fixed64(&outputs);

@@ -6,15 +6,19 @@
  */
 #include "proto/codec_priv.h"
 
+#include "headrace.pb.h"
+
 hr_status hr_wire_hello_decode(struct hr_wire_span message, struct hr_diag *diag,
                                struct hr_wire_hello *ret_hello) {
         headrace_v1_Hello wire = headrace_v1_Hello_init_zero;
 
         HR_TRY(hr_codec_decode(message, headrace_v1_Hello_fields, &wire, diag));
         HR_TRY(hr_codec_text_check(wire.client_name, sizeof wire.client_name, "client_name", diag));
-        HR_TRY(hr_codec_text_check(wire.session_name, sizeof wire.session_name, "session_name", diag));
+        HR_TRY(hr_codec_text_check(wire.session_name, sizeof wire.session_name, "session_name",
+                                   diag));
         for (uint32_t i = 0; i < wire.features_count; i++)
-                HR_TRY(hr_codec_text_check(wire.features[i], sizeof wire.features[i], "features", diag));
+                HR_TRY(hr_codec_text_check(wire.features[i], sizeof wire.features[i], "features",
+                                           diag));
         _Static_assert(sizeof wire.features == sizeof ret_hello->features, "one cap");
         ret_hello->protocol_min = wire.protocol_min;
         ret_hello->protocol_max = wire.protocol_max;
@@ -119,10 +123,11 @@ hr_status hr_wire_hello_reply_decode(struct hr_wire_span message, struct hr_diag
         headrace_v1_HelloReply wire = headrace_v1_HelloReply_init_zero;
         uint32_t devices = 0;
 
-        wire.devices = (pb_callback_t){ .funcs.decode = device_count, .arg = &devices };
+        wire.devices = (pb_callback_t){.funcs.decode = device_count, .arg = &devices};
         HR_TRY(hr_codec_decode(message, headrace_v1_HelloReply_fields, &wire, diag));
-        HR_TRY(hr_codec_text_check(wire.daemon_version, sizeof wire.daemon_version, "daemon_version", diag));
-        *ret_reply = (struct hr_wire_hello_reply){ .protocol = wire.protocol, .epoch = wire.epoch };
+        HR_TRY(hr_codec_text_check(wire.daemon_version, sizeof wire.daemon_version,
+                                   "daemon_version", diag));
+        *ret_reply = (struct hr_wire_hello_reply){.protocol = wire.protocol, .epoch = wire.epoch};
         ret_reply->feature_count = wire.features_count;
         memcpy(ret_reply->features, wire.features, sizeof wire.features);
         memcpy(ret_reply->daemon_version, wire.daemon_version, sizeof wire.daemon_version);
@@ -202,7 +207,7 @@ hr_status hr_wire_error_decode(struct hr_wire_span message, struct hr_diag *diag
 
 hr_status hr_wire_go_away_encode(const char *reason, uint32_t retry_after_ms, uint8_t *buffer,
                                  size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
-        headrace_v1_GoAway wire = { .retry_after_ms = retry_after_ms };
+        headrace_v1_GoAway wire = {.retry_after_ms = retry_after_ms};
 
         hr_codec_text_copy(wire.reason, sizeof wire.reason, reason);
         return hr_codec_encode(headrace_v1_GoAway_fields, &wire, buffer, capacity, diag, ret_bytes);

@@ -4,13 +4,15 @@
  */
 #include "proto/codec_priv.h"
 
+#include "headrace.pb.h"
+
 static hr_status digest_check(uint32_t bytes, struct hr_diag *diag) {
         hr_status status;
 
         if (bytes == 0 || bytes == HR_WIRE_DIGEST_BYTES)
                 return HR_OK;
-        status = hr_fail_reason(diag, HR_E_INVALID, "DECODE", "a digest has %u bytes, not %u", bytes,
-                                HR_WIRE_DIGEST_BYTES);
+        status = hr_fail_reason(diag, HR_E_INVALID, "DECODE", "a digest has %u bytes, not %u",
+                                bytes, HR_WIRE_DIGEST_BYTES);
         if (diag)
                 diag->field = "digest";
         return status;
@@ -18,9 +20,9 @@ static hr_status digest_check(uint32_t bytes, struct hr_diag *diag) {
 
 hr_status hr_wire_weights_put_decode(struct hr_wire_span message, struct hr_arena *arena,
                                      struct hr_diag *diag, struct hr_wire_weights_put *ret_put) {
-        struct hr_codec_list rules = { .arena = arena };
+        struct hr_codec_list rules = {.arena = arena};
         headrace_v1_WeightsPut wire = headrace_v1_WeightsPut_init_zero;
-        struct hr_diag local = { 0 };
+        struct hr_diag local = {0};
         hr_status status;
 
         if (!diag)
@@ -44,9 +46,9 @@ hr_status hr_wire_weights_put_decode(struct hr_wire_span message, struct hr_aren
 
 hr_status hr_wire_weights_load_decode(struct hr_wire_span message, struct hr_arena *arena,
                                       struct hr_diag *diag, struct hr_wire_weights_load *ret_load) {
-        struct hr_codec_list rules = { .arena = arena };
+        struct hr_codec_list rules = {.arena = arena};
         headrace_v1_WeightsLoad wire = headrace_v1_WeightsLoad_init_zero;
-        struct hr_diag local = { 0 };
+        struct hr_diag local = {0};
         hr_status status;
 
         if (!diag)
@@ -65,7 +67,7 @@ hr_status hr_wire_weights_load_decode(struct hr_wire_span message, struct hr_are
         return HR_OK;
 }
 
-void hr_codec_set_info_fill(const struct hr_wire_set_info *set, headrace_v1_SetInfo *ret_info) {
+static void set_info_fill(const struct hr_wire_set_info *set, headrace_v1_SetInfo *ret_info) {
         HR_ASSERT(set->digest_bytes <= HR_WIRE_DIGEST_BYTES);
         *ret_info = (headrace_v1_SetInfo){
                 .handle = set->handle,
@@ -81,9 +83,9 @@ void hr_codec_set_info_fill(const struct hr_wire_set_info *set, headrace_v1_SetI
 
 hr_status hr_wire_put_reply_encode(const struct hr_wire_set_info *set, uint8_t *buffer,
                                    size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
-        headrace_v1_WeightsPutReply wire = { .has_set = true };
+        headrace_v1_WeightsPutReply wire = {.has_set = true};
 
-        hr_codec_set_info_fill(set, &wire.set);
+        set_info_fill(set, &wire.set);
         return hr_codec_encode(headrace_v1_WeightsPutReply_fields, &wire, buffer, capacity, diag,
                                ret_bytes);
 }
@@ -98,7 +100,7 @@ hr_status hr_wire_load_reply_encode(const struct hr_wire_set_info *set, uint64_t
                 .already = already,
         };
 
-        hr_codec_set_info_fill(set, &wire.set);
+        set_info_fill(set, &wire.set);
         return hr_codec_encode(headrace_v1_WeightsLoadReply_fields, &wire, buffer, capacity, diag,
                                ret_bytes);
 }
@@ -106,15 +108,15 @@ hr_status hr_wire_load_reply_encode(const struct hr_wire_set_info *set, uint64_t
 static bool set_put(pb_ostream_t *stream, const void *data, uint32_t index) {
         headrace_v1_SetInfo wire;
 
-        hr_codec_set_info_fill((const struct hr_wire_set_info *) data + index, &wire);
+        set_info_fill((const struct hr_wire_set_info *) data + index, &wire);
         return pb_encode_submessage(stream, headrace_v1_SetInfo_fields, &wire);
 }
 
 hr_status hr_wire_sets_encode(const struct hr_wire_set_info *sets, uint32_t set_count,
                               uint8_t *buffer, size_t capacity, struct hr_diag *diag,
                               size_t *ret_bytes) {
-        struct hr_codec_items items = { .data = sets, .count = set_count, .encode = set_put };
-        headrace_v1_WeightSets wire = { .sets = hr_codec_put_items(&items) };
+        struct hr_codec_items items = {.data = sets, .count = set_count, .encode = set_put};
+        headrace_v1_WeightSets wire = {.sets = hr_codec_put_items(&items)};
 
         return hr_codec_encode(headrace_v1_WeightSets_fields, &wire, buffer, capacity, diag,
                                ret_bytes);
@@ -122,9 +124,9 @@ hr_status hr_wire_sets_encode(const struct hr_wire_set_info *sets, uint32_t set_
 
 hr_status hr_wire_state_alloc_decode(struct hr_wire_span message, struct hr_arena *arena,
                                      struct hr_diag *diag, struct hr_wire_state_alloc *ret_alloc) {
-        struct hr_codec_list rules = { .arena = arena };
+        struct hr_codec_list rules = {.arena = arena};
         headrace_v1_StateAlloc wire = headrace_v1_StateAlloc_init_zero;
-        struct hr_diag local = { 0 };
+        struct hr_diag local = {0};
         hr_status status;
 
         if (!diag)
@@ -143,7 +145,7 @@ hr_status hr_wire_state_alloc_decode(struct hr_wire_span message, struct hr_aren
 hr_status hr_wire_state_alloc_reply_encode(uint64_t handle, uint64_t bytes, uint8_t *buffer,
                                            size_t capacity, struct hr_diag *diag,
                                            size_t *ret_bytes) {
-        headrace_v1_StateAllocReply wire = { .handle = handle, .bytes = bytes };
+        headrace_v1_StateAllocReply wire = {.handle = handle, .bytes = bytes};
 
         return hr_codec_encode(headrace_v1_StateAllocReply_fields, &wire, buffer, capacity, diag,
                                ret_bytes);

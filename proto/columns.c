@@ -1,6 +1,6 @@
 /*
- * Finding the columns of a message. Positions are taken from the stream's own count of bytes left, so
- * that nothing here knows how nanopb walks its memory.
+ * Finding the columns of a message. Positions are taken from the stream's own count of bytes left,
+ * so that nothing here knows how nanopb walks its memory.
  */
 #include "proto/columns.h"
 
@@ -142,9 +142,9 @@ hr_status hr_column_expect(const struct hr_column *column, const char *name, uin
 
         if (hr_column_count(column) == count)
                 return HR_OK;
-        status = hr_fail_reason(diag, HR_E_INVALID, "COLUMN", "column %s has %llu elements, not %llu",
-                                name, (unsigned long long) hr_column_count(column),
-                                (unsigned long long) count);
+        status = hr_fail_reason(
+                diag, HR_E_INVALID, "COLUMN", "column %s has %llu elements, not %llu", name,
+                (unsigned long long) hr_column_count(column), (unsigned long long) count);
         if (diag) {
                 diag->field = name;
                 diag->limit = count;

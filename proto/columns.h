@@ -1,11 +1,11 @@
 /*
- * Columns: the packed fixed-width fields of Graph and Manifest, found on the wire without a generated
- * struct. Private to the codec.
+ * Columns: the packed fixed-width fields of Graph and Manifest, found on the wire without a
+ * generated struct. Private to the codec.
  *
- * A column may come in one packed chunk (every usual encoder), in several, or element by element; of
- * the two byte blobs the last one counts. One scan finds where everything lies and how long it is; the
- * caller then checks counts against its limits and only then calls columns_gather(), which takes
- * memory for columns that came in pieces and none for the others: those stay where they are.
+ * A column may come in one packed chunk (every usual encoder), in several, or element by element;
+ * of the two byte blobs the last one counts. One scan finds where everything lies and how long it
+ * is; the caller then checks counts against its limits and only then calls columns_gather(), which
+ * takes memory for columns that came in pieces and none for the others: those stay where they are.
  */
 #pragma once
 
@@ -14,21 +14,21 @@
 #define HR_COLUMN_TAGS 20
 
 struct hr_column {
-        uint8_t width;         /* bytes of an element: 4, 8; 1 for a blob; 0 = a varint field */
-        const uint8_t *data;   /* unaligned; valid when pieces <= 1 or after the gathering */
+        uint8_t width;       /* bytes of an element: 4, 8; 1 for a blob; 0 = a varint field */
+        const uint8_t *data; /* unaligned; valid when pieces <= 1 or after the gathering */
         uint64_t bytes;
         uint32_t pieces;
-        uint64_t value;        /* of a varint field */
-        const uint8_t *owned;  /* what the gathering allocated */
+        uint64_t value;       /* of a varint field */
+        const uint8_t *owned; /* what the gathering allocated */
 };
 
 struct hr_columns {
         struct hr_column at[HR_COLUMN_TAGS]; /* by field number; entry 0 is unused */
 };
 
-/* Finds all columns. The caller has set the widths; fields without one, and unknown ones, are skipped.
- * HR_E_INVALID (reason DECODE) for what is no protobuf, a wrong wire type, or a length that is no
- * multiple of the width. */
+/* Finds all columns. The caller has set the widths; fields without one, and unknown ones, are
+ * skipped. HR_E_INVALID (reason DECODE) for what is no protobuf, a wrong wire type, or a length
+ * that is no multiple of the width. */
 HR_NODISCARD hr_status hr_columns_scan(struct hr_columns *columns, struct hr_wire_span message,
                                        struct hr_diag *diag);
 /* Makes every column one run of bytes. HR_E_EXHAUSTED without memory. */

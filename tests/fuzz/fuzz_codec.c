@@ -1,6 +1,7 @@
 /*
  * The first byte chooses a message, the rest are its bytes. What is accepted holds what the codec
- * promises: terminated strings of valid text, lists inside the arena, and it encodes and decodes again.
+ * promises: terminated strings of valid text, lists inside the arena, and it encodes and decodes
+ * again.
  */
 #include <string.h>
 
@@ -33,7 +34,7 @@ static void hello(struct hr_wire_span message) {
         check_text(hello.client_name, sizeof hello.client_name);
         check_text(hello.session_name, sizeof hello.session_name);
         HR_ASSERT(hr_wire_hello_encode(&hello, buffer, sizeof buffer, NULL, &bytes) == HR_OK);
-        HR_ASSERT(hr_wire_hello_decode((struct hr_wire_span){ buffer, bytes }, NULL, &again) ==
+        HR_ASSERT(hr_wire_hello_decode((struct hr_wire_span){buffer, bytes}, NULL, &again) ==
                   HR_OK);
         HR_ASSERT(again.protocol_max == hello.protocol_max);
         HR_ASSERT(strcmp(again.client_name, hello.client_name) == 0);
@@ -48,7 +49,7 @@ static void submit(struct hr_wire_span message, struct hr_arena *arena) {
         check_rules(submit.pins, submit.pin_count);
         HR_ASSERT(submit.rules <= 1);
         HR_ASSERT(hr_wire_submit_encode(&submit, buffer, sizeof buffer, NULL, &bytes) == HR_OK);
-        HR_ASSERT(hr_wire_submit_decode((struct hr_wire_span){ buffer, bytes }, arena, NULL,
+        HR_ASSERT(hr_wire_submit_decode((struct hr_wire_span){buffer, bytes}, arena, NULL,
                                         &again) == HR_OK);
         HR_ASSERT(again.weight_count == submit.weight_count);
         HR_ASSERT(again.pin_count == submit.pin_count);
@@ -61,7 +62,7 @@ static void run(struct hr_wire_span message, struct hr_arena *arena) {
         if (hr_wire_run_decode(message, arena, NULL, &run) != HR_OK)
                 return;
         HR_ASSERT(hr_wire_run_encode(&run, buffer, sizeof buffer, NULL, &bytes) == HR_OK);
-        HR_ASSERT(hr_wire_run_decode((struct hr_wire_span){ buffer, bytes }, arena, NULL, &again) ==
+        HR_ASSERT(hr_wire_run_decode((struct hr_wire_span){buffer, bytes}, arena, NULL, &again) ==
                   HR_OK);
         HR_ASSERT(again.handle == run.handle && again.output_count == run.output_count);
 }
@@ -84,7 +85,7 @@ static void weights(struct hr_wire_span message, struct hr_arena *arena) {
 }
 
 static void manifest(struct hr_wire_span message, struct hr_arena *arena) {
-        static const struct hr_wire_manifest_limits limits = { .tensors_max = 10000 };
+        static const struct hr_wire_manifest_limits limits = {.tensors_max = 10000};
         struct hr_wire_manifest manifest, again;
         size_t bytes = 0;
 
@@ -93,7 +94,7 @@ static void manifest(struct hr_wire_span message, struct hr_arena *arena) {
         HR_ASSERT(manifest.count <= limits.tensors_max);
         if (hr_wire_manifest_encode(&manifest, buffer, sizeof buffer, NULL, &bytes) != HR_OK)
                 return;
-        HR_ASSERT(hr_wire_manifest_decode((struct hr_wire_span){ buffer, bytes }, &limits, arena,
+        HR_ASSERT(hr_wire_manifest_decode((struct hr_wire_span){buffer, bytes}, &limits, arena,
                                           NULL, &again) == HR_OK);
         HR_ASSERT(again.count == manifest.count && again.names_bytes == manifest.names_bytes);
 }
@@ -120,7 +121,7 @@ static void small(struct hr_wire_span message, struct hr_arena *arena) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
-        struct hr_wire_span message = { bytes + 1, size - 1 };
+        struct hr_wire_span message = {bytes + 1, size - 1};
         struct hr_arena arena;
 
         if (size == 0)

@@ -1,4 +1,5 @@
-/* Any 32 bytes as a header: refused with a reason, or a header that encodes back to the same bytes. */
+/* Any 32 bytes as a header: refused with a reason, or a header that encodes back to the same bytes.
+ */
 #include <string.h>
 
 #include "proto/frame.h"
@@ -6,15 +7,15 @@
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
-        static const struct hr_frame_limits limits = { 65536, 4 << 20, HR_FRAME_FDS_MAX };
-        uint8_t given[HR_FRAME_HEADER_BYTES] = { 0 };
+        static const struct hr_frame_limits limits = {65536, 4 << 20, HR_FRAME_FDS_MAX};
+        uint8_t given[HR_FRAME_HEADER_BYTES] = {0};
         uint8_t again[HR_FRAME_HEADER_BYTES];
 
         memcpy(given, bytes, HR_MIN(size, sizeof given));
         /* As it is, and with the checksum that hides all else from a fuzzer put right. */
         for (int round = 0; round < 2; round++) {
                 struct hr_frame_header header;
-                struct hr_diag diag = { 0 };
+                struct hr_diag diag = {0};
 
                 if (hr_frame_header_decode(given, &limits, &diag, &header) == HR_OK) {
                         HR_ASSERT(header.type != 0 && header.request_id != 0);

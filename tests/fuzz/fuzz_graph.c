@@ -39,7 +39,7 @@ static void check_structure(const struct hr_graph *graph) {
 
 static void check_round_trip(const struct hr_graph *graph) {
         struct hr_graph *again = NULL;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         uint8_t *memory;
         size_t bytes = 0;
 
@@ -47,7 +47,7 @@ static void check_round_trip(const struct hr_graph *graph) {
         memory = malloc(bytes ? bytes : 1);
         HR_ASSERT(memory);
         HR_ASSERT(hr_wire_graph_encode(graph, memory, bytes, &diag, &bytes) == HR_OK);
-        HR_ASSERT(hr_wire_graph_decode((struct hr_wire_span){ memory, bytes }, &wire_limits, &diag,
+        HR_ASSERT(hr_wire_graph_decode((struct hr_wire_span){memory, bytes}, &wire_limits, &diag,
                                        &again) == HR_OK);
         HR_ASSERT(hr_graph_hash(graph) == hr_graph_hash(again));
         again = hr_graph_unref(again);
@@ -55,12 +55,12 @@ static void check_round_trip(const struct hr_graph *graph) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
-        static const struct hr_graph_limits limits = { .tensor_bytes_max = UINT64_C(1) << 32 };
+        static const struct hr_graph_limits limits = {.tensor_bytes_max = UINT64_C(1) << 32};
         struct hr_graph *graph = NULL;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
-        if (hr_wire_graph_decode((struct hr_wire_span){ bytes, size }, &wire_limits, &diag,
-                                 &graph) != HR_OK) {
+        if (hr_wire_graph_decode((struct hr_wire_span){bytes, size}, &wire_limits, &diag, &graph) !=
+            HR_OK) {
                 HR_ASSERT(diag.status != HR_OK && diag.words[0] != '\0' && !graph);
                 return 0;
         }

@@ -1,6 +1,6 @@
 /*
- * Runs a fuzz target over files: as they are, cut at every length up to a bound, and with single bytes
- * replaced. Deterministic; no fuzzer is needed. Arguments are files and folders (one level).
+ * Runs a fuzz target over files: as they are, cut at every length up to a bound, and with single
+ * bytes replaced. Deterministic; no fuzzer is needed. Arguments are files and folders (one level).
  */
 #include <dirent.h>
 #include <stdint.h>
@@ -31,7 +31,7 @@ static void run(const uint8_t *bytes, size_t size) {
 }
 
 static void run_variants(uint8_t *bytes, size_t size) {
-        static const uint8_t values[] = { 0, 1, 0x7F, 0x80, 0xFF };
+        static const uint8_t values[] = {0, 1, 0x7F, 0x80, 0xFF};
         size_t step = size / CHANGES_MAX + 1;
 
         run(bytes, size);
@@ -106,7 +106,8 @@ int main(int argc, char **argv) {
                         fprintf(stderr, "%s is not there\n", argv[i]);
                         failures++;
                 } else {
-                        failures += S_ISDIR(found.st_mode) ? run_folder(argv[i]) : run_file(argv[i]);
+                        failures +=
+                                S_ISDIR(found.st_mode) ? run_folder(argv[i]) : run_file(argv[i]);
                 }
         }
         printf("%lu inputs\n", inputs);

@@ -35,15 +35,14 @@ static void wake_loop(void *arg) {
 
 /* delay_us makes each run last that long, so that others wait. */
 static void fixture_open(struct fixture *fixture, uint32_t delay_us) {
-        struct hr_backend_config backend = { .backend = "cpu",
-                                             .name = "cpu0",
-                                             .threads = 1,
-                                             .isa = "auto",
-                                             .delay_us = delay_us };
-        struct hr_engine_config config = { .config = &fixture->config,
-                                           .wake_loop = wake_loop,
-                                           .arg = fixture };
-        struct hr_diag diag = { 0 };
+        struct hr_backend_config backend = {.backend = "cpu",
+                                            .name = "cpu0",
+                                            .threads = 1,
+                                            .isa = "auto",
+                                            .delay_us = delay_us};
+        struct hr_engine_config config = {
+                .config = &fixture->config, .wake_loop = wake_loop, .arg = fixture};
+        struct hr_diag diag = {0};
 
         memset(fixture, 0, sizeof *fixture);
         fixture_of = fixture;
@@ -61,11 +60,11 @@ static void fixture_bind(struct fixture *fixture) {
         struct hr_build *build = hr_build_new();
         uint32_t x = hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "x", 4, 1, 1, 1);
         uint32_t y = hr_build_node(build, HR_OP_SCALE, HR_TYPE_F32, 4, 1, 1, 1, 1, &x);
-        struct hr_graph_limits limits = { .tensor_bytes_max = 1 << 20 };
-        struct hr_leaf_home homes[1] = { { 0 } };
-        struct hr_plan_request plan_request = { .fleet = fixture->fleet, .homes = homes };
-        struct hr_pipeline_request request = { .fleet = fixture->fleet, .homes = homes };
-        struct hr_diag diag = { 0 };
+        struct hr_graph_limits limits = {.tensor_bytes_max = 1 << 20};
+        struct hr_leaf_home homes[1] = {{0}};
+        struct hr_plan_request plan_request = {.fleet = fixture->fleet, .homes = homes};
+        struct hr_pipeline_request request = {.fleet = fixture->fleet, .homes = homes};
+        struct hr_diag diag = {0};
 
         hr_build_tensor(build, x)->flags |= HR_TENSOR_INPUT;
         hr_build_tensor(build, y)->flags |= HR_TENSOR_OUTPUT;
@@ -124,9 +123,9 @@ static void run_done(struct hr_job *job) {
 }
 
 static void run_prepare(struct fixture *fixture, struct run *run, unsigned number) {
-        *run = (struct run){ .number = number, .x = { (float) number, 1, 2, 3 } };
-        run->input = (struct hr_run_input){ run->x, sizeof run->x };
-        run->output = (struct hr_run_output){ 1, run->y, sizeof run->y };
+        *run = (struct run){.number = number, .x = {(float) number, 1, 2, 3}};
+        run->input = (struct hr_run_input){run->x, sizeof run->x};
+        run->output = (struct hr_run_output){1, run->y, sizeof run->y};
         run->job.bound = &fixture->bound;
         run->job.run.inputs = &run->input;
         run->job.run.outputs = &run->output;
@@ -238,10 +237,10 @@ HR_TEST(sync_ends_after_everything_before_it) {
 
         fixture_open(&fixture, 10000);
         fixture_bind(&fixture);
-        sync = (struct hr_job){ .kind = HR_JOB_SYNC,
-                                .lane = &fixture.lane,
-                                .done = mark_done,
-                                .arg = (void *) (uintptr_t) 100 };
+        sync = (struct hr_job){.kind = HR_JOB_SYNC,
+                               .lane = &fixture.lane,
+                               .done = mark_done,
+                               .arg = (void *) (uintptr_t) 100};
         for (unsigned i = 0; i < 4; i++) {
                 run_prepare(&fixture, &runs[i], i);
                 hr_engine_post(fixture.engine, &runs[i].job.job);
@@ -282,9 +281,8 @@ HR_TEST(work_runs_in_order_on_the_engines_thread) {
         fixture_open(&fixture, 0);
         atomic_store(&work_calls, 0);
         for (unsigned i = 0; i < 100; i++) {
-                jobs[i] = (struct hr_job){ .work = work_short,
-                                           .done = mark_done,
-                                           .arg = (void *) (uintptr_t) i };
+                jobs[i] = (struct hr_job){
+                        .work = work_short, .done = mark_done, .arg = (void *) (uintptr_t) i};
                 hr_engine_post(fixture.engine, &jobs[i]);
         }
         poll_until(&fixture, 100);
@@ -304,7 +302,7 @@ HR_TEST(kept_work_ends_when_it_is_cancelled) {
                 atomic_store(&work_calls, 0);
                 atomic_store(&cancel_calls, 0);
                 fixture.done = 0;
-                job = (struct hr_job){ .work = work_kept, .cancel = kept_cancel, .done = mark_done };
+                job = (struct hr_job){.work = work_kept, .cancel = kept_cancel, .done = mark_done};
                 hr_engine_post(fixture.engine, &job);
                 while (round % 2 && atomic_load(&work_calls) == 0)
                         (void) sched_yield();
@@ -322,7 +320,7 @@ HR_TEST(an_awake_loop_is_not_woken) {
 
         fixture_open(&fixture, 0);
         hr_engine_loop_awake(fixture.engine, true);
-        job = (struct hr_job){ .work = work_short, .done = mark_done };
+        job = (struct hr_job){.work = work_short, .done = mark_done};
         hr_engine_post(fixture.engine, &job);
         while (!hr_engine_has_news(fixture.engine))
                 (void) sched_yield();

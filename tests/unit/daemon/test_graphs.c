@@ -4,9 +4,9 @@
 #include "tests/harness.h"
 
 static struct hr_graph *graph_new(void) {
-        const struct hr_graph_sizes sizes = { .leaf_count = 1 };
+        const struct hr_graph_sizes sizes = {.leaf_count = 1};
         struct hr_graph *graph = NULL;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         HR_EXPECT_OK(hr_graph_new(&sizes, &diag, &graph), &diag);
         return graph;
@@ -22,7 +22,7 @@ HR_TEST(entries_live_as_long_as_somebody_holds_them) {
         struct hr_graph_entry *entry = NULL, *again;
         struct hr_graph *graph = graph_new();
         uint8_t digest[HR_DIGEST_BYTES];
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         digest_fill(digest, 7);
         HR_EXPECT_OK(hr_graphs_new(&diag, &graphs), &diag);
@@ -47,7 +47,7 @@ HR_TEST(many_entries_are_all_found) {
         static struct hr_graph_entry *entries[COUNT];
         struct hr_graph *graph = graph_new();
         uint8_t digest[HR_DIGEST_BYTES];
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         HR_EXPECT_OK(hr_graphs_new(&diag, &graphs), &diag);
         for (uint32_t i = 0; i < COUNT; i++) {

@@ -6,9 +6,9 @@
 static struct hr_object objects[1000];
 
 HR_TEST(handles_find_what_was_added) {
-        struct hr_handles handles = { 0 };
+        struct hr_handles handles = {0};
         uint64_t ids[1000];
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         for (int i = 0; i < 1000; i++) {
                 HR_EXPECT_OK(hr_handles_add(&handles, &objects[i], &diag, &ids[i]), &diag);
@@ -21,9 +21,9 @@ HR_TEST(handles_find_what_was_added) {
 }
 
 HR_TEST(handles_stale_ones_are_not_found) {
-        struct hr_handles handles = { 0 };
+        struct hr_handles handles = {0};
         uint64_t first = 0, second = 0;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         HR_EXPECT_OK(hr_handles_add(&handles, &objects[0], &diag, &first), &diag);
         HR_EXPECT(hr_handles_remove(&handles, first) == &objects[0]);
@@ -43,9 +43,9 @@ HR_TEST(handles_stale_ones_are_not_found) {
 }
 
 HR_TEST(handles_guesses_are_not_found) {
-        struct hr_handles mine = { 0 }, theirs = { 0 };
+        struct hr_handles mine = {0}, theirs = {0};
         uint64_t handle = 0, other = 0;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         HR_EXPECT_OK(hr_handles_add(&mine, &objects[0], &diag, &handle), &diag);
         HR_EXPECT_OK(hr_handles_add(&theirs, &objects[1], &diag, &other), &diag);
@@ -65,7 +65,7 @@ HR_TEST(handles_guesses_are_not_found) {
 
 HR_TEST(charges_are_exact) {
         uint64_t counter = 0;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         HR_EXPECT_OK(hr_charge(&counter, 60, 100, "bytes", &diag), &diag);
         HR_EXPECT_OK(hr_charge(&counter, 40, 100, "bytes", &diag), &diag);
@@ -81,7 +81,7 @@ HR_TEST(charges_are_exact) {
 
 HR_TEST(charges_do_not_wrap) {
         uint64_t counter = 10;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         HR_EXPECT_EQ(hr_charge(&counter, UINT64_MAX, UINT64_MAX, "bytes", &diag), HR_E_EXHAUSTED);
         HR_EXPECT_EQ(counter, 10);
@@ -90,7 +90,7 @@ HR_TEST(charges_do_not_wrap) {
 
 HR_TEST(random_bytes_differ) {
         uint64_t a = 0, b = 0;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         HR_EXPECT_OK(hr_random(&a, sizeof a, &diag), &diag);
         HR_EXPECT_OK(hr_random(&b, sizeof b, &diag), &diag);

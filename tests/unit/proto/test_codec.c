@@ -6,7 +6,7 @@
 static uint8_t buffer[HR_WIRE_MESSAGE_BYTES_MAX];
 
 static struct hr_wire_span span(size_t bytes) {
-        return (struct hr_wire_span){ buffer, bytes };
+        return (struct hr_wire_span){buffer, bytes};
 }
 
 /* A length-delimited field with a one-byte tag. */
@@ -19,13 +19,13 @@ static size_t field(uint8_t *at, unsigned number, const void *bytes, size_t size
 }
 
 HR_TEST(hello_round_trip) {
-        struct hr_wire_hello hello = { .protocol_min = 1,
-                                       .protocol_max = 3,
-                                       .feature_count = 2,
-                                       .resume_token_bytes = 3,
-                                       .resume_token = { 9, 8, 7 } };
+        struct hr_wire_hello hello = {.protocol_min = 1,
+                                      .protocol_max = 3,
+                                      .feature_count = 2,
+                                      .resume_token_bytes = 3,
+                                      .resume_token = {9, 8, 7}};
         struct hr_wire_hello back;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         size_t bytes = 0;
 
         strcpy(hello.features[0], "alpha");
@@ -44,7 +44,7 @@ HR_TEST(hello_round_trip) {
 
 HR_TEST(hello_unknown_fields_are_skipped) {
         struct hr_wire_hello back;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         size_t bytes = 0;
 
         buffer[bytes++] = 0x08; /* protocol_min = 7, then again: the last one wins */
@@ -59,8 +59,8 @@ HR_TEST(hello_unknown_fields_are_skipped) {
 }
 
 HR_TEST(hello_every_cut_is_refused_or_a_prefix) {
-        struct hr_wire_hello hello = { .protocol_min = 1, .protocol_max = 1 }, back;
-        struct hr_diag diag = { 0 };
+        struct hr_wire_hello hello = {.protocol_min = 1, .protocol_max = 1}, back;
+        struct hr_diag diag = {0};
         size_t bytes = 0;
         unsigned refused = 0;
 
@@ -79,7 +79,7 @@ HR_TEST(hello_every_cut_is_refused_or_a_prefix) {
 
 HR_TEST(strings_over_their_cap_are_refused) {
         struct hr_wire_hello back;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         char name[100];
         size_t bytes;
 
@@ -93,7 +93,7 @@ HR_TEST(strings_over_their_cap_are_refused) {
 
 HR_TEST(features_over_their_cap_are_refused) {
         struct hr_wire_hello back;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         size_t bytes = 0;
 
         for (unsigned i = 0; i < HR_WIRE_FEATURES_MAX + 1; i++)
@@ -107,23 +107,23 @@ HR_TEST(text_rules) {
                 size_t size;
                 bool valid;
         } texts[] = {
-                { "plain ascii, longer than eight", 30, true },
-                { "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", 9, true },
-                { "a\0b", 3, false },
-                { "12345678\0x", 10, false },
-                { "\xc0\xaf", 2, false },             /* overlong */
-                { "\xe0\x80\xaf", 3, false },         /* overlong */
-                { "\xed\xa0\x80", 3, false },         /* surrogate */
-                { "\xf4\x90\x80\x80", 4, false },     /* above U+10FFFF */
-                { "\xf8\x88\x80\x80\x80", 5, false }, /* five bytes */
-                { "\xe2\x82", 2, false },             /* cut */
-                { "\x80", 1, false },                 /* no lead */
-                { "1234567\xff", 8, false },
+                {"plain ascii, longer than eight", 30, true},
+                {"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", 9, true},
+                {"a\0b", 3, false},
+                {"12345678\0x", 10, false},
+                {"\xc0\xaf", 2, false},             /* overlong */
+                {"\xe0\x80\xaf", 3, false},         /* overlong */
+                {"\xed\xa0\x80", 3, false},         /* surrogate */
+                {"\xf4\x90\x80\x80", 4, false},     /* above U+10FFFF */
+                {"\xf8\x88\x80\x80\x80", 5, false}, /* five bytes */
+                {"\xe2\x82", 2, false},             /* cut */
+                {"\x80", 1, false},                 /* no lead */
+                {"1234567\xff", 8, false},
         };
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(texts); i++) {
                 struct hr_wire_hello back;
-                struct hr_diag diag = { 0 };
+                struct hr_diag diag = {0};
                 size_t bytes = field(buffer, 6, texts[i].bytes, texts[i].size);
                 hr_status status = hr_wire_hello_decode(span(bytes), &diag, &back);
 
@@ -136,22 +136,23 @@ HR_TEST(text_rules) {
 }
 
 HR_TEST(error_round_trip) {
-        struct hr_diag failure = { .has_node = true,
-                                   .node = 17,
-                                   .has_tensor = true,
-                                   .tensor = 99,
-                                   .field = "ne",
-                                   .limit = 1,
-                                   .actual = UINT64_MAX,
-                                   .retry_after_ms = 250 };
-        uint8_t digest[HR_WIRE_DIGEST_BYTES] = { 1, 2, 3 };
+        struct hr_diag failure = {.has_node = true,
+                                  .node = 17,
+                                  .has_tensor = true,
+                                  .tensor = 99,
+                                  .field = "ne",
+                                  .limit = 1,
+                                  .actual = UINT64_MAX,
+                                  .retry_after_ms = 250};
+        uint8_t digest[HR_WIRE_DIGEST_BYTES] = {1, 2, 3};
         struct hr_wire_error back;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         size_t bytes = 0;
 
         (void) hr_fail_reason(&failure, HR_E_RANGE, "VIEW", "words \xff here");
-        HR_EXPECT_OK(hr_wire_error_encode(&failure, digest, buffer, HR_WIRE_ERROR_BYTES_MAX, &bytes),
-                     &failure);
+        HR_EXPECT_OK(
+                hr_wire_error_encode(&failure, digest, buffer, HR_WIRE_ERROR_BYTES_MAX, &bytes),
+                &failure);
         HR_EXPECT_OK(hr_wire_error_decode(span(bytes), &diag, &back), &diag);
         HR_EXPECT_EQ(back.code, hr_status_grpc_code(HR_E_RANGE));
         HR_EXPECT_STREQ(back.reason, "VIEW");
@@ -167,44 +168,45 @@ HR_TEST(error_round_trip) {
 }
 
 HR_TEST(largest_error_fits) {
-        struct hr_diag failure = { .has_node = true,
-                                   .node = UINT32_MAX - 1,
-                                   .has_tensor = true,
-                                   .tensor = UINT32_MAX - 1,
-                                   .limit = UINT64_MAX,
-                                   .actual = UINT64_MAX,
-                                   .retry_after_ms = UINT32_MAX };
+        struct hr_diag failure = {.has_node = true,
+                                  .node = UINT32_MAX - 1,
+                                  .has_tensor = true,
+                                  .tensor = UINT32_MAX - 1,
+                                  .limit = UINT64_MAX,
+                                  .actual = UINT64_MAX,
+                                  .retry_after_ms = UINT32_MAX};
         static char long_field[200], long_reason[200];
-        uint8_t digest[HR_WIRE_DIGEST_BYTES] = { 0 };
+        uint8_t digest[HR_WIRE_DIGEST_BYTES] = {0};
         size_t bytes = 0;
 
         memset(long_field, 'f', sizeof long_field - 1);
         memset(long_reason, 'R', sizeof long_reason - 1);
         (void) hr_fail_reason(&failure, HR_E_DATA_LOSS, long_reason, "%0255d", 7);
         failure.field = long_field;
-        HR_EXPECT_EQ(hr_wire_error_encode(&failure, digest, buffer, HR_WIRE_ERROR_BYTES_MAX, &bytes),
-                     HR_OK);
+        HR_EXPECT_EQ(
+                hr_wire_error_encode(&failure, digest, buffer, HR_WIRE_ERROR_BYTES_MAX, &bytes),
+                HR_OK);
         HR_EXPECT(bytes > 400);
 }
 
 HR_TEST(submit_round_trip) {
-        static const uint64_t weights[] = { 1, UINT64_MAX, 3 };
-        static const uint64_t states[] = { 77 };
-        static const struct hr_wire_rule pins[] = { { "blk.*", "cpu0" }, { "output", "cpu1" } };
-        const struct hr_wire_submit submit = { .graph_bytes = 12345678901,
-                                               .weights = weights,
-                                               .weight_count = 3,
-                                               .states = states,
-                                               .state_count = 1,
-                                               .pins = pins,
-                                               .pin_count = 2,
-                                               .rules = 1,
-                                               .n_copies = 4,
-                                               .strict = true,
-                                               .dry_run = true };
+        static const uint64_t weights[] = {1, UINT64_MAX, 3};
+        static const uint64_t states[] = {77};
+        static const struct hr_wire_rule pins[] = {{"blk.*", "cpu0"}, {"output", "cpu1"}};
+        const struct hr_wire_submit submit = {.graph_bytes = 12345678901,
+                                              .weights = weights,
+                                              .weight_count = 3,
+                                              .states = states,
+                                              .state_count = 1,
+                                              .pins = pins,
+                                              .pin_count = 2,
+                                              .rules = 1,
+                                              .n_copies = 4,
+                                              .strict = true,
+                                              .dry_run = true};
         struct hr_wire_submit back;
         struct hr_arena arena;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         size_t bytes = 0;
 
         hr_arena_init(&arena, 1 << 20);
@@ -227,7 +229,7 @@ HR_TEST(submit_round_trip) {
 HR_TEST(submit_refuses_unknown_rules_and_odd_digests) {
         struct hr_wire_submit back;
         struct hr_arena arena;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         size_t bytes;
 
         hr_arena_init(&arena, 1 << 20);
@@ -244,14 +246,14 @@ HR_TEST(submit_refuses_unknown_rules_and_odd_digests) {
 HR_TEST(lists_take_packed_and_single_elements) {
         struct hr_wire_run back;
         struct hr_arena arena;
-        struct hr_diag diag = { 0 };
-        const uint32_t packed[] = { 1, 2, 3 };
+        struct hr_diag diag = {0};
+        const uint32_t packed[] = {1, 2, 3};
         size_t bytes = 0;
 
         hr_arena_init(&arena, 1 << 20);
         bytes += field(buffer + bytes, 2, packed, sizeof packed);
         buffer[bytes++] = 2 << 3 | 5; /* one more, unpacked */
-        memcpy(buffer + bytes, &(uint32_t){ 4 }, 4);
+        memcpy(buffer + bytes, &(uint32_t){4}, 4);
         bytes += 4;
         bytes += field(buffer + bytes, 2, packed, 8);
         bytes += field(buffer + bytes, 2, packed, 0);
@@ -266,10 +268,10 @@ HR_TEST(lists_take_packed_and_single_elements) {
 
 HR_TEST(lists_stop_at_the_arena) {
         static uint64_t many[4000];
-        const struct hr_wire_submit submit = { .weights = many, .weight_count = 4000 };
+        const struct hr_wire_submit submit = {.weights = many, .weight_count = 4000};
         struct hr_wire_submit back;
         struct hr_arena arena;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         size_t bytes = 0;
 
         hr_arena_init(&arena, 16384);
@@ -280,15 +282,15 @@ HR_TEST(lists_stop_at_the_arena) {
 }
 
 HR_TEST(run_round_trip_and_full_buffer) {
-        static const uint32_t outputs[] = { 5, 0 };
-        const struct hr_wire_run run = { .handle = UINT64_C(0xFEDCBA9876543210),
-                                         .outputs = outputs,
-                                         .output_count = 2,
-                                         .input_bytes = 1 << 30,
-                                         .priority = -3 };
+        static const uint32_t outputs[] = {5, 0};
+        const struct hr_wire_run run = {.handle = UINT64_C(0xFEDCBA9876543210),
+                                        .outputs = outputs,
+                                        .output_count = 2,
+                                        .input_bytes = 1 << 30,
+                                        .priority = -3};
         struct hr_wire_run back;
         struct hr_arena arena;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         size_t bytes = 0, again = 0;
 
         hr_arena_init(&arena, 1 << 20);
@@ -302,12 +304,12 @@ HR_TEST(run_round_trip_and_full_buffer) {
                 HR_EXPECT_EQ(hr_wire_run_encode(&run, buffer, capacity, &diag, &again),
                              HR_E_EXHAUSTED);
         }
-        HR_EXPECT_OK(hr_wire_run_encode(&run, buffer, bytes, &(struct hr_diag){ 0 }, &again), &diag);
+        HR_EXPECT_OK(hr_wire_run_encode(&run, buffer, bytes, &(struct hr_diag){0}, &again), &diag);
         hr_arena_deinit(&arena);
 }
 
 HR_TEST(numbers_and_empties) {
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         uint64_t value = 0;
         size_t bytes = 0;
 
@@ -327,14 +329,14 @@ HR_TEST(numbers_and_empties) {
 }
 
 HR_TEST(manifest_round_trip) {
-        static const uint32_t lengths[] = { 3, 0, 5 };
-        static const uint32_t types[] = { 0, 2, 26 };
-        static const int64_t ne[] = { 1, 2, 3, 4, 32, 1, 1, 1, -5, 0, INT64_MAX, 1 };
-        const struct hr_wire_manifest manifest = { 3, lengths, "abcdefgh", 8, types, ne };
-        const struct hr_wire_manifest_limits limits = { .tensors_max = 3 };
+        static const uint32_t lengths[] = {3, 0, 5};
+        static const uint32_t types[] = {0, 2, 26};
+        static const int64_t ne[] = {1, 2, 3, 4, 32, 1, 1, 1, -5, 0, INT64_MAX, 1};
+        const struct hr_wire_manifest manifest = {3, lengths, "abcdefgh", 8, types, ne};
+        const struct hr_wire_manifest_limits limits = {.tensors_max = 3};
         struct hr_wire_manifest back;
         struct hr_arena arena;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         size_t bytes = 0, measured = 0;
 
         hr_arena_init(&arena, 1 << 20);
@@ -349,7 +351,7 @@ HR_TEST(manifest_round_trip) {
         HR_EXPECT_EQ(memcmp(back.types, types, sizeof types), 0);
         HR_EXPECT_EQ(memcmp(back.ne, ne, sizeof ne), 0);
         HR_EXPECT_EQ(hr_wire_manifest_decode(span(bytes),
-                                             &(struct hr_wire_manifest_limits){ .tensors_max = 2 },
+                                             &(struct hr_wire_manifest_limits){.tensors_max = 2},
                                              &arena, &diag, &back),
                      HR_E_EXHAUSTED);
         HR_EXPECT_EQ(diag.actual, 3);
@@ -357,11 +359,11 @@ HR_TEST(manifest_round_trip) {
 }
 
 HR_TEST(manifest_columns_must_agree) {
-        const struct hr_wire_manifest_limits limits = { .tensors_max = 100 };
+        const struct hr_wire_manifest_limits limits = {.tensors_max = 100};
         struct hr_wire_manifest back;
         struct hr_arena arena;
-        struct hr_diag diag = { 0 };
-        const uint32_t words[] = { 1, 1 };
+        struct hr_diag diag = {0};
+        const uint32_t words[] = {1, 1};
         size_t bytes = 0;
 
         hr_arena_init(&arena, 1 << 20);
@@ -389,8 +391,8 @@ HR_TEST(random_bytes_never_do_harm) {
                         struct hr_wire_run run;
                         struct hr_wire_manifest manifest;
                 } any;
-                const struct hr_wire_manifest_limits limits = { .tensors_max = 1000 };
-                struct hr_diag diag = { 0 };
+                const struct hr_wire_manifest_limits limits = {.tensors_max = 1000};
+                struct hr_diag diag = {0};
                 size_t bytes = 0;
 
                 do {

@@ -28,8 +28,8 @@ static void seal(uint8_t bytes[HR_FRAME_HEADER_BYTES]) {
 
 static void expect_reason(const uint8_t *bytes, const struct hr_frame_limits *at_most,
                           const char *reason) {
-        struct hr_frame_header header = { 0 };
-        struct hr_diag diag = { 0 };
+        struct hr_frame_header header = {0};
+        struct hr_diag diag = {0};
 
         HR_EXPECT_EQ(hr_frame_header_decode(bytes, at_most, &diag, &header), HR_E_PROTOCOL);
         HR_EXPECT_STREQ(hr_diag_reason(&diag), reason);
@@ -38,7 +38,7 @@ static void expect_reason(const uint8_t *bytes, const struct hr_frame_limits *at
 }
 
 HR_TEST(crc_known_values) {
-        static const uint8_t zeros[32] = { 0 };
+        static const uint8_t zeros[32] = {0};
         uint8_t ones[32], rising[32];
 
         memset(ones, 0xFF, sizeof ones);
@@ -64,7 +64,7 @@ HR_TEST(crc_both_ways_agree) {
 HR_TEST(header_round_trip) {
         uint8_t bytes[HR_FRAME_HEADER_BYTES];
         struct hr_frame_header back;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         hr_frame_header_encode(&sample, bytes);
         HR_EXPECT_OK(hr_frame_header_decode(bytes, &limits, &diag, &back), &diag);
@@ -79,8 +79,8 @@ HR_TEST(header_round_trip) {
 
 HR_TEST(header_is_laid_out_as_documented) {
         static const uint8_t expected[28] = {
-                'H', 'R', 1, 96, 10, 0, 0, 0, 0xEF, 0xCD, 0xAB, 0x89, 0x67, 0x45, 0x23, 0x01,
-                0x34, 0x12, 0, 0, 0xDE, 0xBC, 0x0A, 0, 0xEF, 0xBE, 0xAD, 0xDE,
+                'H',  'R',  1,    96,   10, 0, 0,    0,    0xEF, 0xCD, 0xAB, 0x89, 0x67, 0x45,
+                0x23, 0x01, 0x34, 0x12, 0,  0, 0xDE, 0xBC, 0x0A, 0,    0xEF, 0xBE, 0xAD, 0xDE,
         };
         uint8_t bytes[HR_FRAME_HEADER_BYTES];
 
@@ -92,8 +92,9 @@ HR_TEST(header_every_bit_flipped_is_refused) {
         uint8_t bytes[HR_FRAME_HEADER_BYTES];
 
         for (unsigned bit = 0; bit < HR_FRAME_HEADER_BYTES * 8; bit++) {
-                const char *reason = bit < 16 ? "BAD_MAGIC" : bit < 24 ? "BAD_VERSION"
-                                                                       : "BAD_HEADER_CRC";
+                const char *reason = bit < 16   ? "BAD_MAGIC"
+                                     : bit < 24 ? "BAD_VERSION"
+                                                : "BAD_HEADER_CRC";
 
                 hr_frame_header_encode(&sample, bytes);
                 bytes[bit / 8] ^= (uint8_t) (1U << (bit % 8));
@@ -107,11 +108,11 @@ HR_TEST(header_rules) {
                 unsigned offset;
                 uint8_t value;
         } rules[] = {
-                { "BAD_TYPE", 3, 0 },           { "BAD_FLAGS", 4, 32 },
-                { "BAD_FLAGS", 5, 1 },          { "BAD_FDS", 6, 1 }, /* without the flag */
-                { "BAD_FDS", 4, HR_FRAME_FDS }, /* without descriptors */
-                { "MESSAGE_TOO_LONG", 18, 2 },  { "MESSAGE_TOO_LONG", 19, 0x80 },
-                { "BODY_TOO_LONG", 22, 0x20 },  { "BODY_TOO_LONG", 23, 0xFF },
+                {"BAD_TYPE", 3, 0},           {"BAD_FLAGS", 4, 32},
+                {"BAD_FLAGS", 5, 1},          {"BAD_FDS", 6, 1}, /* without the flag */
+                {"BAD_FDS", 4, HR_FRAME_FDS},                    /* without descriptors */
+                {"MESSAGE_TOO_LONG", 18, 2},  {"MESSAGE_TOO_LONG", 19, 0x80},
+                {"BODY_TOO_LONG", 22, 0x20},  {"BODY_TOO_LONG", 23, 0xFF},
         };
         uint8_t bytes[HR_FRAME_HEADER_BYTES];
 
@@ -129,10 +130,10 @@ HR_TEST(header_rules) {
 
 HR_TEST(header_limits_are_inclusive_and_told) {
         struct hr_frame_header header = sample, back;
-        struct hr_frame_limits exact = { .message_bytes_max = sample.message_bytes,
-                                         .body_bytes_max = sample.body_bytes };
+        struct hr_frame_limits exact = {.message_bytes_max = sample.message_bytes,
+                                        .body_bytes_max = sample.body_bytes};
         uint8_t bytes[HR_FRAME_HEADER_BYTES];
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         hr_frame_header_encode(&header, bytes);
         HR_EXPECT_OK(hr_frame_header_decode(bytes, &exact, &diag, &back), &diag);
@@ -146,7 +147,7 @@ HR_TEST(header_limits_are_inclusive_and_told) {
 HR_TEST(header_descriptors_up_to_the_limit) {
         struct hr_frame_header header = sample, back;
         uint8_t bytes[HR_FRAME_HEADER_BYTES];
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         header.flags |= HR_FRAME_FDS;
         header.n_fds = 16;

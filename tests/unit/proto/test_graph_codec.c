@@ -33,12 +33,12 @@ static void put_bytes(unsigned number, const void *bytes, size_t size) {
 
 #define PUT_WORDS(number, ...)                                                                     \
         do {                                                                                       \
-                const uint32_t hr_words[] = { __VA_ARGS__ };                                       \
+                const uint32_t hr_words[] = {__VA_ARGS__};                                         \
                 put_bytes(number, hr_words, sizeof hr_words);                                      \
         } while (0)
 #define PUT_LONGS(number, ...)                                                                     \
         do {                                                                                       \
-                const uint64_t hr_longs[] = { __VA_ARGS__ };                                       \
+                const uint64_t hr_longs[] = {__VA_ARGS__};                                         \
                 put_bytes(number, hr_longs, sizeof hr_longs);                                      \
         } while (0)
 
@@ -48,13 +48,12 @@ static void put_leaf_count(uint64_t count) {
 }
 
 static hr_status decode(struct hr_diag *diag, struct hr_graph **ret_graph) {
-        return hr_wire_graph_decode((struct hr_wire_span){ buffer, used }, &limits, diag,
-                                    ret_graph);
+        return hr_wire_graph_decode((struct hr_wire_span){buffer, used}, &limits, diag, ret_graph);
 }
 
 static void expect_reason(hr_status status, const char *reason, const char *field) {
         struct hr_graph *graph = NULL;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         HR_EXPECT_EQ(decode(&diag, &graph), status);
         HR_EXPECT_STREQ(hr_diag_reason(&diag), reason);
@@ -63,9 +62,10 @@ static void expect_reason(hr_status status, const char *reason, const char *fiel
                 HR_EXPECT_STREQ(diag.field ? diag.field : "", field);
 }
 
-/* Two leaves (input, constant of two floats) and one ADD, all in order; each test then adds lies. */
+/* Two leaves (input, constant of two floats) and one ADD, all in order; each test then adds lies.
+ */
 static void put_sample(void) {
-        static const float constant[] = { 1, 2 };
+        static const float constant[] = {1, 2};
 
         used = 0;
         put_leaf_count(2);
@@ -84,8 +84,8 @@ static void put_sample(void) {
 
 HR_TEST(sample_is_valid) {
         struct hr_graph *graph = NULL;
-        struct hr_graph_limits graph_limits = { .tensor_bytes_max = 1 << 20 };
-        struct hr_diag diag = { 0 };
+        struct hr_graph_limits graph_limits = {.tensor_bytes_max = 1 << 20};
+        struct hr_diag diag = {0};
         size_t bytes = 0;
 
         put_sample();
@@ -103,7 +103,7 @@ HR_TEST(sample_is_valid) {
 
 HR_TEST(columns_in_pieces_and_elements) {
         struct hr_graph *whole = NULL, *pieces = NULL;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         put_sample();
         HR_EXPECT_OK(decode(&diag, &whole), &diag);
@@ -120,7 +120,7 @@ HR_TEST(columns_in_pieces_and_elements) {
         PUT_LONGS(5, 2, 1, 1, 1, 2, 1, 1);
         for (int i = 0; i < 5; i++) {
                 put_varint(5 << 3 | 1);
-                memcpy(buffer + used, &(uint64_t){ i == 1 ? 2 : 1 }, 8);
+                memcpy(buffer + used, &(uint64_t){i == 1 ? 2 : 1}, 8);
                 used += 8;
         }
         PUT_WORDS(4, 2);
@@ -132,7 +132,7 @@ HR_TEST(columns_in_pieces_and_elements) {
         PUT_WORDS(16, 1, 0, 3);
         put_bytes(17, "xout", 4);
         PUT_LONGS(18, 8);
-        put_bytes(19, (const float[]){ 1, 2 }, 8);
+        put_bytes(19, (const float[]){1, 2}, 8);
         put_leaf_count(2);
         put_varint(1000 << 3 | 2); /* an unknown field */
         put_varint(0);
@@ -144,7 +144,7 @@ HR_TEST(columns_in_pieces_and_elements) {
 
 HR_TEST(absent_columns_are_zeros) {
         struct hr_graph *graph = NULL;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         size_t bytes = 9;
 
         used = 0;
@@ -168,12 +168,12 @@ HR_TEST(lengths_that_disagree) {
                 bool is_long;
                 const char *field;
         } columns[] = {
-                { 2, false, "type" },   { 3, false, "type" },        { 4, false, "flags" },
-                { 5, true, "ne" },      { 6, false, "leaf_kind" },   { 7, false, "source_count" },
-                { 8, false, "source" }, { 9, false, NULL },          { 10, false, "param" },
-                { 11, false, "view_base" }, { 12, false, "view_base" }, { 13, true, "view_offset" },
-                { 14, false, "stride" }, { 15, true, "stride" },     { 16, false, "name_length" },
-                { 18, true, "constants" },
+                {2, false, "type"},       {3, false, "type"},       {4, false, "flags"},
+                {5, true, "ne"},          {6, false, "leaf_kind"},  {7, false, "source_count"},
+                {8, false, "source"},     {9, false, NULL},         {10, false, "param"},
+                {11, false, "view_base"}, {12, false, "view_base"}, {13, true, "view_offset"},
+                {14, false, "stride"},    {15, true, "stride"},     {16, false, "name_length"},
+                {18, true, "constants"},
         };
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(columns); i++) {
@@ -196,11 +196,11 @@ HR_TEST(lengths_that_disagree) {
 }
 
 HR_TEST(leaf_counts_that_lie) {
-        static const uint64_t counts[] = { 0, 1, 3, 1000000, UINT32_MAX, UINT64_MAX };
+        static const uint64_t counts[] = {0, 1, 3, 1000000, UINT32_MAX, UINT64_MAX};
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(counts); i++) {
                 struct hr_graph *graph = NULL;
-                struct hr_diag diag = { 0 };
+                struct hr_diag diag = {0};
                 hr_status status;
 
                 put_sample();
@@ -282,7 +282,7 @@ HR_TEST(ids_out_of_range) {
 
 HR_TEST(views_of_views_become_views_of_the_root) {
         struct hr_graph *graph = NULL;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         const uint32_t depth = 1000;
 
         used = 0;
@@ -290,7 +290,7 @@ HR_TEST(views_of_views_become_views_of_the_root) {
         put_varint(2 << 3 | 2);
         put_varint(depth * 4);
         for (uint32_t i = 0; i < depth; i++, used += 4)
-                memcpy(buffer + used, &(uint32_t){ HR_OP_VIEW }, 4);
+                memcpy(buffer + used, &(uint32_t){HR_OP_VIEW}, 4);
         put_varint(3 << 3 | 2);
         put_varint((depth + 1) * 4);
         memset(buffer + used, 0, (depth + 1) * 4);
@@ -298,7 +298,7 @@ HR_TEST(views_of_views_become_views_of_the_root) {
         put_varint(5 << 3 | 2);
         put_varint((depth + 1) * 32);
         for (uint32_t i = 0; i < (depth + 1) * 4; i++, used += 8)
-                memcpy(buffer + used, &(int64_t){ 1 }, 8);
+                memcpy(buffer + used, &(int64_t){1}, 8);
         PUT_WORDS(6, HR_LEAF_INPUT);
         /* In falling order: the list need not be sorted. */
         put_varint(11 << 3 | 2);
@@ -308,11 +308,11 @@ HR_TEST(views_of_views_become_views_of_the_root) {
         put_varint(12 << 3 | 2);
         put_varint(depth * 4);
         for (uint32_t i = depth; i > 0; i--, used += 4)
-                memcpy(buffer + used, &(uint32_t){ i - 1 }, 4);
+                memcpy(buffer + used, &(uint32_t){i - 1}, 4);
         put_varint(13 << 3 | 2);
         put_varint(depth * 8);
         for (uint32_t i = depth; i > 0; i--, used += 8)
-                memcpy(buffer + used, &(uint64_t){ 3 }, 8);
+                memcpy(buffer + used, &(uint64_t){3}, 8);
         HR_EXPECT(used < sizeof buffer);
         HR_EXPECT_OK(decode(&diag, &graph), &diag);
         for (uint32_t i = 1; i <= depth; i++) {
@@ -346,11 +346,14 @@ HR_TEST(types_and_extents_that_lie) {
                 int64_t ne0, ne1;
                 const char *reason;
         } leaves[] = {
-                { 4, 1, 1, "DTYPE" },           /* a number that is no longer a type */
-                { 1000, 1, 1, "DTYPE" },        { UINT32_MAX, 1, 1, "DTYPE" },
-                { HR_TYPE_Q4_0, 31, 1, "BLOCK" }, { 0, -1, 1, "SIZE" },
-                { 0, INT64_MAX, 2, "SIZE" },    { 0, INT64_MIN, 1, "SIZE" },
-                { 0, INT64_C(1) << 40, INT64_C(1) << 40, "SIZE" },
+                {4, 1, 1, "DTYPE"}, /* a number that is no longer a type */
+                {1000, 1, 1, "DTYPE"},
+                {UINT32_MAX, 1, 1, "DTYPE"},
+                {HR_TYPE_Q4_0, 31, 1, "BLOCK"},
+                {0, -1, 1, "SIZE"},
+                {0, INT64_MAX, 2, "SIZE"},
+                {0, INT64_MIN, 1, "SIZE"},
+                {0, INT64_C(1) << 40, INT64_C(1) << 40, "SIZE"},
         };
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(leaves); i++) {
@@ -377,20 +380,18 @@ HR_TEST(names_that_are_no_text) {
 HR_TEST(limits_come_before_memory) {
         struct hr_graph *graph = NULL;
         struct hr_wire_graph_limits few = limits;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
 
         put_sample();
         few.nodes_max = 0;
-        HR_EXPECT_EQ(hr_wire_graph_decode((struct hr_wire_span){ buffer, used }, &few, &diag,
-                                          &graph),
+        HR_EXPECT_EQ(hr_wire_graph_decode((struct hr_wire_span){buffer, used}, &few, &diag, &graph),
                      HR_E_EXHAUSTED);
         HR_EXPECT_STREQ(diag.field, "nodes");
         HR_EXPECT_EQ(diag.actual, 1);
         hr_diag_clear(&diag);
         few = limits;
         few.bytes_max = used - 1;
-        HR_EXPECT_EQ(hr_wire_graph_decode((struct hr_wire_span){ buffer, used }, &few, &diag,
-                                          &graph),
+        HR_EXPECT_EQ(hr_wire_graph_decode((struct hr_wire_span){buffer, used}, &few, &diag, &graph),
                      HR_E_EXHAUSTED);
         HR_EXPECT_STREQ(diag.field, "graph_bytes");
 }
@@ -404,20 +405,20 @@ HR_TEST(every_cut_and_every_flip_is_survived) {
         memcpy(original, buffer, size);
         for (size_t cut = 0; cut < size; cut++) {
                 struct hr_graph *graph = NULL;
-                struct hr_diag diag = { 0 };
+                struct hr_diag diag = {0};
                 /* Memory of exactly that size, so that a sanitizer sees a byte too far. */
                 uint8_t *copy = malloc(cut + 1);
 
                 memcpy(copy, original, cut);
-                if (hr_wire_graph_decode((struct hr_wire_span){ copy, cut }, &limits, &diag,
+                if (hr_wire_graph_decode((struct hr_wire_span){copy, cut}, &limits, &diag,
                                          &graph) == HR_OK)
                         graph = hr_graph_unref(graph);
                 free(copy);
         }
         for (size_t bit = 0; bit < size * 8; bit++) {
-                struct hr_graph_limits graph_limits = { .tensor_bytes_max = 1 << 20 };
+                struct hr_graph_limits graph_limits = {.tensor_bytes_max = 1 << 20};
                 struct hr_graph *graph = NULL;
-                struct hr_diag diag = { 0 };
+                struct hr_diag diag = {0};
 
                 memcpy(buffer, original, size);
                 buffer[bit / 8] ^= (uint8_t) (1U << (bit % 8));
@@ -432,13 +433,13 @@ HR_TEST(every_cut_and_every_flip_is_survived) {
 
 static struct hr_graph *graph_with_everything(void) {
         struct hr_build *build = hr_build_new();
-        const float numbers[] = { 1, 2, 3, 4, 5, 6, 7, 8 };
+        const float numbers[] = {1, 2, 3, 4, 5, 6, 7, 8};
         uint32_t x = hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "x", 4, 2, 1, 1);
         uint32_t c = hr_build_leaf(build, HR_LEAF_CONSTANT, HR_TYPE_F32, "c", 4, 2, 1, 1);
         uint32_t sum, turned, window, dense;
 
         hr_build_constant(build, c, numbers, sizeof numbers);
-        sum = hr_build_node(build, HR_OP_ADD, HR_TYPE_F32, 4, 2, 1, 1, 2, (uint32_t[]){ x, c });
+        sum = hr_build_node(build, HR_OP_ADD, HR_TYPE_F32, 4, 2, 1, 1, 2, (uint32_t[]){x, c});
         turned = hr_build_node(build, HR_OP_TRANSPOSE, HR_TYPE_F32, 2, 4, 1, 1, 1, &sum);
         hr_build_tensor(build, turned)->view_base = sum;
         hr_build_tensor(build, turned)->nb[0] = 16;
@@ -454,16 +455,16 @@ static struct hr_graph *graph_with_everything(void) {
 
 HR_TEST(encoder_round_trip) {
         struct hr_graph *graph = graph_with_everything(), *back = NULL;
-        struct hr_graph_limits graph_limits = { .tensor_bytes_max = 1 << 20 };
-        struct hr_diag diag = { 0 };
+        struct hr_graph_limits graph_limits = {.tensor_bytes_max = 1 << 20};
+        struct hr_diag diag = {0};
         size_t measured = 0;
 
         HR_EXPECT_OK(hr_wire_graph_encode(graph, NULL, 0, &diag, &measured), &diag);
         HR_EXPECT_OK(hr_wire_graph_encode(graph, buffer, measured, &diag, &used), &diag);
         HR_EXPECT_EQ(used, measured);
-        HR_EXPECT_EQ(hr_wire_graph_encode(graph, buffer, measured - 1, &(struct hr_diag){ 0 },
-                                          &measured),
-                     HR_E_EXHAUSTED);
+        HR_EXPECT_EQ(
+                hr_wire_graph_encode(graph, buffer, measured - 1, &(struct hr_diag){0}, &measured),
+                HR_E_EXHAUSTED);
         HR_EXPECT_OK(hr_wire_graph_encode(graph, buffer, sizeof buffer, &diag, &used), &diag);
         HR_EXPECT_OK(decode(&diag, &back), &diag);
         HR_EXPECT(hr_graph_hash(graph) == hr_graph_hash(back));
@@ -478,14 +479,14 @@ HR_TEST(large_graph_decodes_in_linear_time) {
         struct hr_build *build = hr_build_new();
         uint32_t last = hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "x", 4, 1, 1, 1);
         struct hr_graph *graph, *back = NULL;
-        struct hr_diag diag = { 0 };
+        struct hr_diag diag = {0};
         uint64_t best_ns = UINT64_MAX;
         size_t bytes = 0;
         uint8_t *memory;
 
         for (uint32_t i = 0; i < nodes; i++)
                 last = hr_build_node(build, HR_OP_ADD, HR_TYPE_F32, 4, 1, 1, 1, 2,
-                                     (uint32_t[]){ last, last });
+                                     (uint32_t[]){last, last});
         graph = hr_build_finish(build);
         HR_EXPECT_OK(hr_wire_graph_encode(graph, NULL, 0, &diag, &bytes), &diag);
         memory = malloc(bytes);
@@ -493,7 +494,7 @@ HR_TEST(large_graph_decodes_in_linear_time) {
         for (int round = 0; round < 5; round++) {
                 uint64_t start_ns = hr_clock_now_ns();
 
-                HR_EXPECT_OK(hr_wire_graph_decode((struct hr_wire_span){ memory, bytes }, &limits,
+                HR_EXPECT_OK(hr_wire_graph_decode((struct hr_wire_span){memory, bytes}, &limits,
                                                   &diag, &back),
                              &diag);
                 best_ns = HR_MIN(best_ns, hr_clock_now_ns() - start_ns);
