@@ -53,6 +53,16 @@ struct cpu_tile {
                          const uint8_t *column, float *ret_out);
 };
 
+/* Keys that attention visits one after the other, for one query and head. */
+struct cpu_key_walk {
+        const uint8_t *values; /* row of key k at values + stride * k; f16 or f32 */
+        uint64_t stride;
+        uint32_t count;
+        const uint32_t *key;   /* in this order */
+        const float *weight;
+        const float *factor;   /* the total is multiplied by it before key i is added; mostly 1 */
+};
+
 struct cpu_dot {
         const char *name;
         uint32_t lanes, width;
@@ -69,8 +79,9 @@ struct cpu_dot {
          * 0, plus slope * mask (NULL = none); -inf in the mask gives -inf. Returns the largest. */
         float (*score_row)(float *scores, const float *mask, uint32_t count, float scale, float cap,
                            float slope);
-        /* scores[count] := exp(scores - maximum); returns their sum. */
-        float (*exp_row)(float *scores, uint32_t count, float maximum);
+        /* scores[count] := exp(scores - maximum); returns their sum: 16 at a time in f32, those in
+         * f64. */
+        double (*exp_row)(float *scores, uint32_t count, float maximum);
         /* values[count] *= factor. */
         void (*scale_row)(float *values, uint32_t count, float factor);
         /* out[columns][stride] += sum over keys of weight[column][key] * value[key][size];
@@ -78,6 +89,12 @@ struct cpu_dot {
         void (*weigh_rows)(const float *weights, uint64_t weight_stride, uint32_t columns,
                            const float *values, uint32_t keys, uint32_t size, float *out,
                            uint64_t out_stride);
+        /* Dot products of `count` keys of f32, f16 or bf16 with a query, which is rounded already. */
+        void (*score_keys)(uint32_t type, const uint8_t *keys, uint64_t stride, uint32_t count,
+                           const float *query, int64_t size, float *ret_scores);
+        /* total[size] over the keys of the walk. is_half: values are f16, and so is the total after
+         * each step; else all is f32. */
+        void (*walk_values)(const struct cpu_key_walk *walk, bool is_half, uint32_t size, float *total);
 };
 
 /* The table of "portable", "avx2" or "avx512"; NULL or "auto": the best one. NULL when the

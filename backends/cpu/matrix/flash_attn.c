@@ -1,30 +1,25 @@
 /*
  * FLASH_ATTN_EXT: softmax(scale * Q K + mask) V without the matrix of scores in memory.
  *
- * A work item is one key head of one batch, a block of queries with all heads that share that key
- * head (its columns), and a chunk of keys. It walks its keys in blocks: tiles of keys times the
- * columns give scores, then the running maximum, the exponentials and the weighted sum of values,
- * all in f32. Blocks that the mask hides from every column are skipped, K and V unread.
+ * Which of two ways a step takes follows from its shapes and types, as in ggml, and so do all bits of
+ * its result:
  *
- * Few items with many keys are cut into chunks of keys; what each gives (sums, maximum, weighted
- * values) is joined in order of the chunks. How the keys are cut follows from the shapes alone,
- * never from the number of threads, so that results have the same bits for any team.
+ *   tiles  64 queries or more, keys and values both f16 or both f32 (this file)
+ *   walk   everything else: query by query, key by key (flash_attn_walk.c)
  *
- * Q is rounded to K's partner type. A row with every key hidden and no sink gives zeros.
+ * Tiles. A work item is one key head of one batch and a block of queries with all heads that share
+ * that key head (its columns). It walks the keys in blocks: tiles of keys times the columns give
+ * scores, then the running maximum, the exponentials and the weighted sum of values, all in f32, Q
+ * not rounded. Blocks that the mask hides from every column are skipped, K and V unread.
  *
- * Scratch: parts[items][columns][DV + 2] when there are chunks; then for each thread, see struct
- * work.
+ * A row with every key hidden and no sink gives zeros. Nothing depends on the number of threads.
+ *
+ * Scratch: for each thread, see struct work.
  */
-#include <math.h>
+#include "backends/cpu/matrix/flash_attn.h"
 
-#include "backends/cpu/matrix/share.h"
-
-#include "backends/cpu/matrix/half.h"
-
-#define KEYS 64         /* of a block; a multiple of all lanes */
-#define CHUNK_KEYS 512  /* a multiple of KEYS */
-#define COLUMNS 32      /* aimed at per item */
-#define ITEMS_ENOUGH 16 /* no chunks from this many items on */
+#define COLUMNS 32       /* aimed at per item */
+#define TILED_QUERIES 64 /* from here on */
 
 struct attention {
         const struct hr_operand *q, *k, *v, *mask, *sinks, *out;
@@ -32,10 +27,9 @@ struct attention {
         float scale, cap, bias_max;
         int64_t size, value_size, keys, queries, heads, batches;
         int64_t share; /* query heads per key head */
-        int64_t query_block, columns, query_blocks;
-        int64_t chunks, chunk_keys, items;
+        int64_t query_block, columns, query_blocks, items;
         uint64_t part_floats; /* of one column: DV values, then sum and maximum */
-        uint64_t column_bytes, shared_bytes;
+        uint64_t column_bytes;
         uint64_t columns_bytes, tile_bytes, score_bytes, total_bytes, value_bytes, mask_bytes,
                 row_bytes, thread_bytes;
 };
@@ -51,37 +45,11 @@ struct work {
         float *rows;   /* [CPU_WIDTH_MAX][D], then an output block */
 };
 
-static bool present(const struct hr_step *step, uint32_t source) {
-        return step->source_count > source && step->sources[source].type != HR_OPERAND_ABSENT;
-}
-
-static bool attention_supports(const struct hr_step *step) {
-        const struct hr_operand *k = &step->sources[1], *v = &step->sources[2];
-        const struct hr_type_info *k_info = hr_type_info(k->type), *v_info = hr_type_info(v->type);
-        const struct cpu_dot *dot = cpu_any_dot();
-
-        if (!k_info || !v_info || !dot->tile[k->type] || !dot->dequantize[v->type])
-                return false;
-        if (k->nb[0] != k_info->block_bytes || v->nb[0] != v_info->block_bytes)
-                return false;
-        if (present(step, 3) &&
-            (step->sources[3].type != HR_TYPE_F16 || step->sources[3].nb[0] != sizeof(uint16_t)))
-                return false;
-        if (present(step, 4) && step->sources[4].type != HR_TYPE_F32)
-                return false;
-        return step->sources[0].type == HR_TYPE_F32 && step->result.type == HR_TYPE_F32 &&
-               step->result.nb[0] == sizeof(float);
-}
-
 static void attention_bytes(struct attention *a) {
         uint64_t columns = (uint64_t) a->columns, size = (uint64_t) a->size;
 
         a->part_floats = (uint64_t) a->value_size + 2;
         a->column_bytes = cpu_column_bytes(a->tile, a->size);
-        a->shared_bytes = a->chunks < 2
-                                  ? 0
-                                  : cpu_round_up(cpu_times(cpu_times((uint64_t) a->items, columns),
-                                                           a->part_floats * sizeof(float)));
         a->columns_bytes = cpu_round_up(cpu_times(columns, a->column_bytes));
         a->tile_bytes = cpu_round_up(cpu_tile_bytes(a->tile, CPU_LANES_MAX, a->size));
         a->score_bytes = cpu_round_up(cpu_times(columns, KEYS * sizeof(float)));
@@ -99,12 +67,11 @@ static struct attention attention_of(const struct hr_step *step, const struct cp
         struct attention a = {.q = &step->sources[0],
                               .k = &step->sources[1],
                               .v = &step->sources[2],
-                              .mask = present(step, 3) ? &step->sources[3] : NULL,
-                              .sinks = present(step, 4) ? &step->sources[4] : NULL,
+                              .mask = cpu_source_is_present(step, 3) ? &step->sources[3] : NULL,
+                              .sinks = cpu_source_is_present(step, 4) ? &step->sources[4] : NULL,
                               .out = &step->result};
-        int64_t base_items;
 
-        a.tile = dot->tile[a.k->type];
+        a.tile = dot->tile[HR_TYPE_F32];
         memcpy(&a.scale, &step->params[0], sizeof a.scale);
         memcpy(&a.bias_max, &step->params[1], sizeof a.bias_max);
         memcpy(&a.cap, &step->params[2], sizeof a.cap);
@@ -119,63 +86,25 @@ static struct attention attention_of(const struct hr_step *step, const struct cp
         a.query_block = HR_MIN(a.query_block, HR_MAX(a.queries, 1));
         a.columns = a.query_block * a.share;
         a.query_blocks = (a.queries + a.query_block - 1) / a.query_block;
-        base_items = a.query_blocks * a.k->ne[2] * a.batches;
-        a.chunks = base_items < ITEMS_ENOUGH ? (a.keys + CHUNK_KEYS - 1) / CHUNK_KEYS : 1;
-        a.chunks = HR_MAX(a.chunks, 1);
-        a.chunk_keys = a.chunks > 1 ? CHUNK_KEYS : a.keys;
-        a.items = base_items * a.chunks;
+        a.items = a.query_blocks * a.k->ne[2] * a.batches;
         attention_bytes(&a);
         return a;
 }
 
-static uint64_t attention_scratch(const struct hr_step *step, uint32_t threads) {
-        struct attention a = attention_of(step, cpu_any_dot());
-
-        return cpu_plus(a.shared_bytes, cpu_times(a.thread_bytes, threads));
-}
-
-static uint32_t attention_threads_max(const struct hr_step *step) {
-        struct attention a = attention_of(step, cpu_any_dot());
-        uint64_t work = cpu_times(
-                cpu_times((uint64_t) a.keys, (uint64_t) (a.size + a.value_size)),
-                cpu_times((uint64_t) a.queries, (uint64_t) a.heads * (uint64_t) a.batches));
-        uint64_t threads = 1 + work / (UINT64_C(48) << 10);
-
-        return threads > UINT32_MAX ? UINT32_MAX : (uint32_t) threads;
-}
-
-/* The slope of ALiBi for a head; 1 without it. */
-static float head_slope(const struct attention *a, int64_t head) {
-        int64_t power = 1;
-        float exponent;
-
-        if (a->bias_max <= 0)
-                return 1.0f;
-        while (power * 2 <= a->heads)
-                power *= 2;
-        exponent = head < power
-                           ? -a->bias_max / (float) power * (float) (head + 1)
-                           : -a->bias_max / 2.0f / (float) power * (float) (2 * (head - power) + 1);
-        return powf(2.0f, exponent);
-}
-
 /* What an item works on. Column c is head `head + c % share` of query `query + c / share`. */
 struct item {
-        int64_t batch, key_head, head, query, queries, columns, key_first, key_end;
+        int64_t batch, key_head, head, query, queries, columns;
 };
 
 static struct item item_of(const struct attention *a, int64_t index) {
         struct item item;
-        int64_t chunk = index % a->chunks, rest = index / a->chunks;
 
-        item.query = rest % a->query_blocks * a->query_block;
-        item.key_head = rest / a->query_blocks % a->k->ne[2];
-        item.batch = rest / a->query_blocks / a->k->ne[2];
+        item.query = index % a->query_blocks * a->query_block;
+        item.key_head = index / a->query_blocks % a->k->ne[2];
+        item.batch = index / a->query_blocks / a->k->ne[2];
         item.head = item.key_head * a->share;
         item.queries = HR_MIN(a->query_block, a->queries - item.query);
         item.columns = item.queries * a->share;
-        item.key_first = chunk * a->chunk_keys;
-        item.key_end = HR_MIN(item.key_first + a->chunk_keys, a->keys);
         return item;
 }
 
@@ -232,8 +161,8 @@ static void multiply_keys(const struct cpu_call *call, const struct attention *a
         for (uint32_t at = 0; at < keys; at += lanes) {
                 uint32_t rows = HR_MIN(lanes, keys - at);
 
-                a->tile->pack(cpu_at(a->k, key + at, item->key_head, k3), a->k->nb[1], rows,
-                              a->size, work->tile);
+                call->dot->tile[a->k->type]->pack(cpu_at(a->k, key + at, item->key_head, k3),
+                                                  a->k->nb[1], rows, a->size, work->tile);
                 for (int64_t first = 0; first < item->columns; first += width) {
                         width = cpu_group_width(call->dot->width, first, item->columns);
                         a->tile->dot(work->tile, work->columns + a->column_bytes * (uint64_t) first,
@@ -289,7 +218,8 @@ static void weigh_scores(const struct cpu_call *call, const struct attention *a,
                 if (a->mask)
                         mask = work->mask + (a->mask->ne[2] > 1 ? c : c / a->share) * KEYS;
                 block = call->dot->score_row(scores, mask, keys, a->scale, a->cap,
-                                             head_slope(a, item->head + c % a->share));
+                                             cpu_head_slope(a->bias_max, a->heads,
+                                                            item->head + c % a->share));
                 if (block > *maximum) {
                         float factor = *maximum == -INFINITY ? 0 : expf(*maximum - block);
 
@@ -299,7 +229,8 @@ static void weigh_scores(const struct cpu_call *call, const struct attention *a,
                 if (*maximum == -INFINITY) /* nothing seen yet */
                         memset(scores, 0, keys * sizeof(float));
                 else
-                        *sum += call->dot->exp_row(scores, keys, *maximum);
+                        *sum = (float) ((double) *sum +
+                                        call->dot->exp_row(scores, keys, *maximum));
         }
 }
 
@@ -313,8 +244,8 @@ static void attend(const struct cpu_call *call, const struct attention *a, const
                 total[a->value_size + 1] = -INFINITY;
         }
         prepare_queries(call, a, item, work);
-        for (int64_t key = item->key_first; key < item->key_end; key += KEYS) {
-                uint32_t keys = (uint32_t) HR_MIN((int64_t) KEYS, item->key_end - key);
+        for (int64_t key = 0; key < a->keys; key += KEYS) {
+                uint32_t keys = (uint32_t) HR_MIN((int64_t) KEYS, a->keys - key);
 
                 if (a->mask && !read_mask(call, a, item, key, keys, work->mask))
                         continue;
@@ -326,54 +257,9 @@ static void attend(const struct cpu_call *call, const struct attention *a, const
         }
 }
 
-/* total[DV], sum, maximum of one column with its sink, divided, to the result. */
-static void finish_column(const struct cpu_call *call, const struct attention *a, int64_t batch,
-                          int64_t head, int64_t query, float *total) {
-        float sum = total[a->value_size], maximum = total[a->value_size + 1];
-
-        if (a->sinks) {
-                float sink;
-
-                memcpy(&sink, (uint8_t *) a->sinks->data + (uint64_t) head * a->sinks->nb[0],
-                       sizeof sink);
-                if (sink > maximum) {
-                        float factor = maximum == -INFINITY ? 0 : expf(maximum - sink);
-
-                        call->dot->scale_row(total, (uint32_t) a->value_size, factor);
-                        sum = sum * factor + 1.0f;
-                } else {
-                        sum += expf(sink - maximum);
-                }
-        }
-        call->dot->scale_row(total, (uint32_t) a->value_size, sum == 0 ? 0 : 1.0f / sum);
-        memcpy(cpu_at(a->out, head, query, batch), total, (size_t) a->value_size * sizeof(float));
-}
-
-/* Joins the chunks of item group `group` (items group * chunks ...) into the first one's place. */
-static void join_column(const struct cpu_call *call, const struct attention *a, float *first,
-                        uint64_t chunk_floats) {
-        int64_t n = a->value_size;
-
-        for (int64_t chunk = 1; chunk < a->chunks; chunk++) {
-                float *next = first + chunk_floats * (uint64_t) chunk;
-                float high = HR_MAX(first[n + 1], next[n + 1]);
-
-                if (next[n + 1] == -INFINITY)
-                        continue;
-                call->dot->scale_row(first, (uint32_t) n + 1,
-                                     first[n + 1] == -INFINITY ? 0 : expf(first[n + 1] - high));
-                call->dot->scale_row(next, (uint32_t) n + 1, expf(next[n + 1] - high));
-                for (int64_t i = 0; i <= n; i++)
-                        first[i] += next[i];
-                first[n + 1] = high;
-        }
-}
-
-static void attention_run(const struct cpu_call *call) {
+static void tiles_run(const struct cpu_call *call) {
         const struct attention a = attention_of(call->step, call->dot);
-        uint8_t *own = call->scratch + a.shared_bytes + a.thread_bytes * call->thread;
-        float *parts = (float *) (void *) call->scratch;
-        const uint64_t item_floats = (uint64_t) a.columns * a.part_floats;
+        uint8_t *own = call->scratch + a.thread_bytes * call->thread;
         struct work work;
         uint32_t index;
 
@@ -389,29 +275,68 @@ static void attention_run(const struct cpu_call *call) {
         while ((index = cpu_next_item(call, (uint32_t) a.items)) < (uint32_t) a.items) {
                 struct item item = item_of(&a, index);
 
-                if (a.chunks > 1)
-                        work.total = parts + item_floats * index;
                 attend(call, &a, &item, &work);
-                for (int64_t c = 0; c < item.columns && a.chunks == 1; c++)
-                        finish_column(call, &a, item.batch, item.head + c % a.share,
-                                      item.query + c / a.share,
-                                      work.total + c * (int64_t) a.part_floats);
-        }
-        if (a.chunks == 1)
-                return;
-        cpu_barrier(call);
-        for (int64_t i = call->thread; i < a.items / a.chunks * a.columns; i += call->threads) {
-                struct item item = item_of(&a, i / a.columns * a.chunks);
-                int64_t c = i % a.columns;
-                float *first = parts + item_floats * (uint64_t) (i / a.columns * a.chunks) +
-                               (uint64_t) c * a.part_floats;
+                for (int64_t c = 0; c < item.columns; c++) {
+                        float *total = work.total + c * (int64_t) a.part_floats;
+                        int64_t head = item.head + c % a.share;
 
-                if (c >= item.columns)
-                        continue;
-                join_column(call, &a, first, item_floats);
-                finish_column(call, &a, item.batch, item.head + c % a.share,
-                              item.query + c / a.share, first);
+                        cpu_finish_attention(call, a.sinks, head, total, total[a.value_size],
+                                             total[a.value_size + 1],
+                                             cpu_at(a.out, head, item.query + c / a.share,
+                                                    item.batch));
+                }
         }
+}
+
+/* ---- Which way ------------------------------------------------------------------------------- */
+
+static bool is_tiled(const struct hr_step *step) {
+        uint32_t k = step->sources[1].type;
+
+        return step->sources[0].ne[1] >= TILED_QUERIES && k == step->sources[2].type &&
+               (k == HR_TYPE_F16 || k == HR_TYPE_F32);
+}
+
+static bool attention_supports(const struct hr_step *step) {
+        const struct hr_operand *k = &step->sources[1], *v = &step->sources[2];
+        const struct hr_type_info *k_info = hr_type_info(k->type), *v_info = hr_type_info(v->type);
+        const struct cpu_dot *dot = cpu_any_dot();
+
+        if (!k_info || !v_info || !dot->tile[k->type] || !dot->dequantize[v->type])
+                return false;
+        if (k->nb[0] != k_info->block_bytes || v->nb[0] != v_info->block_bytes)
+                return false;
+        if (cpu_source_is_present(step, 3) &&
+            (step->sources[3].type != HR_TYPE_F16 || step->sources[3].nb[0] != sizeof(uint16_t)))
+                return false;
+        if (cpu_source_is_present(step, 4) && step->sources[4].type != HR_TYPE_F32)
+                return false;
+        return step->sources[0].type == HR_TYPE_F32 && step->result.type == HR_TYPE_F32 &&
+               step->result.nb[0] == sizeof(float);
+}
+
+static uint64_t attention_scratch(const struct hr_step *step, uint32_t threads) {
+        uint64_t bytes = is_tiled(step) ? attention_of(step, cpu_any_dot()).thread_bytes
+                                        : cpu_attention_walk_scratch(step);
+
+        return cpu_times(bytes, threads);
+}
+
+static uint32_t attention_threads_max(const struct hr_step *step) {
+        struct attention a = attention_of(step, cpu_any_dot());
+        uint64_t work = cpu_times(
+                cpu_times((uint64_t) a.keys, (uint64_t) (a.size + a.value_size)),
+                cpu_times((uint64_t) a.queries, (uint64_t) a.heads * (uint64_t) a.batches));
+        uint64_t threads = 1 + work / (UINT64_C(48) << 10);
+
+        return threads > UINT32_MAX ? UINT32_MAX : (uint32_t) threads;
+}
+
+static void attention_run(const struct cpu_call *call) {
+        if (is_tiled(call->step))
+                tiles_run(call);
+        else
+                cpu_attention_walk(call);
 }
 
 const struct cpu_kernel cpu_kernel_flash_attn = {

@@ -126,11 +126,20 @@ LANES_INLINE lanes_u lanes_table16(lanes_u nibbles, const uint8_t *table) {
         return (lanes_u) _mm256_shuffle_epi8(t, U(nibbles));
 }
 
+/* Sums over the lanes of four vectors: upper half to lower half, until one is left. */
 LANES_INLINE void lanes_sum4(const lanes_f v[4], float ret[4]) {
-        __m256 ab = _mm256_hadd_ps(F(v[0]), F(v[1])), cd = _mm256_hadd_ps(F(v[2]), F(v[3]));
-        __m256 s = _mm256_hadd_ps(ab, cd);
+        __m128 r[4];
 
-        _mm_storeu_ps(ret, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+        for (int i = 0; i < 4; i++)
+                r[i] = _mm_add_ps(_mm256_castps256_ps128(F(v[i])),
+                                  _mm256_extractf128_ps(F(v[i]), 1));
+        _MM_TRANSPOSE4_PS(r[0], r[1], r[2], r[3]);
+        _mm_storeu_ps(ret, _mm_add_ps(_mm_add_ps(r[0], r[2]), _mm_add_ps(r[1], r[3])));
+}
+
+/* Rounded to f16 and back. */
+LANES_INLINE lanes_f lanes_round_half(lanes_f v) {
+        return (lanes_f) _mm256_cvtph_ps(_mm256_cvtps_ph(F(v), 0));
 }
 
 LANES_INLINE lanes_f lanes_exp2i(lanes_f n) {

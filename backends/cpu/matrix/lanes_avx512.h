@@ -160,7 +160,7 @@ LANES_INLINE lanes_u lanes_table16(lanes_u nibbles, const uint8_t *table) {
         return (lanes_u) _mm512_shuffle_epi8(t, U(nibbles));
 }
 
-/* Sums over the lanes of four vectors, each in the same order. */
+/* Sums over the lanes of four vectors: upper half to lower half, until one is left. */
 LANES_INLINE void lanes_sum4(const lanes_f v[4], float ret[4]) {
         __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(F(v[0]), F(v[1]), 0x44),
                                   _mm512_shuffle_f32x4(F(v[0]), F(v[1]), 0xee));
@@ -173,6 +173,11 @@ LANES_INLINE void lanes_sum4(const lanes_f v[4], float ret[4]) {
         s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xb1));
         s = _mm512_maskz_compress_ps(0x1111, s);
         _mm_storeu_ps(ret, _mm512_castps512_ps128(s));
+}
+
+/* Rounded to f16 and back. */
+LANES_INLINE lanes_f lanes_round_half(lanes_f v) {
+        return (lanes_f) _mm512_cvtph_ps(_mm512_cvtps_ph(F(v), 0));
 }
 
 /* 2^n for integral n in [-126, 127], given as float. */

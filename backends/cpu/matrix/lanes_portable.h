@@ -126,6 +126,13 @@ LANES_INLINE void lanes_sum4(const lanes_f v[4], float ret[4]) {
                 ret[i] = (v[i][0] + v[i][2]) + (v[i][1] + v[i][3]);
 }
 
+/* Rounded to f16 and back. */
+LANES_INLINE lanes_f lanes_round_half(lanes_f v) {
+        for (int i = 0; i < 4; i++)
+                v[i] = cpu_half_to_float(cpu_float_to_half(v[i]));
+        return v;
+}
+
 LANES_INLINE lanes_f lanes_exp2i(lanes_f n) {
         lanes_f v;
 

@@ -25,4 +25,6 @@ const struct cpu_dot CPU_ISA(cpu_dot) = {
         .scale_row = CPU_ISA(scale_row),
         .exp_row = CPU_ISA(exp_row),
         .weigh_rows = CPU_ISA(weigh_rows),
+        .score_keys = CPU_ISA(score_keys),
+        .walk_values = CPU_ISA(walk_values),
 };

@@ -42,7 +42,10 @@ void CPU_ISA(float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uin
 float CPU_ISA(score_row)(float *scores, const float *mask, uint32_t count, float scale, float cap,
                          float slope);
 void CPU_ISA(scale_row)(float *values, uint32_t count, float factor);
-float CPU_ISA(exp_row)(float *scores, uint32_t count, float maximum);
+double CPU_ISA(exp_row)(float *scores, uint32_t count, float maximum);
 void CPU_ISA(weigh_rows)(const float *weights, uint64_t weight_stride, uint32_t columns,
                          const float *values, uint32_t keys, uint32_t size, float *out,
                          uint64_t out_stride);
+void CPU_ISA(score_keys)(uint32_t type, const uint8_t *keys, uint64_t stride, uint32_t count,
+                         const float *query, int64_t size, float *ret_scores);
+void CPU_ISA(walk_values)(const struct cpu_key_walk *walk, bool is_half, uint32_t size, float *total);
