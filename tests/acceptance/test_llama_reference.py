@@ -53,6 +53,28 @@ def test_choices(
         assert not disagreements(logits, expected)
 
 
+def has_fused_multiply_add() -> bool:
+    return " fma " in Path("/proc/cpuinfo").read_text()
+
+
+@pytest.mark.skipif(not has_fused_multiply_add(), reason="no fused multiply-add here")
+@pytest.mark.parametrize("name", PROMPTS)
+def test_logits_have_the_bits_of_the_reference(
+    start: Start, model: Path, reference: dict[str, Any], name: str
+) -> None:
+    """The order of additions is llama.cpp's, so nothing at all differs."""
+    expected = reference[name]
+    with headrace.connect(start(SHARED).address) as client:
+        context = Model.load(client, model.name).context(512)
+        pending = expected["prompt_tokens"]
+        for position, choice in enumerate(expected["continuation"]):
+            logits = context.evaluate(pending)
+            ids = [choice, expected["second"][position]]
+            recorded = np.asarray(expected["logits"][position], np.float32)
+            assert logits[ids].tolist() == recorded.tolist(), f"position {position}"
+            pending = [choice]
+
+
 def test_the_criterion_can_fail(reference: dict[str, Any]) -> None:
     """Logits that prefer another token at a position that is no tie are noticed."""
     expected = reference["twelve"]

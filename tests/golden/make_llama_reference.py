@@ -22,35 +22,34 @@ import llama_cpp
 import numpy as np
 
 STEPS = 48
-THREADS = 2
+# From 512 cells on llama.cpp cuts the keys of one query by threads, and the last bits follow; with one
+# thread there is one answer.
+THREADS = 1
 CONTEXT = 1024
 
-TEXT = (
-    "A headrace is the channel that leads water from a river or a pond to the wheel of a "
-    "mill. It begins at a weir, a low wall of stone or timber that raises the level of the "
-    "stream a little and sends part of it aside. From there the channel follows the side of "
-    "the valley, falling much more slowly than the river below, so that after a few hundred "
-    "paces the water stands several metres above the place where it will be needed. A gate of"
-    " oak boards closes the channel at its lower end. When the miller lifts the gate, the "
-    "water shoots through a wooden trough and falls into the buckets of the wheel, which "
-    "begins to turn, slowly at first, then at the steady pace that the stones want. What has "
-    "done its work leaves through the tailrace and finds its way back to the river.\n\n"
-    "Keeping a headrace in order is most of the work. Leaves gather at the rack in autumn, "
-    "ice must be broken in winter, moles and crayfish dig through the bank in spring, and in "
-    "a dry summer every drop that leaks is missed. The old contracts between millers were "
-    "therefore very exact. They named the height of the weir to the width of a finger, the "
-    "days on which the meadows could be watered, the number of men each village had to send "
-    "to clear the bed, and the fine for anyone who opened a gate at night."
-)
-
-# Continuations whose two best logits are nowhere near each other: llama.cpp's own logits move by a
-# percent with the number of threads, flash attention and the instruction set, and nothing should hang
-# on such a difference. The long prompt begins its text a second time, so that every choice depends on
-# what stands three hundred tokens back.
 PROMPTS = {
-    "one": "Click",
-    "twelve": "The miller opened the gate in the morning and the big",
-    "long": TEXT + "\n\n" + TEXT[: TEXT.index(" little and sends part")],
+    "one": "Hello",
+    "twelve": "Water runs down the hill and turns the wheel of the mill",
+    "long": (
+        "A headrace is the channel that leads water from a river or a pond to the wheel of a mill. "
+        "It begins at a weir, a low wall of stone or timber that raises the level of the stream a "
+        "little and sends part of it aside. From there the channel follows the side of the valley, "
+        "falling much more slowly than the river below, so that after a few hundred paces the water "
+        "stands several metres above the place where it will be needed. A gate of oak boards closes "
+        "the channel at its lower end. When the miller lifts the gate, the water shoots through a "
+        "wooden trough and falls into the buckets of the wheel, which begins to turn, slowly at "
+        "first, then at the steady pace that the stones want. What has done its work leaves through "
+        "the tailrace and finds its way back to the river.\n\n"
+        "Keeping a headrace in order is most of the work. Leaves gather at the rack in autumn, ice "
+        "must be broken in winter, moles and crayfish dig through the bank in spring, and in a dry "
+        "summer every drop that leaks is missed. The old contracts between millers were therefore "
+        "very exact. They named the height of the weir to the width of a finger, the days on which "
+        "the meadows could be watered, the number of men each village had to send to clear the bed, "
+        "and the fine for anyone who opened a gate at night. Many disputes were about a single "
+        "stone. In one of them, three brothers who owned three mills on the same channel agreed "
+        "that the first would grind in the morning, the second at noon and the third in the "
+        "evening. This went well until"
+    ),
 }
 
 
