@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "tools"))
 
 from run_daemon import Daemon, Device  # noqa: E402
-from tables import REFERENCE, Start  # noqa: E402
+from tables import CLEAR_REFERENCE, REFERENCE, Start  # noqa: E402
 
 DEFAULT_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 MODEL_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -34,6 +34,13 @@ def model() -> Path:
 def reference() -> dict[str, Any]:
     """llama.cpp's choices by the prompt's name."""
     data = json.loads(REFERENCE.read_text())
+    return {prompt["name"]: prompt for prompt in data["prompts"]}
+
+
+@pytest.fixture(scope="session")
+def clear_reference() -> dict[str, Any]:
+    """The same for prompts without near-ties."""
+    data = json.loads(CLEAR_REFERENCE.read_text())
     return {prompt["name"]: prompt for prompt in data["prompts"]}
 
 

@@ -28,11 +28,11 @@ def float_weights(model: Path) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-@pytest.mark.parametrize("name", ["twelve", "long"])
+@pytest.mark.parametrize("name", ["one", "twelve", "long"])
 def test_choices_with_products_on_blas(
-    start: Start, model: Path, reference: dict[str, Any], name: str
+    start: Start, model: Path, clear_reference: dict[str, Any], name: str
 ) -> None:
-    expected = reference[name]
+    expected = clear_reference[name]
     with headrace.connect(start(ALWAYS).address) as client:
         floats = client.put("attention", float_weights(model))
         runner = Runner(client, model.name, overlay=floats)
