@@ -1,6 +1,8 @@
 /* Where the rows of a tile are, and what is asked for before it is needed. */
 #pragma once
 
+#include <stdbool.h>
+
 #include "backends/cpu/matrix/lanes.h"
 
 /* How far ahead of the next tile the second-level cache is filled. */
