@@ -65,3 +65,7 @@ bool hr_thread_pin_self(uint32_t processor) {
         CPU_SET(processor, &set);
         return pthread_setaffinity_np(pthread_self(), sizeof set, &set) == 0;
 }
+
+void hr_once_call(hr_once *once, void (*fn)(void)) {
+        (void) pthread_once(once, fn);
+}

@@ -18,3 +18,8 @@ HR_NODISCARD hr_status hr_thread_start(struct hr_thread *thread, const char *nam
 void hr_thread_join(struct hr_thread *thread);
 /* Pins the calling thread to a processor; a refusal is ignored (returns false). */
 bool hr_thread_pin_self(uint32_t processor);
+
+/* Calls fn() the first time that any thread comes here; the others wait until it has returned. */
+typedef pthread_once_t hr_once;
+#define HR_ONCE_INIT PTHREAD_ONCE_INIT
+void hr_once_call(hr_once *once, void (*fn)(void));

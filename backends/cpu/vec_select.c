@@ -4,11 +4,12 @@
  * GELU and its quick form are defined over half precision: argument and value are rounded to f16, as
  * models were trained and checked with. 65 536 values each, computed once per process.
  */
+#include "backends/cpu/vec.h"
+
 #include <math.h>
-#include <pthread.h>
 #include <string.h>
 
-#include "backends/cpu/vec.h"
+#include "core/thread.h"
 
 uint16_t cpu_gelu_table[1 << 16], cpu_gelu_quick_table[1 << 16];
 
@@ -40,17 +41,17 @@ static bool has_avx512(void) {
 #if CPU_HAVE_X86
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                       __builtin_cpu_supports("fma");
+               __builtin_cpu_supports("fma");
 #else
         return false;
 #endif
 }
 
 const struct cpu_vec *cpu_vec_select(const char *isa) {
-        static pthread_once_t once = PTHREAD_ONCE_INIT;
+        static hr_once once = HR_ONCE_INIT;
         bool is_auto = !isa || strcmp(isa, "auto") == 0;
 
-        (void) pthread_once(&once, tables_fill);
+        hr_once_call(&once, tables_fill);
 #if CPU_HAVE_X86
         if ((is_auto || strcmp(isa, "avx512") == 0) && has_avx512())
                 return &cpu_vec_avx512;
