@@ -15,9 +15,10 @@
  */
 #pragma once
 
-#include "backends/cpu/matrix/half.h"
+#include <stdbool.h>
 
-#define LANES_INLINE static inline __attribute__((always_inline, unused))
+#include "backends/cpu/matrix/half.h"
+#include "backends/cpu/matrix/lanes_inline.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) &&                   \
         defined(__AVX512DQ__)

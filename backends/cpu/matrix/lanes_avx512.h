@@ -3,6 +3,11 @@
 
 #include <immintrin.h>
 
+#include "backends/cpu/matrix/half.h"
+#include "backends/cpu/matrix/lanes_inline.h"
+
+#if defined(__AVX512VNNI__) /* what the compiler may use here */
+
 #define CPU_ISA_NAME "avx512"
 #define CPU_ISA(name) name##_avx512
 #define CPU_LANES 16
@@ -189,3 +194,5 @@ LANES_INLINE lanes_f lanes_exp2i(lanes_f n) {
 
 #undef U
 #undef F
+
+#endif

@@ -1,6 +1,9 @@
 /* The lanes of plain C: vectors of four that any compiler can lower. Contract: lanes.h. */
 #pragma once
 
+#include "backends/cpu/matrix/half.h"
+#include "backends/cpu/matrix/lanes_inline.h"
+
 #define CPU_ISA_NAME "portable"
 #define CPU_ISA(name) name##_portable
 #define CPU_LANES 4
