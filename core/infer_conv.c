@@ -262,7 +262,7 @@ hr_status hr_infer_conv_transpose_2d(struct hr_infer *infer) {
 hr_status hr_infer_col2im_1d(struct hr_infer *infer) {
         const struct hr_tensor *columns = infer->sources[0];
         const int32_t *params = infer->node->params;
-        int64_t extent;
+        int64_t extent = 0;
 
         infer->params_used = 3;
         HR_INFER_NEED(hr_infer_is_real(columns->type), "DTYPE", "columns are %s",
