@@ -180,6 +180,6 @@ def test_header_that_needs_another_first_is_found(tmp_path: Path) -> None:
 
 
 def test_our_tree() -> None:
-    build = os.environ.get("HEADRACE_BUILD")
+    build = os.environ.get("HEADRACE_LINT_BUILD")
     found = check_includes.check_tree(ROOT, COMPILER, Path(build) if build else None)
     assert not found, "\n".join(map(str, found))

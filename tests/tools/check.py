@@ -183,6 +183,9 @@ def pytest_suite(
     def run() -> Result:
         log, junit = LOGS / f"{name}.log", LOGS / f"{name}.xml"
         junit.unlink(missing_ok=True)
+        daemon = Path(env.get("HEADRACE_BUILD", "")) / "daemon" / "headraced"
+        if "HEADRACE_BUILD" in env and not daemon.exists():
+            return Result(Count(failed=1), log, [f"did not run: there is no {daemon}"])
         present = [folder for folder in folders if any((ROOT / folder).rglob("test_*.py"))]
         if not present:
             return Result(Count(failed=1), log, [f"no test below {', '.join(folders)}"])
@@ -242,7 +245,9 @@ def suites(full: bool) -> list[Suite]:
             ["tests/golden/golden_ops", "--device", "blas", "--allow-unsupported"],
             RECORDED / "ops",
         ),
-        pytest_suite("lint", ["tests/lint", "tests/tools"], at_main),
+        pytest_suite(
+            "lint", ["tests/lint", "tests/tools"], {**long_form, "HEADRACE_LINT_BUILD": str(main)}
+        ),
         mypy_suite(),
         pytest_suite("python", ["tests/python"], at_main),
         pytest_suite("integration", ["tests/integration"], at_main),
