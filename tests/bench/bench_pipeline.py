@@ -1,0 +1,66 @@
+"""Two CPU devices of one thread each, a stage on either: throughput, and decoding with more slots.
+
+HEADRACE_BENCH_FIFO=1 measures with real-time priority, where the system allows it: for a machine that
+others use at the same time. It takes both processors for some ten seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+from rows import Row  # noqa: E402
+from run_daemon import build_folder  # noqa: E402
+
+REPETITIONS = 7
+RUNS = 16
+STAGE_MS = 5.5
+
+
+def measure() -> dict[str, float]:
+    """Milliseconds per run of each arrangement."""
+    program = build_folder() / "tests" / "bench" / "bench_pipeline"
+    command = [str(program), str(REPETITIONS), str(RUNS), str(STAGE_MS)]
+    if os.environ.get("HEADRACE_BENCH_FIFO"):
+        command.append("fifo")
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    lines = [json.loads(line) for line in answer.stdout.splitlines()]
+    return {key: median(line[key] for line in lines) for key in lines[0]}
+
+
+def run() -> list[Row]:
+    times = measure()
+    one = 1000 / min(times["one_1"], times["one_2"])
+    peer = "one device, both stages"
+    rows = [
+        Row(
+            f"two stages, {slots} slots",
+            1000 / times[f"two_{slots}"],
+            "runs/s",
+            peer,
+            one,
+            ">= 1.9",
+        )
+        for slots in (2, 3, 4)
+    ]
+    rows.append(Row("two stages, 1 slot", 1000 / times["two_1"], "runs/s", peer, one))
+    rows.append(Row("no pipeline: both apart", 1000 / times["apart"], "runs/s", peer, one))
+    for name, what in (("decode", "decode, client waits"), ("state", "decode, chained by a state")):
+        rows += [
+            Row(
+                f"{what}, {slots} slots",
+                times[f"{name}_{slots}"],
+                "ms",
+                "1 slot",
+                times[f"{name}_1"],
+                "<= 1.02",
+            )
+            for slots in (2, 4)
+        ]
+    return rows
