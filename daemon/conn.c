@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/log.h"
 #include "daemon/request.h"
 #include "daemon/rpc.h"
 
@@ -214,6 +215,18 @@ void hr_conn_finish(struct hr_conn *conn) {
         conn_close_if_done(conn);
 }
 
+/* The first few, then ever fewer: peers that break rules on purpose cannot fill the log. */
+static void conn_log_failure(const struct hr_conn *conn, const struct hr_diag *failure) {
+        const uint64_t count = conn->server->stats.protocol_errors;
+        const bool shown = count <= 32 || (count & (count - 1)) == 0;
+
+        hr_log(shown ? HR_LOG_NOTICE : HR_LOG_DEBUG, "conn",
+               "connection cut: %s (%.120s) %s uid=%lld count=%llu", hr_diag_reason(failure),
+               failure->words, conn->is_tcp ? "tcp" : "unix",
+               conn->principal == UINT32_MAX ? -1LL : (long long) conn->principal,
+               (unsigned long long) count);
+}
+
 void hr_conn_fail(struct hr_conn *conn, const struct hr_diag *failure) {
         uint8_t message[HR_WIRE_ERROR_BYTES_MAX];
         size_t bytes = 0;
@@ -221,6 +234,7 @@ void hr_conn_fail(struct hr_conn *conn, const struct hr_diag *failure) {
         if (conn->over || conn->finishing)
                 return;
         conn->server->stats.protocol_errors++;
+        conn_log_failure(conn, failure);
         if (hr_wire_error_encode(failure, NULL, message, sizeof message, &bytes) == HR_OK)
                 hr_conn_send(conn,
                              &(struct hr_send){

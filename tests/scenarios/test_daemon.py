@@ -215,16 +215,15 @@ def test_b061_blas_is_only_a_helper(launch: Callable[..., Any]) -> None:
 
 def test_b065_probes_are_told_apart(launch: Callable[..., Any]) -> None:
     """Garbage is logged with its reason; a probe that says nothing is no error."""
-    quiet = launch(
-        devices=[device("cpu0", threads=1)], sections={"daemon": {"log_level": "debug"}}
-    )
+    quiet = launch(devices=[device("cpu0", threads=1)])
     with Conn(quiet.address, hello=False) as conn:
         conn.raw(b"GET / HTTP/1.0\r\n\r\n" + bytes(20))
         conn.closed()
     Conn(quiet.address, hello=False).close()
     with Conn(quiet.address) as conn:
         assert conn.stats()["protocol_errors_total"] == 1
-    raw.eventually(lambda: "BAD_MAGIC" in quiet.log() or "not a Headrace frame" in quiet.log())
+    lines = [line for line in quiet.log().splitlines() if "connection cut" in line]
+    assert len(lines) == 1 and "BAD_MAGIC" in lines[0] and f"uid={os.getuid()}" in lines[0]
 
 
 # ---- validation ----------------------------------------------------------------------------------
@@ -322,8 +321,14 @@ def one_cycle(address: str) -> None:
         conn.call(raw.DROP, pb.WeightsDrop(handle=info.handle))
 
 
+def skip_with_sanitizer(daemon: Any) -> None:
+    if "libasan" in Path(f"/proc/{daemon.process.pid}/maps").read_text():
+        pytest.skip("a sanitizer keeps freed memory for a while")
+
+
 def test_b085_nothing_grows(daemon: Any) -> None:
     """Session, upload, plan, run, release, over and over: resident memory stays."""
+    skip_with_sanitizer(daemon)
     for _ in range(20):
         one_cycle(daemon.address)
     settled = resident_kib(daemon)
@@ -334,6 +339,7 @@ def test_b085_nothing_grows(daemon: Any) -> None:
 
 
 def test_b086_connections_leave_nothing(daemon: Any) -> None:
+    skip_with_sanitizer(daemon)
     for _ in range(50):
         Conn(daemon.address).close()
     settled = resident_kib(daemon)
