@@ -111,7 +111,7 @@ class Daemon:
         while time.monotonic() < end:
             if self.process.poll() is not None:
                 raise DaemonError(
-                    f"headraced ended with status {self.process.returncode}:\n{self.log()}"
+                    f"headraced ended with status {self.process.returncode}:\n{self.last_words()}"
                 )
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
                 try:
@@ -121,10 +121,14 @@ class Daemon:
                     time.sleep(0.01)
         self.process.kill()
         self.process.wait()
-        raise DaemonError(f"headraced does not listen after {START_S:.0f} s:\n{self.log()}")
+        raise DaemonError(f"headraced does not listen after {START_S:.0f} s:\n{self.last_words()}")
 
     def log(self) -> str:
-        return self.log_path.read_text("utf-8", "replace")[-4000:]
+        """All that the daemon has said."""
+        return self.log_path.read_text("utf-8", "replace")
+
+    def last_words(self) -> str:
+        return self.log()[-4000:]
 
     def stop(self) -> None:
         """SIGTERM, and exit status 0 within the time, or DaemonError. Removes the folder."""
@@ -137,10 +141,10 @@ class Daemon:
                 self.process.kill()
                 self.process.wait()
                 raise DaemonError(
-                    f"headraced does not stop within {STOP_S:.0f} s:\n{self.log()}"
+                    f"headraced does not stop within {STOP_S:.0f} s:\n{self.last_words()}"
                 ) from None
             if status != 0:
-                raise DaemonError(f"headraced ended with status {status}:\n{self.log()}")
+                raise DaemonError(f"headraced ended with status {status}:\n{self.last_words()}")
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
 

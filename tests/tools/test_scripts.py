@@ -66,6 +66,7 @@ def test_table_names_a_missed_goal() -> None:
     ("outcome", "output", "count"),
     [
         ("OK", "5 passed, 0 failed, 1 skipped\n", "5 passed, 0 failed, 1 skipped"),
+        ("OK", "7 passed, 0 failed\n", "7 passed, 0 failed, 0 skipped"),
         ("FAIL", "x\n4 passed, 2 failed, 0 skipped\n", "4 passed, 2 failed, 0 skipped"),
         ("FAIL", "4 passed, 0 failed, 0 skipped\nreport\n", "4 passed, 1 failed, 0 skipped"),
         ("TIMEOUT", "", "0 passed, 1 failed, 0 skipped"),
