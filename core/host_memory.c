@@ -5,6 +5,11 @@
  * large request is first compared with what the system says it can give; what is refused here is an
  * error of one request instead of the end of the daemon. Small buffers come from the allocator, where
  * the sanitizers guard their ends; large ones are mapped, zero pages until touched.
+ *
+ * What devices compute in is mapped from a few pages on. In the allocator's heap the memory of one
+ * device would lie behind that of another, and processors fetch ahead past the end of what a thread
+ * reads: lines that the neighbour writes would wander between the two, and two stages of a pipeline
+ * would slow each other down.
  */
 #include "core/host.h"
 
@@ -17,6 +22,19 @@
 
 #define MAPPED_FROM_BYTES ((uint64_t) 1 << 20)
 #define HUGE_FROM_BYTES ((uint64_t) 4 << 20)
+#define COMPUTE_MAPPED_FROM_BYTES ((uint64_t) 16 << 10)
+
+/* Where the allocator guards the ends of what it gives, it gives all but the large. */
+#if defined(__SANITIZE_ADDRESS__)
+#define GUARDED_ENDS 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define GUARDED_ENDS 1
+#endif
+#endif
+#ifndef GUARDED_ENDS
+#define GUARDED_ENDS 0
+#endif
 
 struct host_buffer {
         struct hr_buffer buffer;
@@ -121,10 +139,12 @@ hr_status hr_host_buffer_new(struct hr_device *device, const struct hr_buffer_ki
                              struct hr_buffer **ret_buffer) {
         struct host_buffer *host;
         uint64_t left = 0, total;
-        bool is_mapped = bytes >= MAPPED_FROM_BYTES;
+        bool is_large = bytes >= MAPPED_FROM_BYTES;
+        bool is_mapped = is_large || (!GUARDED_ENDS && usage == HR_USAGE_COMPUTE &&
+                                      bytes >= COMPUTE_MAPPED_FROM_BYTES);
         void *base;
 
-        if (is_mapped) {
+        if (is_large) {
                 hr_host_memory(&left, &total);
                 if (bytes > left || bytes > SIZE_MAX / 2)
                         return memory_refuse(device, bytes, left, diag);
