@@ -1,132 +1,256 @@
 /*
- * Proves that every hazard of a tape has an edge, and that every read finds the tensor it means.
+ * Proves that every hazard of a tape has an edge, and that every read finds what it means.
  *
- * The proof trusts nothing that planning thought: it walks the commands of several successive runs
- * in the order of submission, with a vector clock per queue. A wait merges the clock that its event
- * had when it was last recorded; a run starts after the run that had its slot before is done, as
- * its notifications tell. Memory is a set of intervals per pool, slot section, staging area and
- * buffer; each knows which queue wrote it at which clock, what it holds, and who has read it since.
+ * The proof trusts nothing that planning thought. It walks the commands of a first run in the order
+ * of submission, with a vector clock per queue: a wait merges the clock that its event had when it
+ * was last recorded. Memory is a set of *blocks*, each what one root, or one copy, has in a section
+ * (the shared part of a pool, a slot's part, staging), and of buffers, which are one block each. A
+ * block knows which queue wrote it last at which clock, and who has read it since.
  *
- *   read   must come after the write, and the interval must hold the tensor that is meant
- *   write  must come after the write before it and after all reads since
+ *   read   must come after the last write, and what is meant must still lie there
+ *   write  must come after the last write and all reads since of all that it covers
  *   done   must come after every command that touches memory
  *
- * Beside that, a device must reach every place that its commands name, and a copy must not be used
- * after a later write into the memory that it was made from.
+ * Which bytes are meant depends on the writes so far. Splits are computed in their order, each
+ * once; `meant` counts the writes into a root by the nodes computed so far, `landed` those that
+ * have reached its memory, `copied` those that a copy has seen. A root is read when all that is
+ * meant has landed, and a copy only if it has seen as much.
  *
- * Reads are booked on whole intervals and buffers are one interval each; both err on the strict
- * side.
+ * Runs. A slot is used again after its run is done, so two runs in flight have different slots, and
+ * since every place lies inside its section they meet in shared parts and in buffers only. There
+ * all of a run must come after all of the run before: a second run, command by command, shows it.
+ * Runs further apart follow, because what conflicts with a run also conflicts with the one between.
+ *
+ * Other pipelines may use the same states before and after. They are one more queue: behind it
+ * start the lanes that touch states, and it goes on after the events at the ends of those lanes.
+ *
+ * Accesses count for whole blocks, which errs on the strict side.
  */
 #include "scheduler/plan.h"
 
 #include <string.h>
 
-#define HOLDS_ANYTHING UINT32_MAX
-
 struct reader {
         uint32_t queue, clock, next;
 };
 
-struct interval {
+struct block {
         uint64_t start, end;
+        uint32_t section;
         uint32_t writer, writer_clock; /* HR_NO_INDEX: written before everything */
-        uint32_t holds;                /* tensor id; copies count from tensor_count on */
-        uint32_t readers;              /* list, HR_NO_INDEX ends */
+        uint32_t reader, reader_clock; /* the latest reader; HR_NO_INDEX: none */
+        uint32_t more_readers;         /* list of the others, HR_NO_INDEX ends */
+        bool dead;                     /* something else has been written over it */
+        bool constant;                 /* never written */
 };
 
-struct object {
-        struct interval *intervals;
+/* A range of a section and the block whose accesses count there, dead or not. */
+struct stretch {
+        uint64_t start, end;
+        uint32_t block;
+};
+
+struct section {
+        struct stretch *stretches; /* by address */
         uint32_t count, capacity;
+        uint64_t bytes;
+};
+
+/* A command touches the shared part of a pool, or a buffer (numbered after the pools). */
+struct touch {
+        uint32_t command, object;
+        bool write;
 };
 
 struct prover {
         const struct hr_plan *plan;
         const struct hr_plan_input *in;
+        const struct hr_graph *graph;
         struct hr_diag *diag;
         struct hr_arena arena;
-        uint32_t devices;
-        uint32_t *clocks;     /* devices x devices: what each queue knows of each */
-        uint32_t *events;     /* (slot events x slots + lanes) x devices */
-        uint32_t *last_touch; /* devices: clock of the last command that touched memory */
-        uint32_t *done;       /* slots x devices: what is over when a slot's run is done */
-        struct object *objects;
+        uint32_t queues; /* the devices', and one of other pipelines */
+        uint32_t kind_words;
+        uint32_t *clocks;         /* queues x queues: what each queue knows of each */
+        uint32_t *events;         /* (slot events + lanes) x queues */
+        uint32_t *last_touch;     /* per queue: clock of the last command that touched memory */
+        uint32_t *done;           /* queues: what is over when the run is done */
+        struct section *sections; /* kinds: shared; kinds: of the slot; staging */
+        struct block *blocks;     /* from 1 on */
+        uint32_t block_count;
+        uint32_t *block_of; /* per root, then per copy: its newest block */
+        struct block *buffers;
         struct reader *readers;
         uint32_t reader_count, reader_capacity;
-        uint32_t *versions; /* tensors: how often computations have written into a root */
-        uint32_t *copied;   /* copies: version of the root when the copy was made */
-        uint32_t slots, slot;
+        uint32_t *meant, *landed; /* per root */
+        uint32_t *copied;         /* per copy */
+        uint32_t next_split;
+        /* With several slots: what the first run touched, for the second one. */
+        struct touch *touches;
+        uint32_t touch_count, touch_capacity;
+        uint32_t *pool_reads, *pool_writes; /* kinds x queues: clock of the last one */
         const struct hr_command *command;
+        uint32_t queue; /* the command's */
 };
 
 static hr_status out_of_memory(struct prover *prover) {
         return hr_fail(prover->diag, HR_E_EXHAUSTED, "memory for the proof of a plan");
 }
 
-static uint32_t *clock_of(const struct prover *prover, uint32_t queue) {
-        return prover->clocks + (size_t) queue * prover->devices;
+static void *take(struct prover *prover, uint64_t count, uint64_t bytes) {
+        uint64_t total;
+
+        return hr_mul_u64(count, bytes, &total) ? hr_arena_alloc(&prover->arena, total, 16) : NULL;
 }
 
-static uint32_t *event_clock(const struct prover *prover, uint32_t event) {
-        uint32_t slot_events = prover->plan->tape.slot_event_count;
-        size_t index = event < slot_events
-                               ? (size_t) prover->slot * slot_events + event
-                               : (size_t) prover->slots * slot_events + (event - slot_events);
-
-        return prover->events + index * prover->devices;
+static uint32_t command_index(const struct prover *prover) {
+        return (uint32_t) (prover->command - prover->plan->tape.commands);
 }
 
-static void merge(const struct prover *prover, uint32_t *into, const uint32_t *from) {
-        for (uint32_t d = 0; d < prover->devices; ++d)
-                into[d] = HR_MAX(into[d], from[d]);
-}
+/* Makes room for `more` elements. */
+static hr_status grow(struct prover *prover, void **array, uint32_t count, uint32_t more,
+                      uint32_t *capacity, size_t bytes) {
+        uint32_t wanted = *capacity ? *capacity * 2 : 64;
+        void *larger;
 
-static struct object *object_of(struct prover *prover, const struct hr_place *place) {
-        uint32_t kinds = prover->plan->kind_count, slots = prover->slots;
-
-        switch (place->where) {
-        case HR_WHERE_SHARED:
-                return &prover->objects[place->index];
-        case HR_WHERE_SLOT:
-                return &prover->objects[kinds + place->index * slots + prover->slot];
-        case HR_WHERE_STAGING:
-                return &prover->objects[kinds * (1 + slots) + prover->slot];
-        case HR_WHERE_HOME:
-                return &prover->objects[kinds * (1 + slots) + slots +
-                                        prover->in->tensor_buffer[place->index]];
-        case HR_WHERE_NONE:
-                break;
-        }
-        return NULL;
-}
-
-/* ---- Intervals --------------------------------------------------------------------------------
- */
-
-static hr_status interval_room(struct prover *prover, struct object *object, uint32_t more) {
-        uint32_t wanted;
-        struct interval *larger;
-
-        if (object->count + more <= object->capacity)
+        if (HR_LIKELY(count + more <= *capacity))
                 return HR_OK;
-        wanted = HR_MAX(object->capacity * 2, object->count + more + 6);
-        larger = hr_arena_alloc(&prover->arena, (uint64_t) wanted * sizeof *larger, 16);
+        larger = take(prover, wanted, bytes);
         if (!larger)
                 return out_of_memory(prover);
-        if (object->count)
-                memcpy(larger, object->intervals, object->count * sizeof *larger);
-        object->intervals = larger;
-        object->capacity = wanted;
+        if (count)
+                memcpy(larger, *array, count * bytes);
+        *array = larger;
+        *capacity = wanted;
         return HR_OK;
 }
 
-/* Index of the first interval that ends after `start`. */
-static uint32_t interval_find(const struct object *object, uint64_t start) {
-        uint32_t low = 0, high = object->count;
+/* ---- Order -------------------------------------------------------------------------------------
+ */
+
+static uint32_t *clock_of(const struct prover *prover, uint32_t queue) {
+        return prover->clocks + (size_t) queue * prover->queues;
+}
+
+static uint32_t *event_clock(const struct prover *prover, uint32_t event) {
+        return prover->events + (size_t) event * prover->queues;
+}
+
+static void merge(const struct prover *prover, uint32_t *into, const uint32_t *from) {
+        for (uint32_t q = 0; q < prover->queues; ++q)
+                into[q] = HR_MAX(into[q], from[q]);
+}
+
+static bool is_after(const struct prover *prover, uint32_t earlier, uint32_t clock) {
+        return earlier == prover->queue || earlier == HR_NO_INDEX ||
+               clock_of(prover, prover->queue)[earlier] >= clock;
+}
+
+static uint32_t now(const struct prover *prover) {
+        return clock_of(prover, prover->queue)[prover->queue];
+}
+
+/* ---- What can be wrong -------------------------------------------------------------------------
+ */
+
+static hr_status missing(struct prover *prover, const char *what, uint32_t holds, uint32_t earlier,
+                         const char *how) {
+        uint32_t tensors = prover->plan->tensor_count;
+        uint32_t tensor = holds < tensors ? holds : prover->plan->copies[holds - tensors].tensor;
+
+        if (prover->queue == prover->plan->device_count)
+                return hr_fail_reason(prover->diag, HR_E_INTERNAL, "HAZARD",
+                                      "no event at the end of a lane covers the %s of a state by "
+                                      "device %u",
+                                      how, earlier);
+        if (earlier == prover->plan->device_count)
+                return hr_fail_reason(prover->diag, HR_E_INTERNAL, "HAZARD",
+                                      "command %u on device %u %s tensor %u without an edge after "
+                                      "the pipeline that used the state before",
+                                      command_index(prover), prover->queue, what, tensor);
+        return hr_fail_reason(prover->diag, HR_E_INTERNAL, "HAZARD",
+                              "command %u on device %u %s tensor %u without an edge after the %s "
+                              "by device %u",
+                              command_index(prover), prover->queue, what, tensor, how, earlier);
+}
+
+static hr_status wrong(struct prover *prover, const char *reason, const char *what,
+                       uint32_t holds) {
+        uint32_t tensors = prover->plan->tensor_count;
+
+        return hr_fail_reason(
+                prover->diag, HR_E_INTERNAL, reason, "command %u on device %u: %s (tensor %u)",
+                command_index(prover), prover->queue, what,
+                holds < tensors ? holds : prover->plan->copies[holds - tensors].tensor);
+}
+
+/* ---- Accesses to a block -----------------------------------------------------------------------
+ */
+
+/* Keeps the latest read of each queue; the latest of all stands in the block. */
+static hr_status add_reader(struct prover *prover, struct block *block) {
+        if (HR_LIKELY(block->reader == prover->queue || block->reader == HR_NO_INDEX)) {
+                block->reader = prover->queue;
+                block->reader_clock = now(prover);
+                return HR_OK;
+        }
+        for (uint32_t r = block->more_readers; r != HR_NO_INDEX; r = prover->readers[r].next) {
+                if (prover->readers[r].queue == prover->queue) {
+                        prover->readers[r].clock = now(prover);
+                        return HR_OK;
+                }
+        }
+        HR_TRY(grow(prover, (void **) &prover->readers, prover->reader_count, 1,
+                    &prover->reader_capacity, sizeof *prover->readers));
+        prover->readers[prover->reader_count] = (struct reader){
+                .queue = prover->queue, .clock = now(prover), .next = block->more_readers};
+        block->more_readers = prover->reader_count++;
+        return HR_OK;
+}
+
+static hr_status read_block(struct prover *prover, struct block *block, uint32_t holds) {
+        if (!is_after(prover, block->writer, block->writer_clock))
+                return missing(prover, "reads", holds, block->writer, "write");
+        return add_reader(prover, block);
+}
+
+static hr_status may_write(struct prover *prover, const struct block *block, uint32_t holds) {
+        if (!is_after(prover, block->writer, block->writer_clock))
+                return missing(prover, "writes", holds, block->writer, "write");
+        if (!is_after(prover, block->reader, block->reader_clock))
+                return missing(prover, "writes", holds, block->reader, "read");
+        for (uint32_t r = block->more_readers; r != HR_NO_INDEX; r = prover->readers[r].next) {
+                if (!is_after(prover, prover->readers[r].queue, prover->readers[r].clock))
+                        return missing(prover, "writes", holds, prover->readers[r].queue, "read");
+        }
+        return HR_OK;
+}
+
+static void note_writer(const struct prover *prover, struct block *block) {
+        block->writer = prover->queue;
+        block->writer_clock = now(prover);
+        block->reader = block->more_readers = HR_NO_INDEX;
+}
+
+/* ---- Sections ----------------------------------------------------------------------------------
+ */
+
+/* Number of the section of a place that is neither NONE nor HOME. */
+static uint32_t section_of(const struct prover *prover, const struct hr_place *place) {
+        uint32_t kinds = prover->plan->kind_count;
+
+        return place->where == HR_WHERE_SHARED ? place->index
+               : place->where == HR_WHERE_SLOT ? kinds + place->index
+                                               : 2 * kinds;
+}
+
+/* Index of the first stretch that ends after `start`. */
+static uint32_t stretch_find(const struct section *section, uint64_t start) {
+        uint32_t low = 0, high = section->count;
 
         while (low < high) {
                 uint32_t middle = low + (high - low) / 2;
 
-                if (object->intervals[middle].end <= start)
+                if (section->stretches[middle].end <= start)
                         low = middle + 1;
                 else
                         high = middle;
@@ -134,201 +258,193 @@ static uint32_t interval_find(const struct object *object, uint64_t start) {
         return low;
 }
 
-static void interval_open(struct object *object, uint32_t index, struct interval interval) {
-        memmove(&object->intervals[index + 1], &object->intervals[index],
-                (object->count - index) * sizeof interval);
-        object->intervals[index] = interval;
-        ++object->count;
+static void stretch_open(struct section *section, uint32_t index, struct stretch stretch) {
+        memmove(&section->stretches[index + 1], &section->stretches[index],
+                (section->count - index) * sizeof stretch);
+        section->stretches[index] = stretch;
+        ++section->count;
 }
 
-/* Replaces what lies in start .. end - 1 by one interval. Room for two more must be there. */
-static void interval_replace(struct object *object, uint32_t first, uint32_t past,
-                             struct interval fresh) {
-        uint32_t kept = first;
+/* Replaces what lies in the range of `fresh`, the stretches first .. past - 1, by it. Room for two
+ * more must be there. */
+static void stretch_replace(struct section *section, uint32_t first, uint32_t past,
+                            struct stretch fresh) {
+        if (first < past && section->stretches[first].start < fresh.start) {
+                struct stretch tail = section->stretches[first];
 
-        if (first < past && object->intervals[first].start < fresh.start) {
-                struct interval tail = object->intervals[first];
-
-                object->intervals[first].end = fresh.start;
-                if (tail.end > fresh.end) { /* cuts one interval in two */
+                section->stretches[first++].end = fresh.start;
+                if (tail.end > fresh.end) { /* cuts one in two */
                         tail.start = fresh.end;
-                        interval_open(object, first + 1, tail);
-                        interval_open(object, first + 1, fresh);
-                        return;
+                        stretch_open(section, first, tail);
+                        past = first;
                 }
-                kept = ++first;
         }
-        if (first < past && object->intervals[past - 1].end > fresh.end) {
-                object->intervals[past - 1].start = fresh.end;
-                --past;
-        }
+        if (first < past && section->stretches[past - 1].end > fresh.end)
+                section->stretches[--past].start = fresh.end;
         if (first == past) {
-                interval_open(object, kept, fresh);
+                stretch_open(section, first, fresh);
                 return;
         }
-        object->intervals[kept] = fresh;
-        memmove(&object->intervals[kept + 1], &object->intervals[past],
-                (object->count - past) * sizeof fresh);
-        object->count -= past - kept - 1;
+        section->stretches[first] = fresh;
+        if (past - first == 1)
+                return;
+        memmove(&section->stretches[first + 1], &section->stretches[past],
+                (section->count - past) * sizeof fresh);
+        section->count -= past - first - 1;
 }
 
-/* ---- Accesses ---------------------------------------------------------------------------------
- */
+/* A block for what `holds` names, over whatever was there. */
+static hr_status fresh_block(struct prover *prover, const struct hr_place *place, uint64_t bytes,
+                             uint32_t holds) {
+        uint32_t number = section_of(prover, place), first, past;
+        struct section *section = &prover->sections[number];
+        struct stretch fresh = {.start = place->offset, .end = place->offset + bytes};
+        struct block *block;
 
-static bool is_after(const struct prover *prover, uint32_t queue, uint32_t earlier,
-                     uint32_t clock) {
-        return earlier == HR_NO_INDEX || earlier == queue ||
-               clock_of(prover, queue)[earlier] >= clock;
-}
-
-static hr_status missing(struct prover *prover, const char *what, uint32_t tensor, uint32_t earlier,
-                         const char *how) {
-        const struct hr_command *command = prover->command;
-
-        return hr_fail_reason(prover->diag, HR_E_INTERNAL, "HAZARD",
-                              "command %u on device %u %s tensor %u without an edge after the %s "
-                              "by device %u",
-                              (uint32_t) (command - prover->plan->tape.commands), command->device,
-                              what, tensor, how, earlier);
-}
-
-static hr_status add_reader(struct prover *prover, struct interval *interval, uint32_t queue) {
-        uint32_t clock = clock_of(prover, queue)[queue];
-
-        for (uint32_t r = interval->readers; r != HR_NO_INDEX; r = prover->readers[r].next) {
-                if (prover->readers[r].queue == queue) {
-                        prover->readers[r].clock = clock;
-                        return HR_OK;
-                }
+        if (place->offset > section->bytes || bytes > section->bytes - place->offset)
+                return wrong(prover, "BOUNDS", "leaves its section of memory", holds);
+        HR_TRY(grow(prover, (void **) &section->stretches, section->count, 2, &section->capacity,
+                    sizeof *section->stretches));
+        first = past = stretch_find(section, fresh.start);
+        for (; past < section->count && section->stretches[past].start < fresh.end; ++past) {
+                block = &prover->blocks[section->stretches[past].block];
+                if (block->constant)
+                        return wrong(prover, "HAZARD", "writes over a constant", holds);
+                HR_TRY(may_write(prover, block, holds));
+                block->dead = true;
         }
-        if (prover->reader_count == prover->reader_capacity) {
-                uint32_t wanted = HR_MAX(prover->reader_capacity * 2, 256U);
-                struct reader *larger =
-                        hr_arena_alloc(&prover->arena, (uint64_t) wanted * sizeof *larger, 16);
-
-                if (!larger)
-                        return out_of_memory(prover);
-                if (prover->reader_count)
-                        memcpy(larger, prover->readers, prover->reader_count * sizeof *larger);
-                prover->readers = larger;
-                prover->reader_capacity = wanted;
-        }
-        prover->readers[prover->reader_count] =
-                (struct reader){.queue = queue, .clock = clock, .next = interval->readers};
-        interval->readers = prover->reader_count++;
+        fresh.block = ++prover->block_count;
+        prover->block_of[holds] = fresh.block;
+        block = &prover->blocks[fresh.block];
+        block->start = fresh.start;
+        block->end = fresh.end;
+        block->section = number;
+        note_writer(prover, block);
+        stretch_replace(section, first, past, fresh);
         return HR_OK;
 }
 
-static void range_of(const struct hr_place *place, uint64_t bytes, uint64_t *ret_start,
-                     uint64_t *ret_end) {
-        bool home = place->where == HR_WHERE_HOME;
+/* The living block of what `holds` names, which must cover the place. */
+static hr_status find_block(struct prover *prover, const struct hr_place *place, uint64_t bytes,
+                            uint32_t holds, struct block **ret_block) {
+        struct block *block = &prover->blocks[prover->block_of[holds]];
 
-        *ret_start = home ? 0 : place->offset;
-        *ret_end = home ? 1 : place->offset + bytes;
+        if (HR_UNLIKELY(block == prover->blocks || block->dead ||
+                        block->section != section_of(prover, place) ||
+                        place->offset < block->start || place->offset > block->end ||
+                        bytes > block->end - place->offset))
+                return wrong(prover, "HAZARD", "uses memory that holds something else", holds);
+        *ret_block = block;
+        return HR_OK;
 }
 
-/* Does the command's device reach the place with its own hands? */
+/* ---- Accesses to a place -----------------------------------------------------------------------
+ */
+
+static bool reaches_kind(const struct prover *prover, uint32_t kind) {
+        return hr_bit_get(prover->in->reads + (size_t) prover->queue * prover->kind_words, kind);
+}
+
+/* Does the queue's device reach the place with its own hands? */
 static bool reaches(const struct prover *prover, const struct hr_place *place) {
         const struct hr_plan_input *in = prover->in;
-        const uint64_t *reads =
-                in->reads + (size_t) prover->command->device * hr_bit_words(in->kind_count);
 
         if (place->where == HR_WHERE_SHARED || place->where == HR_WHERE_SLOT)
-                return hr_bit_get(reads, place->index);
+                return reaches_kind(prover, place->index);
         if (place->where == HR_WHERE_HOME)
-                return hr_bit_get(reads, in->buffers[in->tensor_buffer[place->index]].kind);
+                return reaches_kind(prover, in->buffers[in->tensor_buffer[place->index]].kind);
         return true;
 }
 
-static hr_status out_of_reach(struct prover *prover, uint32_t tensor) {
-        return hr_fail_reason(prover->diag, HR_E_INTERNAL, "REACH",
-                              "command %u: device %u does not reach the memory of tensor %u",
-                              (uint32_t) (prover->command - prover->plan->tape.commands),
-                              prover->command->device, tensor);
+/* Remembers for the second run that the command touches a buffer or the shared part of a pool. */
+static hr_status note_touch(struct prover *prover, const struct hr_place *place, bool write) {
+        uint32_t kinds = prover->plan->kind_count, object = place->index;
+
+        if (place->where == HR_WHERE_HOME)
+                object = kinds + prover->in->tensor_buffer[place->index];
+        else if (place->where != HR_WHERE_SHARED)
+                return HR_OK;
+        else if (write)
+                prover->pool_writes[(size_t) object * prover->queues + prover->queue] = now(prover);
+        else
+                prover->pool_reads[(size_t) object * prover->queues + prover->queue] = now(prover);
+        for (uint32_t t = prover->touch_count;
+             t-- > 0 && prover->touches[t].command == command_index(prover);) {
+                if (prover->touches[t].object == object && prover->touches[t].write == write)
+                        return HR_OK;
+        }
+        HR_TRY(grow(prover, (void **) &prover->touches, prover->touch_count, 1,
+                    &prover->touch_capacity, sizeof *prover->touches));
+        prover->touches[prover->touch_count++] =
+                (struct touch){.command = command_index(prover), .object = object, .write = write};
+        return HR_OK;
 }
 
-static hr_status check_read(struct prover *prover, struct hr_place place, uint64_t bytes,
+static hr_status access_buffer(struct prover *prover, uint32_t buffer, uint32_t holds, bool write) {
+        struct block *block = &prover->buffers[buffer];
+
+        if (!write)
+                return read_block(prover, block, holds);
+        HR_TRY(may_write(prover, block, holds));
+        note_writer(prover, block);
+        return HR_OK;
+}
+
+/* No memory is a fault, except of a node that computes nothing: what it holds is nobody's business.
+ */
+static hr_status check_nowhere(struct prover *prover, uint32_t holds) {
+        const struct hr_plan *plan = prover->plan;
+
+        if (holds >= plan->leaf_count && holds < plan->tensor_count &&
+            prover->graph->tensors[holds].op == HR_OP_NONE)
+                return HR_OK;
+        return wrong(prover, "HAZARD", "uses a tensor that has no memory", holds);
+}
+
+static hr_status check_read(struct prover *prover, const struct hr_place *place, uint64_t bytes,
                             uint32_t holds) {
-        struct object *object = object_of(prover, &place);
-        uint32_t queue = prover->command->device;
-        uint64_t start, end, reached;
+        struct block *block;
 
-        if (!object || bytes == 0)
+        if (bytes == 0)
                 return HR_OK;
+        if (place->where == HR_WHERE_NONE)
+                return check_nowhere(prover, holds);
         /* What is written by WRITE comes from host memory, whoever owns it. */
-        if (prover->command->code != HR_COMMAND_WRITE && !reaches(prover, &place))
-                return out_of_reach(prover, holds);
-        range_of(&place, bytes, &start, &end);
-        reached = start;
-        for (uint32_t i = interval_find(object, start);
-             i < object->count && object->intervals[i].start < end; ++i) {
-                struct interval *interval = &object->intervals[i];
-
-                if (!is_after(prover, queue, interval->writer, interval->writer_clock))
-                        return missing(prover, "reads", holds, interval->writer, "write");
-                if ((interval->holds != holds && interval->holds != HOLDS_ANYTHING) ||
-                    interval->start > reached)
-                        break;
-                reached = interval->end;
-                HR_TRY(add_reader(prover, interval, queue));
-        }
-        if (reached < end && place.where != HR_WHERE_HOME)
-                return hr_fail_reason(prover->diag, HR_E_INTERNAL, "HAZARD",
-                                      "command %u on device %u reads tensor %u from memory that "
-                                      "holds something else",
-                                      (uint32_t) (prover->command - prover->plan->tape.commands),
-                                      queue, holds);
-        if (reached < end) { /* a buffer nobody has touched so far */
-                HR_TRY(interval_room(prover, object, 1));
-                interval_open(object, 0,
-                              (struct interval){.end = 1,
-                                                .writer = HR_NO_INDEX,
-                                                .holds = HOLDS_ANYTHING,
-                                                .readers = HR_NO_INDEX});
-                HR_TRY(add_reader(prover, &object->intervals[0], queue));
-        }
-        return HR_OK;
+        if (prover->command->code != HR_COMMAND_WRITE && !reaches(prover, place))
+                return wrong(prover, "REACH", "reads memory out of its reach", holds);
+        if (prover->pool_reads)
+                HR_TRY(note_touch(prover, place, false));
+        if (place->where == HR_WHERE_HOME)
+                return access_buffer(prover, prover->in->tensor_buffer[place->index], holds, false);
+        HR_TRY(find_block(prover, place, bytes, holds, &block));
+        return read_block(prover, block, holds);
 }
 
-static hr_status check_write(struct prover *prover, struct hr_place place, uint64_t bytes,
-                             uint32_t holds) {
-        struct object *object = object_of(prover, &place);
-        uint32_t queue = prover->command->device, first, past;
-        uint64_t start, end;
+/* `whole`: what was there before does not matter, else it must be what `holds` names. */
+static hr_status check_write(struct prover *prover, const struct hr_place *place, uint64_t bytes,
+                             uint32_t holds, bool whole) {
+        struct block *block;
 
-        if (!object || bytes == 0)
+        if (bytes == 0)
                 return HR_OK;
+        if (place->where == HR_WHERE_NONE)
+                return check_nowhere(prover, holds);
         /* COPY goes to foreign memory; whether its queue can is asked where the way is chosen. */
-        if (prover->command->code != HR_COMMAND_COPY && !reaches(prover, &place))
-                return out_of_reach(prover, holds);
-        range_of(&place, bytes, &start, &end);
-        HR_TRY(interval_room(prover, object, 2));
-        first = past = interval_find(object, start);
-        for (; past < object->count && object->intervals[past].start < end; ++past) {
-                const struct interval *interval = &object->intervals[past];
-
-                if (!is_after(prover, queue, interval->writer, interval->writer_clock))
-                        return missing(prover, "writes", holds, interval->writer, "write");
-                for (uint32_t r = interval->readers; r != HR_NO_INDEX;
-                     r = prover->readers[r].next) {
-                        const struct reader *reader = &prover->readers[r];
-
-                        if (!is_after(prover, queue, reader->queue, reader->clock))
-                                return missing(prover, "writes", holds, reader->queue, "read");
-                }
-        }
-        interval_replace(
-                object, first, past,
-                (struct interval){.start = start,
-                                  .end = end,
-                                  .writer = queue,
-                                  .writer_clock = clock_of(prover, queue)[queue],
-                                  .holds = place.where == HR_WHERE_HOME ? HOLDS_ANYTHING : holds,
-                                  .readers = HR_NO_INDEX});
+        if (prover->command->code != HR_COMMAND_COPY && !reaches(prover, place))
+                return wrong(prover, "REACH", "writes memory out of its reach", holds);
+        if (prover->pool_reads)
+                HR_TRY(note_touch(prover, place, true));
+        if (place->where == HR_WHERE_HOME)
+                return access_buffer(prover, prover->in->tensor_buffer[place->index], holds, true);
+        if (whole)
+                return fresh_block(prover, place, bytes, holds);
+        HR_TRY(find_block(prover, place, bytes, holds, &block));
+        HR_TRY(may_write(prover, block, holds));
+        note_writer(prover, block);
         return HR_OK;
 }
 
-/* ---- Commands ---------------------------------------------------------------------------------
+/* ---- Commands ----------------------------------------------------------------------------------
  */
 
 static struct hr_place tensor_place(const struct hr_plan *plan, uint32_t tensor) {
@@ -338,206 +454,380 @@ static struct hr_place tensor_place(const struct hr_plan *plan, uint32_t tensor)
         return place;
 }
 
-/* A copy is as good as the memory it was made from, until that is written. */
-static hr_status check_fresh(struct prover *prover, uint32_t copy) {
+static hr_status read_root(struct prover *prover, uint32_t tensor) {
         const struct hr_plan *plan = prover->plan;
-        uint32_t tensor = plan->copies[copy].tensor;
+        uint32_t root = plan->root[tensor];
+        struct hr_place place = tensor_place(plan, tensor);
 
-        if (prover->copied[copy] == prover->versions[plan->root[tensor]])
-                return HR_OK;
-        return hr_fail_reason(
-                prover->diag, HR_E_INTERNAL, "STALE",
-                "command %u on device %u uses a copy of tensor %u made before a write",
-                (uint32_t) (prover->command - plan->tape.commands), prover->command->device,
-                tensor);
+        if (prover->landed[root] != prover->meant[root])
+                return wrong(prover, "STALE", "reads before a result has been carried back", root);
+        return check_read(prover, &place, plan->span[tensor], root);
 }
 
-static void note_write(struct prover *prover, uint32_t holds) {
+static hr_status read_copy(struct prover *prover, uint32_t copy) {
         const struct hr_plan *plan = prover->plan;
+        const struct hr_plan_copy *c = &plan->copies[copy];
 
-        if (holds < plan->tensor_count)
-                ++prover->versions[holds];
-        else
-                prover->copied[holds - plan->tensor_count] =
-                        prover->versions
-                                [plan->root[plan->copies[holds - plan->tensor_count].tensor]];
+        if (prover->copied[copy] != prover->meant[plan->root[c->tensor]])
+                return wrong(prover, "STALE", "uses a copy made before a write",
+                             plan->tensor_count + copy);
+        return check_read(prover, &c->place, c->bytes, plan->tensor_count + copy);
+}
+
+static hr_status write_result(struct prover *prover, uint32_t node) {
+        const struct hr_plan *plan = prover->plan;
+        uint32_t id = prover->graph->leaf_count + node, root = plan->root[id];
+        uint32_t copy = plan->result_copy ? plan->result_copy[node] : HR_NO_COPY;
+        struct hr_place place = tensor_place(plan, id);
+
+        if (copy != HR_NO_COPY) {
+                if (prover->copied[copy] != prover->meant[root])
+                        return wrong(prover, "STALE", "writes into a copy made before a write",
+                                     root);
+                prover->copied[copy] = ++prover->meant[root];
+                return check_write(prover, &plan->copies[copy].place, plan->copies[copy].bytes,
+                                   plan->tensor_count + copy, false);
+        }
+        if (prover->landed[root] != prover->meant[root])
+                return wrong(prover, "STALE", "writes before a result has been carried back", root);
+        ++prover->meant[root];
+        ++prover->landed[root];
+        return check_write(prover, &place, plan->span[id], root, root == id);
 }
 
 static hr_status prove_node(struct prover *prover, uint32_t node) {
         const struct hr_plan *plan = prover->plan;
-        const struct hr_graph *graph = prover->in->graph;
-        uint32_t id = graph->leaf_count + node, copy;
-        const struct hr_tensor *tensor = &graph->tensors[id];
+        uint32_t id = prover->graph->leaf_count + node;
+        const struct hr_tensor *tensor = &prover->graph->tensors[id];
+        const uint32_t *sources = prover->graph->sources + tensor->source_first;
+        const uint32_t *copies = plan->source_copy + plan->source_start[node];
 
         for (uint32_t i = 0; i < tensor->source_count; ++i) {
-                uint32_t source = hr_graph_source(graph, tensor, i);
-
-                if (source == HR_TENSOR_NONE || source == id)
+                if (sources[i] == HR_TENSOR_NONE || sources[i] == id)
                         continue;
-                copy = plan->source_copy[plan->source_start[node] + i];
-                if (copy != HR_NO_COPY) {
-                        HR_TRY(check_read(prover, plan->copies[copy].place,
-                                          plan->copies[copy].bytes, plan->tensor_count + copy));
-                        HR_TRY(check_fresh(prover, copy));
-                } else
-                        HR_TRY(check_read(prover, tensor_place(plan, source), plan->span[source],
-                                          plan->root[source]));
+                if (copies[i] != HR_NO_COPY)
+                        HR_TRY(read_copy(prover, copies[i]));
+                else
+                        HR_TRY(read_root(prover, sources[i]));
         }
-        copy = plan->result_copy ? plan->result_copy[node] : HR_NO_COPY;
-        if (copy != HR_NO_COPY)
-                return check_write(prover, plan->copies[copy].place, plan->copies[copy].bytes,
-                                   plan->tensor_count + copy);
-        note_write(prover, plan->root[id]);
-        return check_write(prover, tensor_place(plan, id), plan->span[id], plan->root[id]);
+        return write_result(prover, node);
 }
 
-static hr_status prove_compute(struct prover *prover, uint32_t s) {
-        const struct hr_plan_split *split = &prover->plan->splits[s];
+/* Splits of view ops only have no command. */
+static void skip_empty_splits(struct prover *prover) {
+        const struct hr_plan *plan = prover->plan;
 
+        while (prover->next_split < plan->split_count &&
+               plan->splits[prover->next_split].step_count == 0)
+                ++prover->next_split;
+}
+
+static hr_status prove_compute(struct prover *prover) {
+        const struct hr_plan *plan = prover->plan;
+        const struct hr_plan_split *split = &plan->splits[prover->command->index];
+
+        skip_empty_splits(prover);
+        if (prover->command->index != prover->next_split++)
+                return hr_fail_reason(prover->diag, HR_E_INTERNAL, "ORDER",
+                                      "command %u computes split %u out of order",
+                                      command_index(prover), prover->command->index);
         for (uint32_t k = 0; k < split->step_count; ++k)
-                HR_TRY(prove_node(prover, prover->plan->steps[split->step_first + k]));
+                HR_TRY(prove_node(prover, plan->steps[split->step_first + k]));
         return HR_OK;
 }
 
-static hr_status prove_command(struct prover *prover) {
+/* The run's bytes arrive in a leaf's own memory, before anything has written there, or in a copy.
+ */
+static hr_status prove_input(struct prover *prover) {
         const struct hr_command *command = prover->command;
-        uint32_t queue = command->device;
-        uint32_t *own = clock_of(prover, queue);
+        uint32_t tensors = prover->plan->tensor_count, holds = command->to_holds;
+        uint32_t root =
+                prover->plan->root[holds < tensors ? holds
+                                                   : prover->plan->copies[holds - tensors].tensor];
 
-        ++own[queue];
-        switch (command->code) {
-        case HR_COMMAND_WAIT:
-                merge(prover, own, event_clock(prover, command->index));
-                return HR_OK;
-        case HR_COMMAND_RECORD:
-                memcpy(event_clock(prover, command->index), own, prover->devices * sizeof *own);
-                return HR_OK;
+        if (holds >= tensors)
+                prover->copied[holds - tensors] = 0;
+        else if (prover->meant[root] != 0)
+                return wrong(prover, "STALE", "an input arrives after a write into it", holds);
+        if (prover->graph->input_count && prover->graph->inputs[command->index] != root)
+                return wrong(prover, "ORDER", "takes the bytes of another input", holds);
+        return check_write(prover, &command->to, command->bytes, holds, true);
+}
+
+/* A command that moves bytes: into a copy, out of one back into its root, or through staging. */
+static hr_status prove_move(struct prover *prover) {
+        const struct hr_command *command = prover->command;
+        const struct hr_plan *plan = prover->plan;
+        uint32_t tensors = plan->tensor_count;
+        bool back = command->from_holds >= tensors && command->to_holds < tensors;
+
+        HR_TRY(check_read(prover, &command->from, command->bytes, command->from_holds));
+        if (command->from_holds < tensors && command->to_holds >= tensors) {
+                uint32_t copy = command->to_holds - tensors;
+                struct hr_place source = tensor_place(plan, plan->copies[copy].tensor);
+
+                if (source.where != command->from.where || source.offset != command->from.offset)
+                        return wrong(prover, "ORDER", "copies from elsewhere", command->to_holds);
+                prover->copied[copy] = prover->landed[command->from_holds];
+        }
+        if (back &&
+            prover->copied[command->from_holds - tensors] != ++prover->landed[command->to_holds])
+                return wrong(prover, "STALE", "carries back what is not computed",
+                             command->to_holds);
+        return check_write(prover, &command->to, command->bytes, command->to_holds, !back);
+}
+
+static hr_status prove_read_back(struct prover *prover) {
+        const struct hr_command *command = prover->command;
+        const struct hr_plan *plan = prover->plan;
+        uint32_t tensor = prover->graph->outputs[command->index];
+        struct hr_place place = tensor_place(plan, tensor);
+
+        skip_empty_splits(prover);
+        if (prover->next_split < plan->split_count || command->bytes != plan->span[tensor] ||
+            place.where != command->from.where || place.offset != command->from.offset)
+                return wrong(prover, "ORDER", "reads an output too early or from elsewhere",
+                             tensor);
+        return read_root(prover, tensor);
+}
+
+static hr_status prove_access(struct prover *prover) {
+        switch (prover->command->code) {
         case HR_COMMAND_INPUT:
-                if (command->to_holds >= prover->plan->tensor_count)
-                        note_write(prover, command->to_holds);
-                return check_write(prover, command->to, command->bytes, command->to_holds);
+                return prove_input(prover);
         case HR_COMMAND_WRITE:
         case HR_COMMAND_READ:
         case HR_COMMAND_COPY:
-                HR_TRY(check_read(prover, command->from, command->bytes, command->from_holds));
-                /* The second half of a staged copy brings what the first one took. */
-                if (command->from.where != HR_WHERE_STAGING ||
-                    command->to_holds < prover->plan->tensor_count)
-                        note_write(prover, command->to_holds);
-                return check_write(prover, command->to, command->bytes, command->to_holds);
+                return prove_move(prover);
         case HR_COMMAND_COMPUTE:
-                return prove_compute(prover, command->index);
+                return prove_compute(prover);
         case HR_COMMAND_READ_BACK:
-                return check_read(prover, command->from, command->bytes, command->from_holds);
+                return prove_read_back(prover);
+        case HR_COMMAND_WAIT:
+        case HR_COMMAND_RECORD:
         case HR_COMMAND_NOTIFY:
-                merge(prover, prover->done + (size_t) prover->slot * prover->devices, own);
-                return HR_OK;
+                break;
         }
         return HR_OK;
 }
+
+/* What the command does to the clocks. True when it touches memory. */
+static bool step_clocks(struct prover *prover) {
+        uint32_t *own;
+
+        prover->queue = prover->command->device;
+        own = clock_of(prover, prover->queue);
+        ++own[prover->queue];
+        switch (prover->command->code) {
+        case HR_COMMAND_WAIT:
+                merge(prover, own, event_clock(prover, prover->command->index));
+                return false;
+        case HR_COMMAND_RECORD:
+                memcpy(event_clock(prover, prover->command->index), own,
+                       prover->queues * sizeof *own);
+                return false;
+        case HR_COMMAND_NOTIFY:
+                merge(prover, prover->done, own);
+                return false;
+        default:
+                prover->last_touch[prover->queue] = own[prover->queue];
+                return true;
+        }
+}
+
+/* ---- Runs --------------------------------------------------------------------------------------
+ */
 
 /* Every command that touches memory is over when the run is done. */
 static hr_status prove_done(struct prover *prover) {
-        const uint32_t *done = prover->done + (size_t) prover->slot * prover->devices;
-        const struct hr_tape *tape = &prover->plan->tape;
-        bool *seen = hr_arena_alloc(&prover->arena, prover->devices, 16);
-
-        if (!seen)
-                return out_of_memory(prover);
-        for (uint32_t i = tape->count; i-- > 0;) {
-                const struct hr_command *command = &tape->commands[i];
-                uint32_t queue = command->device;
-
-                if (command->code == HR_COMMAND_NOTIFY || command->code == HR_COMMAND_WAIT ||
-                    command->code == HR_COMMAND_RECORD || seen[queue])
-                        continue;
-                seen[queue] = true;
-                if (done[queue] < prover->last_touch[queue])
-                        return hr_fail_reason(prover->diag, HR_E_INTERNAL, "HAZARD",
-                                              "the run is done before command %u on device %u", i,
-                                              queue);
+        for (uint32_t q = 0; q < prover->queues; ++q) {
+                if (prover->done[q] < prover->last_touch[q])
+                        return hr_fail_reason(
+                                prover->diag, HR_E_INTERNAL, "HAZARD",
+                                "the run is done before the last command on device %u", q);
         }
         return HR_OK;
 }
 
-static hr_status prove_run(struct prover *prover, uint32_t run) {
-        const struct hr_tape *tape = &prover->plan->tape;
-        uint32_t *done;
+static hr_status prove_first_run(struct prover *prover) {
+        const struct hr_plan *plan = prover->plan;
 
-        prover->slot = run % prover->slots;
-        done = prover->done + (size_t) prover->slot * prover->devices;
-        for (uint32_t d = 0; d < prover->devices; ++d)
-                merge(prover, clock_of(prover, d), done);
-        for (uint32_t i = 0; i < tape->count; ++i) {
-                prover->command = &tape->commands[i];
-                HR_TRY(prove_command(prover));
-                if (prover->command->code >= HR_COMMAND_INPUT &&
-                    prover->command->code <= HR_COMMAND_READ_BACK)
-                        prover->last_touch[prover->command->device] =
-                                clock_of(prover, prover->command->device)[prover->command->device];
+        for (uint32_t i = 0; i < plan->tape.count; ++i) {
+                prover->command = &plan->tape.commands[i];
+                if (step_clocks(prover))
+                        HR_TRY(prove_access(prover));
+        }
+        skip_empty_splits(prover);
+        if (prover->next_split != plan->split_count)
+                return hr_fail_reason(prover->diag, HR_E_INTERNAL, "ORDER",
+                                      "split %u is not computed", prover->next_split);
+        return prove_done(prover);
+}
+
+/* The pool's shared part belongs to the run before until all that conflicts is over. */
+static hr_status prove_pool_touch(struct prover *prover, uint32_t kind, bool write) {
+        const uint32_t *known = clock_of(prover, prover->queue);
+        const uint32_t *writes = prover->pool_writes + (size_t) kind * prover->queues;
+        const uint32_t *reads = prover->pool_reads + (size_t) kind * prover->queues;
+
+        for (uint32_t q = 0; q < prover->plan->device_count; ++q) {
+                if (q == prover->queue ||
+                    (known[q] >= writes[q] && (!write || known[q] >= reads[q])))
+                        continue;
+                return hr_fail_reason(prover->diag, HR_E_INTERNAL, "HAZARD",
+                                      "command %u on device %u uses memory of kind %u without an "
+                                      "edge after device %u in the run before",
+                                      command_index(prover), prover->queue, kind, q);
+        }
+        return HR_OK;
+}
+
+static hr_status prove_second_run(struct prover *prover) {
+        const struct hr_plan *plan = prover->plan;
+        uint32_t slot_events = plan->tape.slot_event_count, next = 0;
+
+        /* The other slot's events have not been recorded; those of the lanes have. */
+        memset(prover->events, 0, (size_t) slot_events * prover->queues * sizeof(uint32_t));
+        memset(prover->done, 0, prover->queues * sizeof(uint32_t));
+        for (uint32_t i = 0; i < plan->tape.count; ++i) {
+                prover->command = &plan->tape.commands[i];
+                (void) step_clocks(prover);
+                for (; next < prover->touch_count && prover->touches[next].command == i; ++next) {
+                        const struct touch *touch = &prover->touches[next];
+
+                        if (touch->object < plan->kind_count)
+                                HR_TRY(prove_pool_touch(prover, touch->object, touch->write));
+                        else
+                                HR_TRY(access_buffer(prover, touch->object - plan->kind_count, 0,
+                                                     touch->write));
+                }
         }
         return prove_done(prover);
 }
 
-/* Constants and their copies are there before the first run. */
-static hr_status write_constants(struct prover *prover) {
+/* The pipeline that uses the states next waits for the ends of the lanes that touch them. */
+static hr_status prove_hand_over(struct prover *prover) {
         const struct hr_plan *plan = prover->plan;
 
-        for (uint32_t pass = 0; pass < 2; ++pass) {
-                uint32_t count = pass == 0 ? plan->leaf_count : plan->copy_count;
-
-                for (uint32_t i = 0; i < count; ++i) {
-                        struct hr_place place = pass == 0 ? plan->place[i] : plan->copies[i].place;
-                        uint64_t bytes = pass == 0 ? plan->span[i] : plan->copies[i].bytes;
-                        bool constant = pass == 0 ? prover->in->graph->tensors[i].leaf_kind ==
-                                                            HR_LEAF_CONSTANT
-                                                  : plan->copies[i].method == HR_COPY_CONSTANT;
-                        struct object *object = object_of(prover, &place);
-                        uint32_t at;
-
-                        if (!constant || !object || bytes == 0 || place.where != HR_WHERE_SHARED)
-                                continue;
-                        HR_TRY(interval_room(prover, object, 2));
-                        at = interval_find(object, place.offset);
-                        interval_open(
-                                object, at,
-                                (struct interval){.start = place.offset,
-                                                  .end = place.offset + bytes,
-                                                  .writer = HR_NO_INDEX,
-                                                  .holds = pass == 0 ? i : plan->tensor_count + i,
-                                                  .readers = HR_NO_INDEX});
-                }
+        prover->queue = plan->device_count;
+        for (uint32_t l = 0; l < plan->lane_count; ++l) {
+                if (plan->state_lane[l])
+                        merge(prover, clock_of(prover, prover->queue),
+                              event_clock(prover, plan->tape.slot_event_count + l));
+        }
+        for (uint32_t b = 0; b < prover->in->buffer_count; ++b) {
+                if (prover->buffers[b].constant)
+                        continue;
+                HR_TRY(may_write(prover, &prover->buffers[b], 0));
         }
         return HR_OK;
 }
 
+/* ---- Before the first run ----------------------------------------------------------------------
+ */
+
+/* Constants and their copies are there. */
+static hr_status write_constants(struct prover *prover) {
+        const struct hr_plan *plan = prover->plan;
+        const struct hr_tensor *tensors = prover->graph->tensors;
+
+        for (uint32_t i = 0; i < plan->leaf_count + plan->copy_count; ++i) {
+                bool leaf = i < plan->leaf_count;
+                uint32_t copy = leaf ? 0 : i - plan->leaf_count;
+                uint32_t holds = leaf ? i : plan->tensor_count + copy;
+                const struct hr_place *place = leaf ? &plan->place[i] : &plan->copies[copy].place;
+                uint64_t bytes = leaf ? plan->span[i] : plan->copies[copy].bytes;
+
+                if (bytes == 0 || place->where != HR_WHERE_SHARED ||
+                    (leaf ? tensors[i].leaf_kind != HR_LEAF_CONSTANT
+                          : plan->copies[copy].method != HR_COPY_CONSTANT))
+                        continue;
+                HR_TRY(fresh_block(prover, place, bytes, holds));
+                prover->blocks[prover->block_of[holds]].writer = HR_NO_INDEX;
+                prover->blocks[prover->block_of[holds]].constant = true;
+        }
+        return HR_OK;
+}
+
+/* Writable buffers come from another pipeline; read-only ones were written before everything. */
+static void take_buffers(struct prover *prover) {
+        const struct hr_plan *plan = prover->plan;
+        uint32_t other = plan->device_count;
+
+        for (uint32_t b = 0; b < prover->in->buffer_count; ++b)
+                prover->buffers[b] = (struct block){
+                        .writer = HR_NO_INDEX,
+                        .writer_clock = 1,
+                        .reader = HR_NO_INDEX,
+                        .more_readers = HR_NO_INDEX,
+                        .constant = prover->in->buffers[b].usage == HR_USAGE_WEIGHTS,
+                };
+        for (uint32_t k = 0; k < plan->step_count; ++k) {
+                uint32_t id = plan->leaf_count + plan->steps[k];
+                const struct hr_place *place = &plan->place[plan->root[id]];
+
+                if (place->where == HR_WHERE_HOME)
+                        prover->buffers[prover->in->tensor_buffer[place->index]].constant = false;
+        }
+        for (uint32_t b = 0; b < prover->in->buffer_count; ++b) {
+                if (!prover->buffers[b].constant)
+                        prover->buffers[b].writer = other;
+        }
+        for (uint32_t l = 0; l < plan->lane_count; ++l) {
+                if (plan->state_lane[l] && plan->tape.lane_first[l] != HR_NO_INDEX)
+                        clock_of(prover, plan->tape.lane_first[l])[other] = 1;
+        }
+}
+
+static void size_sections(struct prover *prover) {
+        const struct hr_plan *plan = prover->plan;
+
+        for (uint32_t k = 0; k < plan->kind_count; ++k) {
+                prover->sections[k].bytes = plan->pools[k].shared_bytes;
+                prover->sections[plan->kind_count + k].bytes = plan->pools[k].slot_bytes;
+        }
+        prover->sections[2 * plan->kind_count].bytes = plan->staging_bytes;
+}
+
 static hr_status prover_init(struct prover *prover) {
         const struct hr_plan *plan = prover->plan;
-        uint64_t devices = prover->devices, slots = prover->slots;
-        uint64_t events = (uint64_t) plan->tape.slot_event_count * slots + plan->lane_count;
-        uint64_t objects =
-                (uint64_t) plan->kind_count * (1 + slots) + slots + prover->in->buffer_count;
+        uint64_t queues = prover->queues,
+                 holders = (uint64_t) plan->tensor_count + plan->copy_count;
+        uint64_t events = (uint64_t) plan->tape.slot_event_count + plan->lane_count;
 
-        prover->clocks = hr_arena_alloc(&prover->arena, devices * devices * 4, 16);
-        prover->events = hr_arena_alloc(&prover->arena, events * devices * 4, 16);
-        prover->done = hr_arena_alloc(&prover->arena, slots * devices * 4, 16);
-        prover->last_touch = hr_arena_alloc(&prover->arena, devices * 4, 16);
-        prover->versions = hr_arena_alloc(&prover->arena, (uint64_t) plan->tensor_count * 4, 16);
-        prover->copied = hr_arena_alloc(&prover->arena, (uint64_t) plan->copy_count * 4, 16);
-        prover->objects = hr_arena_alloc(&prover->arena, objects * sizeof(struct object), 16);
-        if (!prover->clocks || !prover->events || !prover->done || !prover->last_touch ||
-            !prover->objects || !prover->versions || !prover->copied)
+        /* At most one for each constant, node and command. */
+        prover->blocks = take(prover, holders + plan->tape.count + 1, sizeof(struct block));
+        prover->clocks = take(prover, queues * queues, sizeof(uint32_t));
+        prover->events = take(prover, events * queues, sizeof(uint32_t));
+        prover->done = take(prover, queues, sizeof(uint32_t));
+        prover->last_touch = take(prover, queues, sizeof(uint32_t));
+        prover->sections = take(prover, plan->kind_count * UINT64_C(2) + 1, sizeof(struct section));
+        prover->block_of = take(prover, holders, sizeof(uint32_t));
+        prover->buffers = take(prover, prover->in->buffer_count, sizeof(struct block));
+        prover->meant = take(prover, plan->tensor_count, sizeof(uint32_t));
+        prover->landed = take(prover, plan->tensor_count, sizeof(uint32_t));
+        prover->copied = take(prover, plan->copy_count, sizeof(uint32_t));
+        if (!prover->blocks || !prover->clocks || !prover->events || !prover->done ||
+            !prover->last_touch || !prover->sections || !prover->block_of || !prover->buffers ||
+            !prover->meant || !prover->landed || !prover->copied)
                 return out_of_memory(prover);
+        if (plan->n_copies > 1) {
+                prover->pool_reads = take(prover, plan->kind_count * queues, sizeof(uint32_t));
+                prover->pool_writes = take(prover, plan->kind_count * queues, sizeof(uint32_t));
+                if (!prover->pool_reads || !prover->pool_writes)
+                        return out_of_memory(prover);
+        }
+        size_sections(prover);
+        take_buffers(prover);
         return write_constants(prover);
 }
 
 static hr_status prove(struct prover *prover) {
-        uint32_t runs = prover->slots == 1 ? 1 : prover->slots + 1;
-
         HR_TRY(prover_init(prover));
-        for (uint32_t run = 0; run < runs; ++run)
-                HR_TRY(prove_run(prover, run));
-        return HR_OK;
+        HR_TRY(prove_first_run(prover));
+        if (prover->plan->n_copies > 1)
+                HR_TRY(prove_second_run(prover));
+        return prove_hand_over(prover);
 }
 
 hr_status hr_plan_verify(const struct hr_plan *plan, const struct hr_plan_input *input,
@@ -545,11 +835,10 @@ hr_status hr_plan_verify(const struct hr_plan *plan, const struct hr_plan_input 
         struct prover prover = {
                 .plan = plan,
                 .in = input,
+                .graph = input->graph,
                 .diag = diag,
-                .devices = plan->device_count,
-                /* Three slots show every kind of neighbour: one run apart, two apart, slot reused.
-                 */
-                .slots = HR_MIN(plan->n_copies, 3U),
+                .queues = plan->device_count + 1,
+                .kind_words = hr_bit_words(input->kind_count),
         };
         hr_status status;
 

@@ -1,0 +1,53 @@
+/*
+ * Recorded reference plans: reads files of cases and makes planning inputs of them.
+ *
+ * The recorded masks of support and offload go straight into the planning input, so the graphs need
+ * not be valid ones. The format is in data/plans/README.md.
+ */
+#pragma once
+
+#include "scheduler/plan.h"
+
+#define PLAN_LINE_BYTES 1100
+
+struct plan_lines {
+        char **items;
+        uint32_t count, capacity;
+};
+
+/* One case as it stands in its file. */
+struct plan_record {
+        struct plan_lines facts; /* from `case` to `plan` or `abort` */
+        struct plan_lines plan;  /* L N S R G F and splits lines */
+        struct plan_lines bytes; /* A lines */
+        char name[256];
+        bool aborts, abort_has_plan, allocated;
+        uint32_t copies, slot, leafs, nodes, extras;
+};
+
+/* A case as a planning input, rules = ggml; owns what the input points at. */
+struct plan_problem {
+        struct hr_plan_input in;
+        struct hr_graph *graph;
+        struct hr_plan_device *devices;
+        struct hr_plan_kind *kinds;
+        struct hr_plan_buffer *buffers;
+        uint64_t *reads, *supports, *offload;
+        uint32_t *tensor_buffer;
+        int32_t *pins;
+        uint32_t words, sources;
+};
+
+/* The pointer, or the end of the process without memory. */
+void *plan_need(void *pointer);
+void plan_lines_add(struct plan_lines *lines, const char *line);
+void plan_lines_clear(struct plan_lines *lines);
+
+/* Calls fn for each case of a file, or of every *.txt in a folder, in order of name. The record is
+ * fn's during the call. Returns how many files or folders could not be opened. */
+uint32_t plan_records_read(const char *path,
+                           void (*fn)(const struct plan_record *record, void *arg), void *arg);
+
+/* False when the case cannot be read. */
+bool plan_problem_read(struct plan_problem *problem, const struct plan_record *record);
+void plan_problem_clear(struct plan_problem *problem);
