@@ -181,6 +181,11 @@ static void signal_cb(uv_signal_t *handle, int number) {
         hr_server_drain(server, number == SIGINT ? "SIGINT" : "SIGTERM");
 }
 
+static void signal_kept_cb(uv_signal_t *handle, int number) {
+        (void) handle; /* its loop never runs */
+        (void) number;
+}
+
 /* ---- the loop -------------------------------------------------------------------------------- */
 
 static void wake_cb(uv_async_t *handle) {
@@ -224,8 +229,20 @@ static void server_loop(struct hr_server *server) {
 
 /* ---- start and end --------------------------------------------------------------------------- */
 
+/* With the last watcher of a signal its default comes back, and a second SIGTERM would kill what is
+ * about to end well. So there is one more, on a loop that never runs and is never closed. */
+static hr_status signal_keep(uv_signal_t *keeper, int number, struct hr_diag *diag) {
+        if (keeper->loop) /* kept since an earlier server of this process */
+                return HR_OK;
+        if (uv_signal_init(uv_default_loop(), keeper) != 0 ||
+            uv_signal_start(keeper, signal_kept_cb, number) != 0)
+                return hr_fail(diag, HR_E_UNAVAILABLE, "signals cannot be watched");
+        return HR_OK;
+}
+
 static hr_status loop_init(struct hr_server *server, struct hr_diag *diag) {
         static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+        static uv_signal_t keepers[HR_ARRAY_LENGTH(numbers)];
         uv_timer_t *const timers[] = {&server->tick, &server->deadline_timer, &server->drain_timer};
 
         if (uv_loop_init(&server->loop) != 0)
@@ -240,6 +257,7 @@ static hr_status loop_init(struct hr_server *server, struct hr_diag *diag) {
         for (size_t i = 0; i < HR_ARRAY_LENGTH(numbers); i++) {
                 if (uv_signal_init(&server->loop, &server->signals[i]) != 0)
                         return hr_fail(diag, HR_E_UNAVAILABLE, "signals cannot be watched");
+                HR_TRY(signal_keep(&keepers[i], numbers[i], diag));
                 server->signals[i].data = server;
                 if (uv_signal_start(&server->signals[i], signal_cb, numbers[i]) != 0)
                         return hr_fail(diag, HR_E_UNAVAILABLE, "signals cannot be watched");

@@ -87,8 +87,8 @@ def canary(daemon: Daemon) -> Iterator[Any]:
 
 @pytest.fixture
 def guarded(daemon: Daemon, canary: Any) -> Iterator[None]:
-    """Around a hostile test: the daemon lives, the bystander's results are right and go on, and what
-    the test held (descriptors, sessions, objects, memory) is given back within five seconds."""
+    """Around a hostile test: the daemon lives, the bystander's results are right and go on, and
+    what the test held (descriptors, sessions, objects, memory) is given back within five seconds."""
     from baseline import Baseline
 
     before = Baseline(daemon)

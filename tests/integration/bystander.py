@@ -1,8 +1,8 @@
 """A client that does nothing wrong, while somebody else does.
 
-In a thread and a session of its own it runs a graph whose results it can compute itself, with state and
-weights, over and over, and uploads a small weight set with a digest now and then. check() (called when
-it is left) says whether every result was right, and that work went on after the last look.
+In a thread and a session of its own it runs a graph whose results it can compute itself, with state
+and weights, over and over, and uploads a small weight set with a digest now and then. check()
+(called when it is left) says whether every result was right, and that work went on after the last look.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The protocol by hand: frames byte by byte, so that a test can break any rule of it.
 
-Independent of the client library. Messages are made from proto/headrace.proto at run time by protoc, so
-nothing generated lies about. Everything has a time limit: a daemon that does not answer is a failed
+Independent of the client library. Messages are made from proto/headrace.proto at run time by
+protoc, so nothing generated lies about. Everything has a time limit: a daemon that does not answer is a failed
 test, not a hanging one.
 """
 
@@ -191,7 +191,7 @@ class Conn:
     # -- out
 
     def raw(self, data: bytes) -> None:
-        """May meet a connection that the daemon has closed: that is the test's to find by reading."""
+        """May meet a connection that the daemon has closed: the test finds that by reading."""
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
@@ -229,8 +229,8 @@ class Conn:
     def frame(self) -> Frame:
         """The next frame, whatever it is."""
         head = self._exactly(32)
-        magic, version, type, flags, n_fds, call_id, message_bytes, body_bytes, code = struct.unpack(
-            "<2sBBHHQIII", head[:28]
+        magic, version, type, flags, n_fds, call_id, message_bytes, body_bytes, code = (
+            struct.unpack("<2sBBHHQIII", head[:28])
         )
         assert (magic, version, n_fds) == (b"HR", 1, 0)
         assert struct.unpack("<I", head[28:])[0] == crc32c(head[:28])
@@ -239,7 +239,7 @@ class Conn:
         return Frame(type, flags, call_id, code, message, self._exactly(body_bytes))
 
     def next_of(self, call_id: int) -> Frame:
-        """The next frame that belongs to a call; credit is counted, other calls' frames are held."""
+        """The next frame of a call; credit is counted, other calls' frames are held."""
         for index, frame in enumerate(self.held):
             if frame.call_id == call_id:
                 return self.held.pop(index)
@@ -285,7 +285,9 @@ class Conn:
 
     # -- both
 
-    def call(self, type: int, message: Any = b"", body: bytes = b"", **keys: Any) -> tuple[Any, bytes]:
+    def call(
+        self, type: int, message: Any = b"", body: bytes = b"", **keys: Any
+    ) -> tuple[Any, bytes]:
         """A request and its reply; bodies of any length, those of one frame's size at once."""
         return self.reply(self.begin(type, message, body, **keys))
 

@@ -1,5 +1,5 @@
-"""Clients that die (HOSTILE F1, scenarios B080, B081): killed in mid-frame, in mid-run, in an upload,
-while a long reply is on its way. Their work stops, their property is given back, and nobody else
+"""Clients that die (HOSTILE F1, scenarios B080, B081): killed in mid-frame, in mid-run, in an
+upload, while a long reply is on its way. Their work stops, their property is given back, and nobody else
 notices."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Hostile graphs (HOSTILE C): cyclic, dangling, lying, wrapping, exploding. Each is a typed error that
-names node or tensor, or a defined result; the connection goes on and still computes."""
+"""Hostile graphs (HOSTILE C): cyclic, dangling, lying, wrapping, exploding. Each is a typed error
+that names node or tensor, or a defined result; the connection goes on and still computes."""
 
 from __future__ import annotations
 
@@ -473,7 +473,7 @@ def test_digest_that_is_not_the_graphs(address: str) -> None:
 
 
 def chain(nodes: int, width: int = 4) -> Graph:
-    """Each node adds the previous one to itself: 2^nodes times the input, if anybody multiplied out."""
+    """Each node adds the previous one to itself: 2^nodes paths, if anybody walked them."""
     graph = inputs([width])
     last = 0
     for number in range(nodes):

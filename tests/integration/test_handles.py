@@ -1,5 +1,5 @@
-"""Handles (HOSTILE B5, C25): unknown, foreign, stale and guessed ones are all NOT_FOUND, in the same
-words, and never reach anything."""
+"""Handles (HOSTILE B5, C25): unknown, foreign, stale and guessed ones are all NOT_FOUND, in the
+same words, and never reach anything."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Out of memory and quotas (HOSTILE B7, B8, C23): refused before anything is taken, with what was asked
-and what there is, and everything is counted exactly afterwards."""
+"""Out of memory and quotas (HOSTILE B7, B8, C23): refused before anything is taken, with what was
+asked and what there is, and everything is counted exactly afterwards."""
 
 from __future__ import annotations
 
@@ -127,9 +127,9 @@ def test_upload_larger_than_the_device(address: str, where: str) -> None:
         message = pb.WeightsPut(
             name="up", total_bytes=4 * floats, placement=raw.rules([("*", where)])
         )
-        call = conn.send(raw.PUT, message, raw.manifest(tensors).SerializeToString(), flags=raw.MORE)
-        error = refused(conn.reply, call)
-        assert error.words
+        manifest = raw.manifest(tensors).SerializeToString()
+        call = conn.send(raw.PUT, message, manifest, flags=raw.MORE)
+        assert refused(conn.reply, call).words
 
 
 def test_upload_over_the_limit(address: str) -> None:

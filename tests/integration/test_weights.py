@@ -1,5 +1,5 @@
-"""Weights (HOSTILE D1, D2, E1 to E11): uploads that stop, lie or are torn; paths that lead elsewhere;
-files that are none. Nothing is visible before it is complete and verified."""
+"""Weights (HOSTILE D1, D2, E1 to E11): uploads that stop, lie or are torn; paths that lead
+elsewhere; files that are none. Nothing is visible before it is complete and verified."""
 
 from __future__ import annotations
 

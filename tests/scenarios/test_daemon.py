@@ -247,8 +247,8 @@ def test_b066_every_type_number(daemon: Any) -> None:
 
 
 def test_b075_windows_against_big_integers(daemon: Any) -> None:
-    """Random windows with extreme extents, strides and offsets: accepted exactly when every byte they
-    touch lies in the base, by arithmetic that cannot wrap."""
+    """Random windows with extreme extents, strides and offsets: accepted exactly when every byte
+    they touch lies in the base, by arithmetic that cannot wrap."""
     rng = random.Random(23)
     base_elements = 4096
     accepted = refused = 0
@@ -363,6 +363,18 @@ def test_sigterm_lets_runs_end(tmp_path: Path) -> None:
     assert [frame.type for frame in conn.pushes] in ([raw.GOAWAY], [])
     conn.close()
     one.stop()
+
+
+def test_sigterm_again_and_again() -> None:
+    """However often it is told, and however late: the exit status is 0."""
+    for _ in range(20 if FULL else 5):
+        one = Daemon(devices=[device("cpu0", threads=1)])
+        with Conn(one.address) as conn:
+            conn.submit(raw.add_graph())
+        while one.process.poll() is None:
+            one.process.send_signal(signal.SIGTERM)
+        assert one.process.returncode == 0, one.log()
+        one.stop()
 
 
 def test_sigterm_with_clients_that_do_nothing(launch: Callable[..., Any]) -> None:

@@ -21,8 +21,8 @@ FULL = bool(os.environ.get("HEADRACE_FULL"))
 
 @pytest.mark.parametrize("copies", [1, 2, 3, 4, 8])
 def test_b010_b021_echo_in_order(daemon: Any, copies: int) -> None:
-    """As many runs in flight as the daemon takes, each with its own number: every answer is its own,
-    none twice, none missing."""
+    """As many runs in flight as the daemon takes, each with its own number: every answer is its
+    own, none twice, none missing."""
     count = 2000 if FULL else 300
     with Conn(daemon.address) as conn:
         reply = submit_ping_pong(conn, 64, n_copies=copies)

@@ -23,7 +23,7 @@ FULL = bool(os.environ.get("HEADRACE_FULL"))
 @pytest.mark.parametrize("copies", COPIES)
 @pytest.mark.parametrize("leaves", [31, 64, 1000, *([10000] if FULL else [])])
 def test_b001_many_inputs_of_one_split(daemon: Any, leaves: int, copies: int) -> None:
-    """The sum of `leaves` states on one device, computed on another: one split, that many inputs."""
+    """The sum of `leaves` states of one device, computed on another: one split, as many inputs."""
     graph = Graph()
     x = graph.leaf(INPUT, F32, [4], "x")
     members = [graph.leaf(STATE, F32, [4], f"s{i}") for i in range(leaves)]

@@ -101,8 +101,8 @@ HR_TEST(booleans_take_these_words_and_no_others) {
         static const struct {
                 const char *word;
                 int value; /* -1 = refused */
-        } cases[] = {{"yes", 1}, {"no", 0},  {"true", 1}, {"false", 0}, {"on", 1},    {"off", 0},
-                     {"1", 1},   {"0", 0},   {"YES", 1},  {"True", 1},  {"", -1},     {"2", -1},
+        } cases[] = {{"yes", 1}, {"no", 0},  {"true", 1}, {"false", 0}, {"on", 1},     {"off", 0},
+                     {"1", 1},   {"0", 0},   {"YES", 1},  {"True", 1},  {"", -1},      {"2", -1},
                      {"y", -1},  {"ye", -1}, {"-1", -1},  {"yess", -1}, {"yes no", -1}};
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(cases); i++) {
@@ -186,8 +186,8 @@ HR_TEST(faults_are_named) {
 
                 if (status != HR_E_INVALID || !strstr(diag.words, cases[i].place) ||
                     !strstr(diag.words, cases[i].word))
-                        hr_test_fail(__FILE__, __LINE__, "case %zu (%s): %s: %s", i,
-                                     cases[i].text, hr_status_name(status), diag.words);
+                        hr_test_fail(__FILE__, __LINE__, "case %zu (%s): %s: %s", i, cases[i].text,
+                                     hr_status_name(status), diag.words);
                 hr_config_deinit(&config);
         }
 }
@@ -203,9 +203,9 @@ HR_TEST(long_lines_and_zero_bytes_are_refused) {
         hr_config_deinit(&config);
         hr_diag_clear(&diag);
         HR_EXPECT_OK(hr_config_init(&config, &diag), &diag);
-        HR_EXPECT_EQ(hr_config_read_text(&config, "test.conf", "[daemon]\nspin\0 = 1us\n", 21,
-                                         &diag),
-                     HR_E_INVALID);
+        HR_EXPECT_EQ(
+                hr_config_read_text(&config, "test.conf", "[daemon]\nspin\0 = 1us\n", 21, &diag),
+                HR_E_INVALID);
         hr_config_deinit(&config);
 }
 
@@ -240,10 +240,22 @@ HR_TEST(overrides) {
 
 HR_TEST(bad_overrides) {
         static const char *const cases[] = {
-                "",          "=",           "limits",          "limits=1",        "limits.copies",
-                "copies=1",  "x.copies=1",  "limits.nosuch=1", "limits.copies=x", "device.threads=1",
-                ".copies=1", "device..threads=1", "device.a b.threads=1", "device.a.nosuch=1",
-                "device.fit.threads=1", "daemon.=1",
+                "",
+                "=",
+                "limits",
+                "limits=1",
+                "limits.copies",
+                "copies=1",
+                "x.copies=1",
+                "limits.nosuch=1",
+                "limits.copies=x",
+                "device.threads=1",
+                ".copies=1",
+                "device..threads=1",
+                "device.a b.threads=1",
+                "device.a.nosuch=1",
+                "device.fit.threads=1",
+                "daemon.=1",
         };
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(cases); i++) {
@@ -331,7 +343,8 @@ HR_TEST(files) {
         unlink(path);
 }
 
-/* ---- The example file: every key, its default, and examples that work ------------------------- */
+/* ---- The example file: every key, its default, and examples that work -------------------------
+ */
 
 static char *read_example(void) {
         FILE *file = fopen(HR_TEST_EXAMPLE_CONFIG, "re");
@@ -374,9 +387,9 @@ HR_TEST(example_shows_every_key_with_its_default) {
         *examples = '\0';
         switch_on(text);
         HR_EXPECT_OK(read_whole(text, &config, &diag), &diag);
-        HR_EXPECT_OK(read_whole("[models]\ndirectories = /var/lib/headrace/models\n", &defaults,
-                                &diag),
-                     &diag);
+        HR_EXPECT_OK(
+                read_whole("[models]\ndirectories = /var/lib/headrace/models\n", &defaults, &diag),
+                &diag);
         shown = dump_text(&config);
         real = dump_text(&defaults);
         HR_EXPECT_STREQ(shown, real);

@@ -126,13 +126,14 @@ HR_TEST(first_matching_rule_decides_and_the_last_device_takes_the_rest) {
 }
 
 HR_TEST(fit_follows_free_memory_and_keeps_layers_together) {
-        /* Out of order on purpose; each layer has 200 bytes, all have 1600: shares 600, 200, 800. */
+        /* Out of order on purpose; each layer has 200 bytes, all have 1600: shares 600, 200, 800.
+         */
         static const char *const names[] = {"output.weight", "blk.5.a", "blk.0.a", "blk.0.b",
                                             "blk.10.a",      "blk.1.a", "blk.1.b", "token_embd",
                                             "blk.2.a",       "blk.5.b", "blk.2.b"};
         static const int64_t elements[] = {200, 50, 100, 100, 200, 100, 100, 200, 150, 150, 50};
-        static const uint32_t expected[] = {CPU, CPU, GPU0, GPU0, CPU, GPU0, GPU0, GPU0, GPU1, CPU,
-                                            GPU1};
+        static const uint32_t expected[] = {CPU,  CPU,  GPU0, GPU0, CPU, GPU0,
+                                            GPU0, GPU0, GPU1, CPU,  GPU1};
         static const struct hr_placement_rule rules[] = {{"*", "fit"}};
         struct hr_manifest *manifest = manifest_of(names, elements, 11);
         struct hr_placement placement = {0};
@@ -176,8 +177,8 @@ HR_TEST(fit_ratio_does_not_drift) {
                 HR_EXPECT_OK(plan(manifest, &rule, 1, &diag, &placement), &diag);
                 for (uint32_t i = 0; i < HR_ARRAY_LENGTH(devices); i++) {
                         const struct hr_placement_share *share = &placement.shares[i];
-                        const int64_t error = (int64_t) share->planned_bytes -
-                                              (int64_t) share->requested_bytes;
+                        const int64_t error =
+                                (int64_t) share->planned_bytes - (int64_t) share->requested_bytes;
 
                         HR_EXPECT(error <= (int64_t) largest && -error <= (int64_t) largest);
                         planned += share->planned_bytes;
@@ -257,8 +258,7 @@ HR_TEST(bad_rules_are_typed_errors) {
                 struct hr_placement placement = {0};
                 struct hr_diag diag = {0};
 
-                HR_EXPECT_EQ(plan(manifest, &cases[i].rule, 1, &diag, &placement),
-                             cases[i].status);
+                HR_EXPECT_EQ(plan(manifest, &cases[i].rule, 1, &diag, &placement), cases[i].status);
                 HR_EXPECT_STREQ(hr_diag_reason(&diag), cases[i].reason);
                 HR_EXPECT(!placement.devices);
         }

@@ -38,10 +38,10 @@ static void bench_init(struct bench *bench, uint64_t bytes_max) {
         HR_EXPECT(mkdtemp(bench->directory));
         bench->directories[0] = "/nonexistent";
         bench->directories[1] = bench->directory;
-        bench->files = (struct hr_weights_file_config){
-                .directories = bench->directories,
-                .directory_count = 2,
-                .limits = {1 << 20, 1000, 1000, UINT64_C(1) << 40}};
+        bench->files =
+                (struct hr_weights_file_config){.directories = bench->directories,
+                                                .directory_count = 2,
+                                                .limits = {1 << 20, 1000, 1000, UINT64_C(1) << 40}};
 }
 
 /* Everything must be back: no set, no byte of any device. */
@@ -128,9 +128,9 @@ static void load(struct bench *bench, const char *path, const struct hr_placemen
 
         told_init(told);
         HR_EXPECT_OK(hr_weights_file_open(&bench->files, path, &diag, &file), &diag);
-        HR_EXPECT_OK(hr_weights_load(bench->store, file, NULL, rules, rule_count, &told->job,
-                                     &diag),
-                     &diag);
+        HR_EXPECT_OK(
+                hr_weights_load(bench->store, file, NULL, rules, rule_count, &told->job, &diag),
+                &diag);
         HR_EXPECT_EQ(told->count, 0);
 }
 
@@ -289,7 +289,7 @@ HR_TEST(cancelled_loads) {
         HR_EXPECT_EQ(first.count, 0);
         HR_EXPECT_EQ(second.status, HR_OK);
         expect_contents(&bench, second.set, "blk.0.w", 416, 1);
-        hr_weights_job_cancel(&second.job); /* has ended */
+        hr_weights_job_cancel(&second.job);       /* has ended */
         load(&bench, "m.gguf", rules, 1, &first); /* ready: cancelled before it is told */
         hr_weights_job_cancel(&first.job);
         step_all(&bench);
@@ -381,15 +381,16 @@ HR_TEST(files_that_cannot_be_opened) {
 #define BIG_BYTES 5000000
 
 static struct hr_manifest *upload_manifest(void) {
-        static const uint32_t lengths[] = {3, 3, 5}, types[] = {HR_TYPE_I8, HR_TYPE_F32, HR_TYPE_I8};
+        static const uint32_t lengths[] = {3, 3, 5},
+                              types[] = {HR_TYPE_I8, HR_TYPE_F32, HR_TYPE_I8};
         static const int64_t ne[] = {BIG_BYTES, 1, 1, 1, 25, 2, 1, 1, 10, 1, 1, 1};
         struct hr_manifest *manifest = NULL;
         struct hr_diag diag = {0};
 
-        HR_EXPECT_OK(hr_manifest_new(
-                             &(struct hr_manifest_columns){3, lengths, "bigmidsmall", 11, types, ne},
-                             &(struct hr_manifest_limits){8, UINT64_MAX, UINT64_MAX}, &diag,
-                             &manifest),
+        HR_EXPECT_OK(hr_manifest_new(&(struct hr_manifest_columns){3, lengths, "bigmidsmall", 11,
+                                                                   types, ne},
+                                     &(struct hr_manifest_limits){8, UINT64_MAX, UINT64_MAX}, &diag,
+                                     &manifest),
                      &diag);
         return manifest;
 }
@@ -524,12 +525,8 @@ HR_TEST(places_must_follow_each_other) {
         const struct {
                 uint64_t offset, bytes;
                 const char *reason;
-        } cases[] = {{0, 100, "OFFSET"},
-                     {999, 1, "OFFSET"},
-                     {1001, 1, "OFFSET"},
-                     {UINT64_MAX, 2, "OFFSET"},
-                     {1000, total, "SIZE"},
-                     {1000, UINT64_MAX, "SIZE"},
+        } cases[] = {{0, 100, "OFFSET"},         {999, 1, "OFFSET"},    {1001, 1, "OFFSET"},
+                     {UINT64_MAX, 2, "OFFSET"},  {1000, total, "SIZE"}, {1000, UINT64_MAX, "SIZE"},
                      {1000, total - 999, "SIZE"}};
 
         bench_init(&bench, UINT64_MAX);
@@ -541,9 +538,9 @@ HR_TEST(places_must_follow_each_other) {
         for (size_t i = 0; i < HR_ARRAY_LENGTH(cases); i++) {
                 struct hr_diag diag = {0};
 
-                HR_EXPECT_EQ(hr_upload_place(upload, cases[i].offset, cases[i].bytes, &diag,
-                                             &memory),
-                             HR_E_RANGE);
+                HR_EXPECT_EQ(
+                        hr_upload_place(upload, cases[i].offset, cases[i].bytes, &diag, &memory),
+                        HR_E_RANGE);
                 HR_EXPECT_STREQ(hr_diag_reason(&diag), cases[i].reason);
         }
         HR_EXPECT_EQ(hr_upload_place(upload, 1000, total - 1000, NULL, &memory), HR_OK);
@@ -593,8 +590,8 @@ HR_TEST(refused_uploads) {
                 const char *device;
                 hr_status status;
         } cases[] = {
-                {"", 0, "host1", HR_E_INVALID},       {long_name, 0, "host1", HR_E_INVALID},
-                {"x", 1, "host1", HR_E_INVALID},      {"x", -1, "host1", HR_E_INVALID},
+                {"", 0, "host1", HR_E_INVALID},          {long_name, 0, "host1", HR_E_INVALID},
+                {"x", 1, "host1", HR_E_INVALID},         {"x", -1, "host1", HR_E_INVALID},
                 {"x", INT64_MAX, "host1", HR_E_INVALID}, {"x", 0, "nosuch", HR_E_NOT_FOUND},
                 {"x", 0, "small", HR_E_EXHAUSTED},
         };
@@ -630,8 +627,8 @@ HR_TEST(upload_without_final_padding) {
         struct hr_manifest *manifest = upload_manifest();
         const uint64_t total = manifest->tensors[2].offset + manifest->tensors[2].bytes;
         uint8_t *contents = upload_contents(total), digest[HR_DIGEST_BYTES];
-        const struct hr_upload_request request = {.manifest = manifest, .name = "up",
-                                                  .total_bytes = total, .digest = digest};
+        const struct hr_upload_request request = {
+                .manifest = manifest, .name = "up", .total_bytes = total, .digest = digest};
         struct hr_upload *upload = NULL;
         struct hr_diag diag = {0};
 
@@ -661,9 +658,8 @@ HR_TEST(upload_of_nothing) {
 
         bench_init(&bench, UINT64_MAX);
         told_init(&told);
-        HR_EXPECT_OK(hr_manifest_new(
-                             &(struct hr_manifest_columns){1, lengths, "n", 1, types, ne},
-                             &(struct hr_manifest_limits){1, 1, 1}, &diag, &manifest),
+        HR_EXPECT_OK(hr_manifest_new(&(struct hr_manifest_columns){1, lengths, "n", 1, types, ne},
+                                     &(struct hr_manifest_limits){1, 1, 1}, &diag, &manifest),
                      &diag);
         request.manifest = manifest;
         HR_EXPECT_OK(hr_weights_put(bench.store, &request, &told.job, &diag, &upload), &diag);
