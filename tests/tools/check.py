@@ -93,7 +93,7 @@ def tail(path: Path) -> list[str]:
 def build(folder: Path, options: Sequence[str], compiler: str | None, log: Path) -> bool:
     env = environment(PATH=BUILD_PATH, **({"CC": compiler} if compiler else {}))
     if not (folder / "build.ninja").exists():
-        wipe = ["--wipe"] if folder.exists() else []
+        wipe = ["--wipe"] if (folder / "meson-private").exists() else []
         if execute(["meson", "setup", *wipe, *options, folder, ROOT], log, env) != 0:
             return False
     return execute(["ninja", "-C", folder], log, env, append=True) == 0

@@ -113,8 +113,9 @@ ensure_build() {
         local path="/usr/bin:/bin:$PATH"
         if [ ! -f "$folder/build.ninja" ]; then
                 say "configuring ${folder#"$root"/}"
-                PATH="$path" meson setup "$@" "$folder" "$root" >"$log" 2>&1 ||
-                        PATH="$path" meson setup --wipe "$@" "$folder" "$root" >"$log" 2>&1 ||
+                local wipe=()
+                [ ! -d "$folder/meson-private" ] || wipe=(--wipe)
+                PATH="$path" meson setup "${wipe[@]}" "$@" "$folder" "$root" >"$log" 2>&1 ||
                         { cat "$log" >&2 && die "meson setup failed"; }
         fi
         log="$folder/build.log"
