@@ -131,6 +131,15 @@ LANES_INLINE lanes_u lanes_table16(lanes_u nibbles, const uint8_t *table) {
         return (lanes_u) _mm256_shuffle_epi8(t, U(nibbles));
 }
 
+LANES_INLINE lanes_u lanes_gather(const uint32_t *table, lanes_u index) {
+        return (lanes_u) _mm256_i32gather_epi32((const int *) table, U(index), 4);
+}
+
+LANES_INLINE void lanes_gather2(const uint32_t *table, lanes_u index, lanes_u ret[2]) {
+        ret[0] = (lanes_u) _mm256_i32gather_epi32((const int *) table, U(index), 8);
+        ret[1] = (lanes_u) _mm256_i32gather_epi32((const int *) table + 1, U(index), 8);
+}
+
 /* Sums over the lanes of four vectors: upper half to lower half, until one is left. */
 LANES_INLINE void lanes_sum4(const lanes_f v[4], float ret[4]) {
         __m128 r[4];

@@ -165,6 +165,22 @@ LANES_INLINE lanes_u lanes_table16(lanes_u nibbles, const uint8_t *table) {
         return (lanes_u) _mm512_shuffle_epi8(t, U(nibbles));
 }
 
+/* table[index], and words 2 * index and 2 * index + 1 of a table of pairs. */
+LANES_INLINE lanes_u lanes_gather(const uint32_t *table, lanes_u index) {
+        return (lanes_u) _mm512_i32gather_epi32(U(index), table, 4);
+}
+
+LANES_INLINE void lanes_gather2(const uint32_t *table, lanes_u index, lanes_u ret[2]) {
+        __m512i a = _mm512_i32gather_epi64(_mm512_castsi512_si256(U(index)), table, 8);
+        __m512i b = _mm512_i32gather_epi64(_mm512_extracti64x4_epi64(U(index), 1), table, 8);
+        const __m512i low =
+                _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+
+        ret[0] = (lanes_u) _mm512_permutex2var_epi32(a, low, b);
+        ret[1] = (lanes_u) _mm512_permutex2var_epi32(a, _mm512_add_epi32(low, _mm512_set1_epi32(1)),
+                                                     b);
+}
+
 /* Sums over the lanes of four vectors: upper half to lower half, until one is left. */
 LANES_INLINE void lanes_sum4(const lanes_f v[4], float ret[4]) {
         __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(F(v[0]), F(v[1]), 0x44),

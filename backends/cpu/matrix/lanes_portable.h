@@ -124,6 +124,19 @@ LANES_INLINE lanes_u lanes_table16(lanes_u nibbles, const uint8_t *table) {
         return v;
 }
 
+LANES_INLINE lanes_u lanes_gather(const uint32_t *table, lanes_u index) {
+        lanes_u v;
+
+        for (int i = 0; i < 4; i++)
+                v[i] = table[index[i]];
+        return v;
+}
+
+LANES_INLINE void lanes_gather2(const uint32_t *table, lanes_u index, lanes_u ret[2]) {
+        ret[0] = lanes_gather(table, index << 1);
+        ret[1] = lanes_gather(table + 1, index << 1);
+}
+
 LANES_INLINE void lanes_sum4(const lanes_f v[4], float ret[4]) {
         for (int i = 0; i < 4; i++)
                 ret[i] = (v[i][0] + v[i][2]) + (v[i][1] + v[i][3]);

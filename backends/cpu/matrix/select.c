@@ -49,6 +49,10 @@ int cpu_partner_type(uint32_t type) {
         case HR_TYPE_Q5_0:
         case HR_TYPE_Q8_0:
         case HR_TYPE_IQ4_NL:
+        case HR_TYPE_MXFP4:
+        case HR_TYPE_NVFP4:
+        case HR_TYPE_Q1_0:
+        case HR_TYPE_Q2_0:
                 return HR_TYPE_Q8_0;
         case HR_TYPE_Q4_1:
         case HR_TYPE_Q5_1:
@@ -58,6 +62,16 @@ int cpu_partner_type(uint32_t type) {
         case HR_TYPE_Q4_K:
         case HR_TYPE_Q5_K:
         case HR_TYPE_Q6_K:
+        case HR_TYPE_IQ1_S:
+        case HR_TYPE_IQ1_M:
+        case HR_TYPE_IQ2_XXS:
+        case HR_TYPE_IQ2_XS:
+        case HR_TYPE_IQ2_S:
+        case HR_TYPE_IQ3_XXS:
+        case HR_TYPE_IQ3_S:
+        case HR_TYPE_IQ4_XS:
+        case HR_TYPE_TQ1_0:
+        case HR_TYPE_TQ2_0:
                 return HR_TYPE_Q8_K;
         default:
                 return -1;

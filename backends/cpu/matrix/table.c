@@ -6,19 +6,36 @@ const struct cpu_dot CPU_ISA(cpu_dot) = {
         .lanes = CPU_LANES,
         .width = CPU_WIDTH,
 #define X(name, type) [HR_TYPE_##type] = CPU_ISA(dequantize_##name),
-        .dequantize = {X(f32, F32) X(f16, F16) X(bf16, BF16) X(q4_0, Q4_0) X(q4_1, Q4_1)
-                       X(q5_0, Q5_0) X(q5_1, Q5_1) X(q8_0, Q8_0) X(iq4_nl, IQ4_NL) X(q2_K, Q2_K)
-                       X(q3_K, Q3_K) X(q4_K, Q4_K) X(q5_K, Q5_K) X(q6_K, Q6_K)},
+        .dequantize = {X(f32, F32) X(f16, F16) X(bf16, BF16) X(q4_0, Q4_0) X(q4_1, Q4_1) X(
+                q5_0, Q5_0) X(q5_1, Q5_1) X(q8_0, Q8_0) X(iq4_nl, IQ4_NL) X(q2_K, Q2_K)
+                               X(q3_K, Q3_K) X(q4_K, Q4_K) X(q5_K, Q5_K) X(q6_K, Q6_K)
+                                       X(iq1_s, IQ1_S) X(iq1_m, IQ1_M) X(iq2_xxs, IQ2_XXS)
+                                               X(iq2_xs, IQ2_XS) X(iq2_s, IQ2_S) X(iq3_xxs, IQ3_XXS)
+                                                       X(iq3_s, IQ3_S) X(iq4_xs, IQ4_XS) X(tq1_0,
+                                                                                           TQ1_0)
+                                                               X(tq2_0, TQ2_0) X(mxfp4, MXFP4)
+                                                                       X(nvfp4, NVFP4) X(q1_0, Q1_0)
+                                                                               X(q2_0, Q2_0)},
 #undef X
 #define X(name, type) [HR_TYPE_##type] = CPU_ISA(quantize_##name),
-        .quantize = {X(f32, F32) X(f16, F16) X(bf16, BF16) X(q4_0, Q4_0) X(q4_1, Q4_1)
-                     X(q5_0, Q5_0) X(q5_1, Q5_1) X(q8_0, Q8_0) X(iq4_nl, IQ4_NL) X(q2_K, Q2_K)
-                     X(q3_K, Q3_K) X(q4_K, Q4_K) X(q5_K, Q5_K) X(q6_K, Q6_K)},
+        .quantize = {X(f32, F32) X(f16, F16) X(bf16, BF16) X(q4_0, Q4_0) X(q4_1, Q4_1) X(q5_0, Q5_0)
+                             X(q5_1, Q5_1) X(q8_0, Q8_0) X(iq4_nl, IQ4_NL) X(q2_K, Q2_K)
+                                     X(q3_K, Q3_K) X(q4_K, Q4_K) X(q5_K, Q5_K) X(q6_K, Q6_K)
+                                             X(iq4_xs, IQ4_XS) X(tq1_0, TQ1_0) X(tq2_0, TQ2_0)
+                                                     X(mxfp4, MXFP4) X(nvfp4, NVFP4) X(q1_0, Q1_0)
+                                                             X(q2_0, Q2_0)},
 #undef X
 #define X(name, type) [HR_TYPE_##type] = &CPU_ISA(tile_##name),
         .tile = {X(f32, F32) X(f16, F16) X(bf16, BF16) X(q4_0, Q4_0) X(q4_1, Q4_1) X(q5_0, Q5_0)
-                 X(q5_1, Q5_1) X(q8_0, Q8_0) X(iq4_nl, IQ4_NL) X(q2_K, Q2_K) X(q3_K, Q3_K)
-                 X(q4_K, Q4_K) X(q5_K, Q5_K) X(q6_K, Q6_K)},
+                         X(q5_1, Q5_1) X(q8_0, Q8_0) X(iq4_nl, IQ4_NL) X(q2_K, Q2_K) X(q3_K, Q3_K)
+                                 X(q4_K, Q4_K) X(q5_K, Q5_K) X(q6_K, Q6_K) X(iq1_s, IQ1_S)
+                                         X(iq1_m, IQ1_M) X(iq2_xxs, IQ2_XXS) X(iq2_xs, IQ2_XS)
+                                                 X(iq2_s, IQ2_S) X(iq3_xxs, IQ3_XXS) X(iq3_s, IQ3_S)
+                                                         X(iq4_xs, IQ4_XS) X(tq1_0, TQ1_0)
+                                                                 X(tq2_0, TQ2_0) X(mxfp4, MXFP4)
+                                                                         X(nvfp4, NVFP4) X(q1_0,
+                                                                                           Q1_0)
+                                                                                 X(q2_0, Q2_0)},
 #undef X
         .float_dot = CPU_ISA(float_dot),
         .score_row = CPU_ISA(score_row),

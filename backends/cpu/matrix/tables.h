@@ -7,19 +7,20 @@
 extern const struct cpu_dot CPU_ISA(cpu_dot);
 
 /* dequantize.c, quantize.c: one function per type; unlisted types are NULL. */
-#define X(name)                                                                                    \
-        void CPU_ISA(dequantize_##name)(const void *row, float *ret_values, int64_t count);
-X(f32) X(f16) X(bf16) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl)
-X(q2_K) X(q3_K) X(q4_K) X(q5_K) X(q6_K)
+#define X(name) void CPU_ISA(dequantize_##name)(const void *row, float *ret_values, int64_t count);
+X(f32)
+X(f16) X(bf16) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(q2_K) X(q3_K) X(q4_K) X(q5_K)
+        X(q6_K) X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s) X(iq4_xs)
+                X(tq1_0) X(tq2_0) X(mxfp4) X(nvfp4) X(q1_0) X(q2_0)
 #undef X
-#define X(name)                                                                                    \
-        void CPU_ISA(quantize_##name)(const float *values, void *ret_row, int64_t count);
-X(f32) X(f16) X(bf16) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl)
-X(q2_K) X(q3_K) X(q4_K) X(q5_K) X(q6_K)
+#define X(name) void CPU_ISA(quantize_##name)(const float *values, void *ret_row, int64_t count);
+                        X(f32) X(f16) X(bf16) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl)
+                                X(q2_K) X(q3_K) X(q4_K) X(q5_K) X(q6_K) X(iq4_xs) X(tq1_0) X(tq2_0)
+                                        X(mxfp4) X(nvfp4) X(q1_0) X(q2_0)
 #undef X
 
-/* activation.c: quantises one column; the arrays are as in dot.h with width 1. */
-struct activation {
+        /* activation.c: quantises one column; the arrays are as in dot.h with width 1. */
+        struct activation {
         int8_t *q;      /* k */
         int32_t *sums;  /* k / group: sum of q over the group */
         float *scale;   /* k / span */
@@ -30,11 +31,17 @@ void CPU_ISA(activate_q8)(const float *values, int64_t k, const struct activatio
 void CPU_ISA(activate_q8_K)(const float *values, int64_t k, unsigned group,
                             const struct activation *ret);
 
-/* dot_integer.c, dot_float.c */
+/* dot_block32.c, dot_block256.c, dot_iq.c, dot_few.c, dot_float.c */
 #define X(name) extern const struct cpu_tile CPU_ISA(tile_##name);
-X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(q2_K) X(q3_K) X(q4_K) X(q5_K) X(q6_K)
-X(f32) X(f16) X(bf16)
+X(q4_0)
+X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(q2_K) X(q3_K) X(q4_K) X(q5_K) X(q6_K) X(iq1_s) X(iq1_m)
+        X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s) X(iq4_xs) X(tq1_0) X(tq2_0) X(mxfp4)
+                X(nvfp4) X(q1_0) X(q2_0) X(f32) X(f16) X(bf16)
 #undef X
+
+        /* cpu_tile.dot of types with an offset, no minimum and one scale per 32 elements. */
+        void CPU_ISA(dot_plain)(const uint8_t *tile, const uint8_t *columns, uint32_t width,
+                                int64_t k, float *ret_out);
 
 void CPU_ISA(float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
                         const uint8_t *columns, uint64_t column_stride, uint32_t width, int64_t k,
@@ -48,4 +55,5 @@ void CPU_ISA(weigh_rows)(const float *weights, uint64_t weight_stride, uint32_t 
                          uint64_t out_stride);
 void CPU_ISA(score_keys)(uint32_t type, const uint8_t *keys, uint64_t stride, uint32_t count,
                          const float *query, int64_t size, float *ret_scores);
-void CPU_ISA(walk_values)(const struct cpu_key_walk *walk, bool is_half, uint32_t size, float *total);
+void CPU_ISA(walk_values)(const struct cpu_key_walk *walk, bool is_half, uint32_t size,
+                          float *total);

@@ -111,10 +111,29 @@ static int scale_offsets(uint32_t type, int ret_at[2]) {
         case HR_TYPE_Q6_K:
                 ret_at[0] = 208;
                 return 1;
+        case HR_TYPE_TQ1_0:
+                ret_at[0] = 52;
+                return 1;
+        case HR_TYPE_TQ2_0:
+                ret_at[0] = 64;
+                return 1;
+        case HR_TYPE_IQ1_M: /* in pieces; MXFP4, NVFP4: no f16 at all */
+        case HR_TYPE_MXFP4:
+        case HR_TYPE_NVFP4:
+                return 0;
         default:
                 ret_at[0] = 0;
                 return 1;
         }
+}
+
+/* Into the top bits of four 16-bit words. */
+static void spread_half(uint8_t *words, float value) {
+        uint16_t half = cpu_float_to_half(value);
+
+        for (int j = 0; j < 4; j++)
+                words[2 * j + 1] =
+                        (uint8_t) ((words[2 * j + 1] & 15) | (half >> 4 * j & 15) << 4);
 }
 
 void case_fill_blocks(uint32_t type, uint8_t *bytes, uint64_t count) {
@@ -126,6 +145,12 @@ void case_fill_blocks(uint32_t type, uint8_t *bytes, uint64_t count) {
         for (uint64_t b = 0; b + info->block_bytes <= count; b += info->block_bytes)
                 for (int s = 0; s < scales; s++)
                         cpu_write_half(bytes + b + at[s], case_uniform() * 0.125f);
+        for (uint64_t b = 0; b + info->block_bytes <= count; b += info->block_bytes) {
+                if (type == HR_TYPE_IQ1_M)
+                        spread_half(bytes + b + 48, case_uniform() * 0.125f);
+                if (type == HR_TYPE_MXFP4)
+                        bytes[b] = (uint8_t) (120 + bytes[b] % 8);
+        }
 }
 
 static struct hr_operand shape(uint32_t type, const int64_t ne[HR_DIMS], uint64_t *ret_bytes) {

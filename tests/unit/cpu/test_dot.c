@@ -6,10 +6,13 @@
 #include "tests/harness.h"
 #include "tests/unit/cpu/kernel_case.h"
 
-static const uint32_t types[] = {HR_TYPE_Q4_0, HR_TYPE_Q4_1, HR_TYPE_Q5_0,   HR_TYPE_Q5_1,
-                                 HR_TYPE_Q8_0, HR_TYPE_Q2_K, HR_TYPE_Q3_K,   HR_TYPE_Q4_K,
-                                 HR_TYPE_Q5_K, HR_TYPE_Q6_K, HR_TYPE_IQ4_NL, HR_TYPE_F32,
-                                 HR_TYPE_F16,  HR_TYPE_BF16};
+static const uint32_t types[] = {HR_TYPE_Q4_0,    HR_TYPE_Q4_1,   HR_TYPE_Q5_0,   HR_TYPE_Q5_1,
+                                 HR_TYPE_Q8_0,    HR_TYPE_Q2_K,   HR_TYPE_Q3_K,   HR_TYPE_Q4_K,
+                                 HR_TYPE_Q5_K,    HR_TYPE_Q6_K,   HR_TYPE_IQ4_NL, HR_TYPE_F32,
+                                 HR_TYPE_F16,     HR_TYPE_BF16,   HR_TYPE_IQ1_S,  HR_TYPE_IQ1_M,
+                                 HR_TYPE_IQ2_XXS, HR_TYPE_IQ2_XS, HR_TYPE_IQ2_S,  HR_TYPE_IQ3_XXS,
+                                 HR_TYPE_IQ3_S,   HR_TYPE_IQ4_XS, HR_TYPE_TQ1_0,  HR_TYPE_TQ2_0,
+                                 HR_TYPE_MXFP4,   HR_TYPE_NVFP4,  HR_TYPE_Q1_0,   HR_TYPE_Q2_0};
 
 static void *zeroed(uint64_t bytes) {
         void *memory = aligned_alloc(64, (bytes + 127) / 64 * 64);

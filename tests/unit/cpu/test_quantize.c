@@ -174,11 +174,10 @@ HR_TEST_LIMIT(searched_blocks, 120) {
         static const struct {
                 uint32_t type;
                 double nmse; /* of uniform numbers; a plain encoder stays above */
-        } searched[] = {{HR_TYPE_Q2_K, 0.062},
-                        {HR_TYPE_Q3_K, 0.017},
-                        {HR_TYPE_Q4_K, 0.0035},
-                        {HR_TYPE_Q5_K, 0.0009},
-                        {HR_TYPE_Q6_K, 0.00022}};
+        } searched[] = {{HR_TYPE_Q2_K, 0.062},  {HR_TYPE_Q3_K, 0.017},   {HR_TYPE_Q4_K, 0.0035},
+                        {HR_TYPE_Q5_K, 0.0009}, {HR_TYPE_Q6_K, 0.00022}, {HR_TYPE_IQ4_XS, 0.0043},
+                        {HR_TYPE_MXFP4, 0.011},  {HR_TYPE_NVFP4, 0.007},   {HR_TYPE_Q2_0, 0.105},
+                        {HR_TYPE_Q1_0, 0.27},   {HR_TYPE_TQ1_0, 0.125},   {HR_TYPE_TQ2_0, 0.125}};
         enum { N = 256 * 8 };
         uint32_t sets;
         const struct cpu_dot *const *dots = case_sets(&sets);
@@ -223,9 +222,12 @@ HR_TEST_LIMIT(searched_blocks, 120) {
         }
 }
 
-static const uint32_t read_types[] = {HR_TYPE_Q4_0, HR_TYPE_Q4_1, HR_TYPE_Q5_0,  HR_TYPE_Q5_1,
-                                      HR_TYPE_Q8_0, HR_TYPE_Q2_K, HR_TYPE_Q3_K,  HR_TYPE_Q4_K,
-                                      HR_TYPE_Q5_K, HR_TYPE_Q6_K, HR_TYPE_IQ4_NL};
+static const uint32_t read_types[] = {
+        HR_TYPE_Q4_0,   HR_TYPE_Q4_1,    HR_TYPE_Q5_0,  HR_TYPE_Q5_1,    HR_TYPE_Q8_0,
+        HR_TYPE_Q2_K,   HR_TYPE_Q3_K,    HR_TYPE_Q4_K,  HR_TYPE_Q5_K,    HR_TYPE_Q6_K,
+        HR_TYPE_IQ4_NL, HR_TYPE_IQ1_S,   HR_TYPE_IQ1_M, HR_TYPE_IQ2_XXS, HR_TYPE_IQ2_XS,
+        HR_TYPE_IQ2_S,  HR_TYPE_IQ3_XXS, HR_TYPE_IQ3_S, HR_TYPE_IQ4_XS,  HR_TYPE_TQ1_0,
+        HR_TYPE_TQ2_0,  HR_TYPE_MXFP4,   HR_TYPE_NVFP4, HR_TYPE_Q1_0,    HR_TYPE_Q2_0};
 
 HR_TEST_LIMIT(sets_read_the_same_values, 120) {
         uint32_t sets;
@@ -275,4 +277,78 @@ HR_TEST(known_blocks) {
         block[16 + 64 + 8] = 0x60; /* element 160 + 8 */
         dot->dequantize[HR_TYPE_Q4_K](block, out, 256);
         HR_EXPECT(out[168] == (7 + 32) * 6.0f - 2.0f * (3 + 16));
+}
+
+/* Codebooks, odd scales, and the order of few bits. */
+HR_TEST(known_blocks_of_few_levels) {
+        const struct cpu_dot *dot = cpu_dot_select("portable");
+        uint8_t block[256] = {0};
+        float out[256];
+
+        block[0] = 0; /* MXFP4: 2^-127; byte 5 holds elements 5 and 21 */
+        block[1 + 5] = 0x7a;
+        dot->dequantize[HR_TYPE_MXFP4](block, out, 32);
+        HR_EXPECT(out[5] == -0x1p-127f && out[21] == 6 * 0x1p-127f && out[6] == 0);
+        block[0] = 254;
+        dot->dequantize[HR_TYPE_MXFP4](block, out, 32);
+        HR_EXPECT(out[21] == INFINITY || out[21] == 6 * 0x1p127f);
+
+        memset(block, 0, sizeof block); /* NVFP4: group 1 and its high nibbles */
+        block[0] = 0x7f;
+        block[1] = 0xb8; /* 1, with a bit that does not count */
+        block[2] = 0x01; /* 2^-9 */
+        block[4] = block[4 + 8 + 3] = block[4 + 16] = 0x57;
+        dot->dequantize[HR_TYPE_NVFP4](block, out, 64);
+        HR_EXPECT(out[0] == 0 && out[16 + 3] == 6 && out[16 + 8 + 3] == 3);
+        HR_EXPECT(out[32] == 6 * 0x1p-9f);
+
+        memset(block, 0, sizeof block); /* Q1_0: bit 3 of byte 9 is element 75 */
+        cpu_write_half(block, 2);
+        block[2 + 9] = 8;
+        dot->dequantize[HR_TYPE_Q1_0](block, out, 128);
+        HR_EXPECT(out[75] == 2 && out[74] == -2 && out[3] == -2);
+
+        memset(block, 0, sizeof block); /* Q2_0: byte 2 holds elements 8 .. 11 */
+        cpu_write_half(block, 2);
+        block[2 + 2] = 0xe4;
+        dot->dequantize[HR_TYPE_Q2_0](block, out, 64);
+        HR_EXPECT(out[8] == -2 && out[9] == 0 && out[10] == 2 && out[11] == 4 && out[12] == -2);
+
+        memset(block, 0, sizeof block); /* IQ1_M: scale 1 in pieces, an octet that goes down */
+        block[48 + 5] = 0xc0;
+        block[48 + 7] = 0x30;
+        block[32] = 0x80;
+        dot->dequantize[HR_TYPE_IQ1_M](block, out, 256);
+        HR_EXPECT(out[0] == -0.875f && out[8] == -1.125f && out[255] == -0.875f);
+
+        memset(block, 0, sizeof block); /* IQ2_XXS: sign index 1 negates elements 0 and 7 */
+        cpu_write_half(block, 1);
+        block[2 + 4] = 1;
+        block[2 + 7] = 1 << 4;
+        dot->dequantize[HR_TYPE_IQ2_XXS](block, out, 256);
+        HR_EXPECT(out[0] == -3 && out[7] == -3 && out[1] == 3 && out[32] == 1);
+}
+
+/* All words of five digits, four at the end; both ternary types find the same levels. */
+HR_TEST(ternary_digits) {
+        const struct cpu_dot *dot = cpu_dot_select("portable");
+        float values[256], back[256];
+        uint8_t block[66];
+
+        for (int number = 0; number < 243; number++) {
+                for (int i = 0; i < 256; i++) {
+                        int place = i < 160 ? i / 32 : i < 240 ? (i - 160) / 16 : (i - 240) / 4;
+                        int rest = (number + i) % 243;
+
+                        for (; place > 0; place--)
+                                rest /= 3;
+                        values[i] = 0.375f * (float) (rest % 3 - 1);
+                }
+                dot->quantize[HR_TYPE_TQ1_0](values, block, 256);
+                dot->dequantize[HR_TYPE_TQ1_0](block, back, 256);
+                HR_EXPECT(memcmp(values, back, sizeof values) == 0);
+                dot->quantize[HR_TYPE_TQ2_0](values, block, 256);
+                dot->dequantize[HR_TYPE_TQ2_0](block, back, 256);
+                HR_EXPECT(memcmp(values, back, sizeof values) == 0);
+        }
 }

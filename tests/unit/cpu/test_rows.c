@@ -54,6 +54,9 @@ HR_TEST_LIMIT(get_rows_of_every_type, 120) {
                 get(types[t], hr_type_info(types[t])->is_block ? 96 : 5, 0);
         get(HR_TYPE_Q4_K, 256, 0);
         get(HR_TYPE_Q6_K, 512, 0);
+        get(HR_TYPE_IQ2_S, 512, 0);
+        get(HR_TYPE_NVFP4, 192, 0);
+        get(HR_TYPE_Q1_0, 128, 0);
         get(HR_TYPE_I32, 3, 0);
 }
 
