@@ -242,6 +242,14 @@ static void count_start(struct hr_pipeline *pipeline, const struct hr_run *run) 
         count(&counters->bytes_out, out);
 }
 
+/* One thread starts runs. */
+static void note_start(struct hr_fleet *fleet, uint64_t took_ns) {
+        atomic_uint_fast64_t *longest = &fleet->counters.longest_start_ns;
+
+        if (took_ns > atomic_load_explicit(longest, memory_order_relaxed))
+                atomic_store_explicit(longest, took_ns, memory_order_relaxed);
+}
+
 hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run, struct hr_diag *diag) {
         uint32_t index = (uint32_t) (pipeline->sequence % pipeline->slot_count);
         struct hr_slot *slot = &pipeline->slots[index];
@@ -263,6 +271,7 @@ hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run, struct 
         run->ended_ns = 0;
         count_start(pipeline, run);
         submit_all(pipeline, slot, run);
+        note_start(pipeline->fleet, hr_clock_now_ns() - run->started_ns);
         on_notify(run);
         return HR_OK;
 }

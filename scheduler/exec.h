@@ -12,6 +12,7 @@
 struct hr_exec_counters {
         atomic_uint_fast64_t runs_started, runs_ok, runs_failed, runs_cancelled;
         atomic_uint_fast64_t splits_computed, nodes_computed, bytes_copied, bytes_in, bytes_out;
+        atomic_uint_fast64_t longest_start_ns;
 };
 
 /* Events that a pipeline gave back. Freeing one would wait for every queue that still has a wait

@@ -207,5 +207,6 @@ void hr_run_finish(struct hr_run *run);
 struct hr_exec_stats {
         uint64_t runs_started, runs_ok, runs_failed, runs_cancelled;
         uint64_t splits_computed, nodes_computed, bytes_copied, bytes_in, bytes_out;
+        uint64_t longest_start_ns; /* of any hr_run_start: submitting waits for no device */
 };
 struct hr_exec_stats hr_fleet_exec_stats(const struct hr_fleet *fleet);
