@@ -19,14 +19,17 @@ static void assign(struct hr_planner *planner, uint32_t tensor, int64_t device, 
 
 /* Lowest device that reads the tensor's memory and supports `op`'s operator; -1 without either. */
 static int64_t home_of(const struct hr_planner *planner, uint32_t tensor, uint32_t op) {
-        uint32_t buffer = planner_buffer(planner, tensor);
+        uint32_t buffer = planner_buffer(planner, tensor), words = planner->plan->words;
+        const uint64_t *readers, *supports = planner->in->supports + (size_t) op * words;
 
         if (buffer == HR_NO_BUFFER)
                 return -1;
-        for (uint32_t d = 0; d < planner->in->device_count; ++d) {
-                if (planner_reads(planner, d, planner->in->buffers[buffer].kind) &&
-                    planner_supports(planner, d, op))
-                        return d;
+        readers = planner->readers + (size_t) planner->in->buffers[buffer].kind * words;
+        for (uint32_t w = 0; w < words; ++w) {
+                uint64_t homes = readers[w] & supports[w] & planner->allowed[w];
+
+                if (homes)
+                        return (int64_t) w * 64 + __builtin_ctzll(homes);
         }
         return -1;
 }
@@ -42,10 +45,10 @@ static int64_t first_reader(const struct hr_planner *planner, uint32_t buffer) {
 
 /* A tensor in memory that no device both reads and supports. */
 static hr_status homeless(struct hr_planner *planner, uint32_t tensor, uint32_t buffer) {
-        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        const struct hr_plan_tensor *t = planner_tensor(planner, tensor);
         int64_t reader = planner->headrace ? first_reader(planner, buffer) : -1;
 
-        if (reader >= 0 && (t->op == HR_OP_NONE || hr_op_is_view(t->op))) {
+        if (reader >= 0 && (t->op == HR_OP_NONE || (t->flags & HR_PLAN_IS_VIEW))) {
                 ++planner->plan->rule_count[HR_RULE_LABEL];
                 assign(planner, tensor, reader, HR_CAUSE_MEMORY);
                 return HR_OK;
@@ -55,7 +58,7 @@ static hr_status homeless(struct hr_planner *planner, uint32_t tensor, uint32_t 
                 return HR_OK;
         hr_fail_reason(planner->diag, HR_E_UNSUPPORTED, "OP",
                        "tensor %u lies in memory that no device both reaches and can run %s on",
-                       tensor, hr_op_name(t->op));
+                       tensor, hr_op_name(planner->graph->tensors[tensor].op));
         if (planner->diag) {
                 planner->diag->has_tensor = true;
                 planner->diag->tensor = tensor;
@@ -93,7 +96,7 @@ static bool is_weight(const struct hr_planner *planner, uint32_t tensor) {
 
 /* Step 6 of pass 1: where the first weight among the sources lives. */
 static void follow_weight(struct hr_planner *planner, uint32_t tensor) {
-        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        const struct hr_plan_tensor *t = planner_tensor(planner, tensor);
         int64_t home, target;
 
         if (t->op == HR_OP_ROPE || t->op == HR_OP_FLASH_ATTN_EXT)
@@ -114,7 +117,7 @@ static void follow_weight(struct hr_planner *planner, uint32_t tensor) {
 }
 
 static hr_status assign_by_memory(struct hr_planner *planner, uint32_t tensor) {
-        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        const struct hr_plan_tensor *t = planner_tensor(planner, tensor);
         uint32_t buffer = planner_buffer(planner, tensor);
         int64_t home = home_of(planner, tensor, tensor);
 
@@ -167,7 +170,7 @@ static void sweep(struct hr_planner *planner, bool down, bool skip_last, hr_caus
                 uint32_t id = first + (down ? k : count - 1 - k);
                 int32_t device = planner->plan->device[id];
 
-                if (hr_op_is_view(planner_tensor(planner, id)->op))
+                if (planner_is_view(planner, id))
                         continue;
                 if (device >= 0)
                         carried = skip_last && device == last ? -1 : device;
@@ -177,7 +180,7 @@ static void sweep(struct hr_planner *planner, bool down, bool skip_last, hr_caus
 }
 
 static void choose_best(struct hr_planner *planner, uint32_t tensor) {
-        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        const struct hr_plan_tensor *t = planner_tensor(planner, tensor);
         int64_t best_count = -1;
 
         for (uint32_t d = 0; d < planner->in->device_count; ++d) {
@@ -206,7 +209,7 @@ static void choose_best(struct hr_planner *planner, uint32_t tensor) {
 }
 
 static bool reads_all_sources(const struct hr_planner *planner, uint32_t tensor, uint32_t device) {
-        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        const struct hr_plan_tensor *t = planner_tensor(planner, tensor);
 
         for (uint32_t i = 0; i < t->source_count; ++i) {
                 uint32_t source = planner_source(planner, tensor, i);
@@ -221,7 +224,7 @@ static void upgrade(struct hr_planner *planner, uint32_t tensor) {
         const struct hr_plan_device *devices = planner->in->devices;
         uint32_t own = (uint32_t) planner->plan->device[tensor];
 
-        for (uint32_t d = 0; d < own; ++d) {
+        for (uint32_t d = 0; planner->has_twin[own] && d < own; ++d) {
                 if (devices[d].kind != devices[own].kind || !planner_supports(planner, d, tensor) ||
                     !reads_all_sources(planner, tensor, d))
                         continue;
@@ -239,7 +242,7 @@ static void pass_best(struct hr_planner *planner) {
         for (uint32_t i = 0; i < planner->graph->node_count; ++i) {
                 uint32_t id = planner->graph->leaf_count + i;
 
-                if (hr_op_is_view(planner_tensor(planner, id)->op))
+                if (planner_is_view(planner, id))
                         continue;
                 if (planner->plan->device[id] < 0)
                         choose_best(planner, id);
@@ -261,7 +264,7 @@ static hr_status no_device(struct hr_planner *planner, uint32_t node) {
 }
 
 static void fill_sources(struct hr_planner *planner, uint32_t tensor) {
-        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        const struct hr_plan_tensor *t = planner_tensor(planner, tensor);
         int32_t *device = planner->plan->device;
 
         for (uint32_t i = 0; i < t->source_count; ++i) {
@@ -283,7 +286,7 @@ static hr_status pass_rest(struct hr_planner *planner) {
 
         for (uint32_t i = 0; i < planner->graph->node_count; ++i) {
                 uint32_t id = planner->graph->leaf_count + i;
-                const struct hr_tensor *node = planner_tensor(planner, id);
+                const struct hr_plan_tensor *node = planner_tensor(planner, id);
 
                 if (node->view_base != HR_TENSOR_NONE && device[id] < 0)
                         assign(planner, id, device[node->view_base], HR_CAUSE_VIEW_BASE);
@@ -292,7 +295,7 @@ static hr_status pass_rest(struct hr_planner *planner) {
                         if (planner_supports(planner, d, id))
                                 assign(planner, id, d, HR_CAUSE_FIRST);
                 }
-                if (device[id] < 0 && planner->headrace && hr_op_is_view(node->op))
+                if (device[id] < 0 && planner->headrace && (node->flags & HR_PLAN_IS_VIEW))
                         assign(planner, id, (int64_t) planner->in->device_count - 1,
                                HR_CAUSE_FIRST);
                 if (device[id] < 0)

@@ -396,7 +396,8 @@ static bool reuse_copy(struct placer *placer, uint32_t id, uint32_t copy, uint64
 /* Takes over the memory of a source that dies in this node. */
 static bool reuse_source(struct placer *placer, uint32_t node, uint32_t id, uint64_t *copy_bytes) {
         struct hr_plan *plan = placer->plan;
-        const struct hr_tensor *t = planner_tensor(placer->planner, id);
+        const struct hr_plan_tensor *t = planner_tensor(placer->planner, id);
+        const struct hr_tensor *tensors = placer->planner->graph->tensors;
         uint32_t kind = placer->planner->in->devices[plan->device[id]].kind;
 
         for (uint32_t i = 0; i < t->source_count && i < 2; ++i) {
@@ -404,7 +405,7 @@ static bool reuse_source(struct placer *placer, uint32_t node, uint32_t id, uint
                 uint32_t copy = plan->source_copy[plan->source_start[node] + i];
 
                 if (source == HR_TENSOR_NONE || source == id || !may_reuse(t->op, i) ||
-                    !same_layout(t, planner_tensor(placer->planner, source)))
+                    !same_layout(&tensors[id], &tensors[source]))
                         continue;
                 if (copy != HR_NO_COPY) {
                         if (placer->copy_last_use[copy] == node_time(node) &&
@@ -430,7 +431,7 @@ static hr_status place_node(struct placer *placer, uint32_t s, uint32_t node,
         struct hr_plan *plan = placer->plan;
         uint32_t id = placer->planner->graph->leaf_count + node;
         int64_t time = node_time(node), stamp;
-        const struct hr_tensor *t = planner_tensor(placer->planner, id);
+        const struct hr_plan_tensor *t = planner_tensor(placer->planner, id);
 
         if (plan->root[id] == id && placer->planner->in->tensor_buffer[id] == HR_NO_BUFFER &&
             !reuse_source(placer, node, id, copy_bytes))

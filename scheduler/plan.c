@@ -48,24 +48,79 @@ static hr_status check_input(const struct hr_plan_input *in, struct hr_diag *dia
         return HR_OK;
 }
 
-/* Roots and spans. Chains of views are followed; a chain that closes on itself is cut. */
-static hr_status find_roots(struct hr_planner *planner) {
+/* Root of a tensor and the bytes from there. Chains of views are followed; one that closes on
+ * itself is cut. */
+static uint32_t find_root(const struct hr_planner *planner, uint32_t tensor, uint64_t *ret_offset) {
+        const struct hr_tensor *tensors = planner->graph->tensors;
+
+        for (uint32_t depth = 0; depth < 64; ++depth) {
+                uint32_t base = tensors[tensor].view_base;
+
+                if (base == HR_TENSOR_NONE || base >= planner->plan->tensor_count)
+                        break;
+                *ret_offset += tensors[tensor].view_offset;
+                tensor = base;
+        }
+        return tensor;
+}
+
+static uint8_t flags_of(const struct hr_planner *planner, uint32_t tensor) {
+        const struct hr_tensor *t = &planner->graph->tensors[tensor];
+        unsigned flags = t->flags & (HR_TENSOR_INPUT | HR_TENSOR_OUTPUT);
+
+        if (hr_op_is_view(t->op))
+                return (uint8_t) (flags | HR_PLAN_IS_VIEW);
+        if (t->op == HR_OP_NONE)
+                return (uint8_t) flags;
+        if (!hr_tensor_is_empty(t))
+                flags |= HR_PLAN_IS_STEP;
+        if (t->view_base != HR_TENSOR_NONE || planner->in->tensor_buffer[tensor] != HR_NO_BUFFER)
+                flags |= HR_PLAN_WRITES_GIVEN;
+        return (uint8_t) flags;
+}
+
+/* One walk over the graph's own tensors, which are large. */
+static hr_status describe_tensors(struct hr_planner *planner) {
         struct hr_plan *plan = planner->plan;
-        const struct hr_graph *graph = planner->graph;
 
         for (uint32_t i = 0; i < plan->tensor_count; ++i) {
-                uint32_t root = i;
+                const struct hr_tensor *t = &planner->graph->tensors[i];
 
-                for (uint32_t depth = 0; depth < 64; ++depth) {
-                        const struct hr_tensor *t = &graph->tensors[root];
+                planner->tensors[i] = (struct hr_plan_tensor){
+                        .source_first = t->source_first,
+                        .source_count = t->source_count,
+                        .view_base = t->view_base,
+                        .op = (uint16_t) HR_MIN(t->op, UINT16_MAX),
+                        .leaf_kind = (uint8_t) t->leaf_kind,
+                        .flags = flags_of(planner, i),
+                };
+                plan->root[i] = t->view_base == HR_TENSOR_NONE
+                                        ? i
+                                        : find_root(planner, i, &plan->root_offset[i]);
+                HR_TRY(hr_tensor_span(t, planner->diag, &plan->span[i]));
+        }
+        return HR_OK;
+}
 
-                        if (t->view_base == HR_TENSOR_NONE || t->view_base >= plan->tensor_count)
-                                break;
-                        plan->root_offset[i] += t->view_offset;
-                        root = t->view_base;
+static hr_status describe_devices(struct hr_planner *planner) {
+        const struct hr_plan_input *in = planner->in;
+        uint32_t words = planner->plan->words;
+
+        planner->readers =
+                planner_scratch(planner, (uint64_t) in->kind_count * words, sizeof(uint64_t));
+        planner->allowed = planner_scratch(planner, words, sizeof(uint64_t));
+        planner->has_twin = planner_scratch(planner, in->device_count, sizeof(bool));
+        if (!planner->readers || !planner->tensors || !planner->has_twin)
+                return planner_out_of_memory(planner);
+        for (uint32_t d = 0; d < in->device_count; ++d) {
+                hr_bit_set(planner->allowed, d);
+                for (uint32_t k = 0; k < in->kind_count; ++k) {
+                        if (planner_reads(planner, d, k))
+                                hr_bit_set(planner->readers + (size_t) k * words, d);
                 }
-                plan->root[i] = root;
-                HR_TRY(hr_tensor_span(&graph->tensors[i], planner->diag, &plan->span[i]));
+                for (uint32_t e = 0; e < d; ++e)
+                        planner->has_twin[d] =
+                                planner->has_twin[d] || in->devices[e].kind == in->devices[d].kind;
         }
         return HR_OK;
 }
@@ -83,18 +138,17 @@ static hr_status planner_init(struct hr_planner *planner) {
         plan->compute_bytes = planner_keep(planner, in->device_count, sizeof(uint64_t));
         plan->scratch_bytes = planner_keep(planner, in->device_count, sizeof(uint64_t));
         plan->device_splits = planner_keep(planner, in->device_count, sizeof(uint32_t));
-        planner->allowed = planner_scratch(planner, plan->words, sizeof(uint64_t));
+        planner->tensors = planner_scratch(planner, count, sizeof *planner->tensors);
         if (in->pins)
                 plan->pins = planner_keep(planner, count, sizeof *plan->pins);
         if (!plan->device || !plan->cause || !plan->root || !plan->root_offset || !plan->span ||
             !plan->compute_bytes || !plan->scratch_bytes || !plan->device_splits ||
-            !planner->allowed || (in->pins && !plan->pins))
+            !planner->tensors || (in->pins && !plan->pins))
                 return planner_out_of_memory(planner);
         if (in->pins)
                 memcpy(plan->pins, in->pins, count * sizeof *plan->pins);
-        for (uint32_t d = 0; d < in->device_count; ++d)
-                hr_bit_set(planner->allowed, d);
-        return find_roots(planner);
+        HR_TRY(describe_devices(planner));
+        return describe_tensors(planner);
 }
 
 static hr_status run_passes(struct hr_planner *planner) {

@@ -247,6 +247,19 @@ struct hr_plan {
 /* ---- Planning ----------------------------------------------------------------------------------
  */
 
+/* What the passes ask of a tensor again and again, in little memory. */
+struct hr_plan_tensor {
+        uint32_t source_first, source_count, view_base;
+        uint16_t op; /* UINT16_MAX for numbers past it */
+        uint8_t leaf_kind;
+        uint8_t flags; /* HR_TENSOR_..., and below */
+};
+
+#define HR_PLAN_IS_VIEW 0x10U /* a view op */
+#define HR_PLAN_IS_STEP 0x20U /* a node that computes something */
+/* A node that writes into memory which is not its own to place: a base's, or given before. */
+#define HR_PLAN_WRITES_GIVEN 0x40U
+
 /* What the passes share. `scratch` lives as long as the planning. */
 struct hr_planner {
         const struct hr_plan_input *in;
@@ -256,6 +269,9 @@ struct hr_planner {
         struct hr_diag *diag;
         bool headrace;
         uint32_t kind_words;
+        struct hr_plan_tensor *tensors;
+        uint64_t *readers;   /* per kind: bit set over devices that reach it */
+        bool *has_twin;      /* per device: a lower one has compute memory of the same kind */
         uint64_t *allowed;   /* devices in play */
         bool *write_back;    /* per node, or NULL */
         uint32_t *copy_head; /* per tensor: newest copy */
@@ -329,15 +345,22 @@ static inline bool planner_pinned(const struct hr_planner *planner, uint32_t ten
         return planner->in->pins && planner->in->pins[tensor] >= 0;
 }
 
-static inline const struct hr_tensor *planner_tensor(const struct hr_planner *planner,
-                                                     uint32_t tensor) {
-        return &planner->graph->tensors[tensor];
+static inline const struct hr_plan_tensor *planner_tensor(const struct hr_planner *planner,
+                                                          uint32_t tensor) {
+        return &planner->tensors[tensor];
+}
+
+static inline bool planner_is_view(const struct hr_planner *planner, uint32_t tensor) {
+        return planner->tensors[tensor].flags & HR_PLAN_IS_VIEW;
 }
 
 /* Id of source `position`, HR_TENSOR_NONE when absent. A recorded cast names itself. */
 static inline uint32_t planner_source(const struct hr_planner *planner, uint32_t tensor,
                                       uint32_t position) {
-        return hr_graph_source(planner->graph, planner_tensor(planner, tensor), position);
+        const struct hr_plan_tensor *t = planner_tensor(planner, tensor);
+
+        return position < t->source_count ? planner->graph->sources[t->source_first + position]
+                                          : HR_TENSOR_NONE;
 }
 
 /* Buffer behind a tensor: a view's is its base's, never its own. */
@@ -363,14 +386,8 @@ static inline bool planner_could_read(const struct hr_planner *planner, uint32_t
         return where >= 0 && planner_reads(planner, device, in->devices[where].kind);
 }
 
-/* A node that writes into memory which is not its own to place: a base's, or given before planning.
- */
 static inline bool planner_writes_given(const struct hr_planner *planner, uint32_t tensor) {
-        const struct hr_tensor *t = planner_tensor(planner, tensor);
-
-        return !hr_op_is_view(t->op) && t->op != HR_OP_NONE &&
-               (t->view_base != HR_TENSOR_NONE ||
-                planner->in->tensor_buffer[tensor] != HR_NO_BUFFER);
+        return planner->tensors[tensor].flags & HR_PLAN_WRITES_GIVEN;
 }
 
 /* Device whose memory holds a root without a buffer. */

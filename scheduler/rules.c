@@ -33,14 +33,14 @@ const char *hr_rule_name(hr_rule rule) {
 hr_status hr_rule_pins_check(struct hr_planner *planner) {
         for (uint32_t i = 0; i < planner->graph->node_count; ++i) {
                 uint32_t id = planner->graph->leaf_count + i;
-                uint32_t op = planner_tensor(planner, id)->op;
 
-                if (!planner_pinned(planner, id) || hr_op_is_view(op) ||
+                if (!planner_pinned(planner, id) || planner_is_view(planner, id) ||
                     planner_supports(planner, (uint32_t) planner->in->pins[id], id))
                         continue;
                 hr_fail_reason(planner->diag, HR_E_UNSUPPORTED, "PIN",
                                "node %u (%s) is pinned to device %d, which does not support it", i,
-                               hr_op_name(op), planner->in->pins[id]);
+                               hr_op_name(hr_graph_node(planner->graph, i)->op),
+                               planner->in->pins[id]);
                 if (planner->diag) {
                         planner->diag->has_node = true;
                         planner->diag->node = i;
@@ -51,7 +51,7 @@ hr_status hr_rule_pins_check(struct hr_planner *planner) {
 }
 
 static double node_work(const struct hr_planner *planner, uint32_t tensor) {
-        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        const struct hr_tensor *t = &planner->graph->tensors[tensor];
         uint32_t first = planner_source(planner, tensor, 0);
         double work = 1;
 
@@ -59,14 +59,14 @@ static double node_work(const struct hr_planner *planner, uint32_t tensor) {
                 work *= (double) t->ne[i];
         if ((t->op == HR_OP_MUL_MAT || t->op == HR_OP_MUL_MAT_ID || t->op == HR_OP_OUT_PROD) &&
             first != HR_TENSOR_NONE)
-                work *= (double) planner_tensor(planner, first)->ne[0];
+                work *= (double) planner->graph->tensors[first].ne[0];
         return work;
 }
 
 /* Bytes of the sources, the weight apart, that are known to lie where `device` cannot reach. */
 static uint64_t far_bytes(const struct hr_planner *planner, uint32_t tensor, uint32_t weight,
                           uint32_t device) {
-        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        const struct hr_plan_tensor *t = planner_tensor(planner, tensor);
         uint64_t bytes = 0;
 
         for (uint32_t i = 0; i < t->source_count; ++i) {
@@ -172,7 +172,7 @@ bool hr_rule_idle_devices(struct hr_planner *planner) {
         if (!busy)
                 return false;
         for (uint32_t id = planner->graph->leaf_count; id < count; ++id) {
-                if (!hr_op_is_view(planner_tensor(planner, id)->op))
+                if (!planner_is_view(planner, id))
                         hr_bit_set(busy, (uint32_t) plan->device[id]);
         }
         hr_bit_set(busy, planner->in->device_count - 1);
@@ -190,11 +190,11 @@ bool hr_rule_idle_devices(struct hr_planner *planner) {
 /* A node that ended on the last device because the device of one of its sources cannot run it. */
 static bool is_fallback(const struct hr_planner *planner, uint32_t tensor) {
         const struct hr_plan_input *in = planner->in;
-        const struct hr_tensor *t = planner_tensor(planner, tensor);
+        const struct hr_plan_tensor *t = planner_tensor(planner, tensor);
         const struct hr_plan *plan = planner->plan;
         uint32_t last = in->device_count - 1;
 
-        if ((uint32_t) plan->device[tensor] != last || hr_op_is_view(t->op) ||
+        if ((uint32_t) plan->device[tensor] != last || (t->flags & HR_PLAN_IS_VIEW) ||
             planner_pinned(planner, tensor))
                 return false;
         for (uint32_t i = 0; i < t->source_count; ++i) {
@@ -225,7 +225,7 @@ hr_status hr_rule_strict(struct hr_planner *planner) {
                         continue;
                 hr_fail_reason(planner->diag, HR_E_PRECONDITION, "FALLBACK",
                                "node %u (%s) falls back to the last device", i,
-                               hr_op_name(planner_tensor(planner, id)->op));
+                               hr_op_name(hr_graph_node(planner->graph, i)->op));
                 if (planner->diag) {
                         planner->diag->has_node = true;
                         planner->diag->node = i;

@@ -264,8 +264,9 @@ static hr_status prepare(struct cutter *cutter) {
                 return planner_out_of_memory(planner);
         for (uint32_t i = 0; i < nodes; ++i) {
                 plan->source_start[i] = total;
-                if (!hr_op_is_view(hr_graph_node(planner->graph, i)->op))
-                        total += hr_graph_node(planner->graph, i)->source_count;
+                if (!planner_is_view(planner, planner->graph->leaf_count + i))
+                        total += planner_tensor(planner, planner->graph->leaf_count + i)
+                                         ->source_count;
         }
         plan->source_start[nodes] = total;
         plan->source_copy = planner_keep(planner, total, sizeof(uint32_t));
@@ -304,12 +305,6 @@ static hr_status keep(struct cutter *cutter) {
                           plan->input_count * sizeof *plan->inputs);
 }
 
-/* Does the node compute anything? */
-static bool is_step(const struct hr_tensor *tensor) {
-        return !hr_op_is_view(tensor->op) && tensor->op != HR_OP_NONE &&
-               !hr_tensor_is_empty(tensor);
-}
-
 static hr_status list_steps(struct hr_planner *planner) {
         struct hr_plan *plan = planner->plan;
 
@@ -321,7 +316,8 @@ static hr_status list_steps(struct hr_planner *planner) {
 
                 split->step_first = plan->step_count;
                 for (uint32_t i = split->start; i < split->end; ++i) {
-                        if (is_step(hr_graph_node(planner->graph, i)))
+                        if (planner_tensor(planner, planner->graph->leaf_count + i)->flags &
+                            HR_PLAN_IS_STEP)
                                 plan->steps[plan->step_count++] = i;
                 }
                 split->step_count = plan->step_count - split->step_first;
@@ -337,13 +333,13 @@ hr_status hr_plan_split(struct hr_planner *planner) {
         uint32_t first = 0, node = 0;
 
         HR_TRY(prepare(&cutter));
-        while (node < graph->node_count && hr_op_is_view(hr_graph_node(graph, node)->op))
+        while (node < graph->node_count && planner_is_view(planner, graph->leaf_count + node))
                 ++node;
         if (node < graph->node_count)
                 first = (uint32_t) planner->plan->device[graph->leaf_count + node];
         HR_TRY(open_split(&cutter, first, 0, HR_SPLIT_FIRST));
         for (; node < graph->node_count; ++node) {
-                if (!hr_op_is_view(hr_graph_node(graph, node)->op))
+                if (!planner_is_view(planner, graph->leaf_count + node))
                         HR_TRY(take_node(&cutter, node));
         }
         current(&cutter)->end = graph->node_count;

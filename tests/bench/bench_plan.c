@@ -2,7 +2,8 @@
  * What planning and dispatching cost, on devices that compute nothing.
  *
  *   bench_plan LAYERS GPUS COPIES          one line of JSON
- *   bench_plan --print LAYERS GPUS         the graph as text, for a peer
+ *   bench_plan LAYERS GPUS COPIES WHAT     WHAT alone, again and again for a few seconds: to
+ * profile bench_plan --print LAYERS GPUS         the graph as text, for a peer
  *
  * All times are processor time of this thread, the median of many repetitions; ns a node, of a
  * handle and of a split as named.
@@ -173,33 +174,52 @@ static void prepare_run(struct bench *bench, struct hr_plan *plan) {
                                            &bench->diag, &bench->handle[i]));
 }
 
-static void measure(uint32_t layers, uint32_t gpus, uint32_t copies) {
+static const struct {
+        const char *name;
+        void (*once)(struct bench *bench);
+} parts[] = {{"miss", once_miss},
+             {"make", once_make},
+             {"hit_wire", once_hit},
+             {"handle", once_handle},
+             {"dispatch", once_run}};
+
+static void repeat(struct bench *bench, const char *what) {
+        uint64_t start = cpu_ns();
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(parts); ++i) {
+                while (strcmp(parts[i].name, what) == 0 && cpu_ns() - start < 3 * HR_NS_PER_S)
+                        parts[i].once(bench);
+        }
+}
+
+static void report(struct bench *bench, uint32_t splits, uint32_t copies) {
+        uint32_t nodes = bench->decode.graph->node_count;
+        const double per[] = {nodes, nodes, nodes, BURST, splits};
+
+        printf("{\"gpus\": %u, \"copies\": %u, \"nodes\": %u, \"splits\": %u", bench->decode.gpus,
+               copies, nodes, splits);
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(parts); ++i)
+                printf(", \"%s\": %.1f", parts[i].name, median_ns(bench, parts[i].once) / per[i]);
+        printf("}\n");
+}
+
+static void measure(uint32_t layers, uint32_t gpus, uint32_t copies, const char *what) {
         struct bench bench = {0};
         struct hr_plan *plan = NULL;
-        struct hr_plan_summary summary;
-        double nodes, miss, make, hit, handle, run;
 
         decode_init(&bench.decode, layers, gpus);
         bench.request = (struct hr_plan_request){.graph = bench.decode.graph,
                                                  .fleet = bench.decode.fleet,
                                                  .homes = bench.decode.homes,
                                                  .options = {.n_copies = copies}};
-        nodes = bench.decode.graph->node_count;
         need(&bench, hr_plan_facts_init(&bench.facts, &bench.request, true, &bench.diag));
         need(&bench, hr_plan_new(&bench.request, &bench.diag, &plan));
-        summary = hr_plan_summary(plan);
         prepare_wire(&bench);
         prepare_run(&bench, plan);
-        miss = median_ns(&bench, once_miss);
-        make = median_ns(&bench, once_make);
-        hit = median_ns(&bench, once_hit);
-        handle = median_ns(&bench, once_handle);
-        run = median_ns(&bench, once_run);
-        printf("{\"layers\": %u, \"gpus\": %u, \"copies\": %u, \"nodes\": %.0f, \"splits\": %u, "
-               "\"miss\": %.1f, \"make\": %.1f, \"hit_wire\": %.1f, \"handle\": %.1f, "
-               "\"dispatch\": %.1f}\n",
-               layers, gpus, copies, nodes, summary.split_count, miss / nodes, make / nodes,
-               hit / nodes, handle / BURST, run / summary.split_count);
+        if (what)
+                repeat(&bench, what);
+        else
+                report(&bench, hr_plan_summary(plan).split_count, copies);
         hr_handles_deinit(&bench.handles);
         bench.pipeline = hr_pipeline_free(bench.pipeline);
         bench.cache = hr_plan_cache_free(bench.cache);
@@ -218,10 +238,12 @@ int main(int argc, char **argv) {
                 decode_deinit(&decode);
                 return 0;
         }
-        if (argc != 4) {
-                fprintf(stderr, "usage: bench_plan LAYERS GPUS COPIES | --print LAYERS GPUS\n");
+        if (argc != 4 && argc != 5) {
+                fprintf(stderr,
+                        "usage: bench_plan LAYERS GPUS COPIES [WHAT] | --print LAYERS GPUS\n");
                 return 2;
         }
-        measure((uint32_t) atoi(argv[1]), (uint32_t) atoi(argv[2]), (uint32_t) atoi(argv[3]));
+        measure((uint32_t) atoi(argv[1]), (uint32_t) atoi(argv[2]), (uint32_t) atoi(argv[3]),
+                argc == 5 ? argv[4] : NULL);
         return 0;
 }
