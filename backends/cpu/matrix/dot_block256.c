@@ -44,8 +44,8 @@ SHAPE(32_minimum, 32, true)
                                 if (i % 2 == 0)                                                    \
                                         half_##name(row, b *bytes, i / 2, raw);                    \
                                 quarter_##name(extra, raw, i / 2, i % 2, w);                       \
-                                dot_piece(w, scale + 64 / (g) *i, low + 64 / (g) *i, &at, 1,       \
-                                          shape, 64 / (g), part);                                  \
+                                dot_piece(w, scale + 64 / g * i, low + 64 / g * i, &at, 1, shape,  \
+                                          64 / (g), part);                                         \
                         }                                                                          \
                         end_block(&at, 1, part, total);                                            \
                 }                                                                                  \
@@ -75,7 +75,7 @@ ROWS_256(q6_K, 210, 16, false)
                                                                                                    \
                 rows_at(base, stride, rows, row);                                                  \
                 for (int64_t b = 0; b < k / BLOCK; b++)                                            \
-                        unpack_##name(row, (uint64_t) b *(bytes), w + b * (BLOCK / 4),             \
+                        unpack_##name(row, (uint64_t) b *bytes, w + b * (BLOCK / 4),               \
                                       scale + b * (BLOCK / (g)), low + b * (BLOCK / (g)));         \
         }                                                                                          \
                                                                                                    \

@@ -48,7 +48,8 @@ SHAPE(signed)
         X(q5_0, 22, 16, plain, CPU_WIDE(2))                                                        \
         X(q5_1, 24, 0, minimum, CPU_WIDE(2))                                                       \
         X(q8_0, 34, CPU_FULL_OFFSET, signed, 1)                                                    \
-        X(iq4_nl, 18, CPU_FULL_OFFSET, signed, CPU_WIDE(3))
+        X(iq4_nl, 18, CPU_FULL_OFFSET, signed, CPU_WIDE(3))                                        \
+        X(mxfp4, 17, 12, plain, CPU_WIDE(2))
 
 #define X(name, size, above, shape_name, units)                                                    \
         static void pack_##name(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,    \
@@ -61,10 +62,10 @@ SHAPE(signed)
                                                                                                    \
                 rows_at(base, stride, rows, row);                                                  \
                 for (; b + (units) <= blocks; b += (units))                                        \
-                        unpack_wide_##name(row, (uint64_t) b *(size), w + b * DWORDS, scale + b,   \
+                        unpack_wide_##name(row, (uint64_t) b *size, w + b * DWORDS, scale + b,     \
                                            low + b);                                               \
                 for (; b < blocks; b++)                                                            \
-                        unpack_##name(row, (uint64_t) b *(size), w + b * DWORDS, scale + b,        \
+                        unpack_##name(row, (uint64_t) b *size, w + b * DWORDS, scale + b,          \
                                       low + b);                                                    \
         }                                                                                          \
                                                                                                    \
@@ -88,14 +89,14 @@ SHAPE(signed)
                 rows_at(base, stride, rows, row);                                                  \
                 _Pragma("GCC unroll 8") for (int i = 0; i < DWORDS; i++) part[i] = low;            \
                 for (; b + (units) <= blocks; b += (units)) {                                      \
-                        prefetch_next(base, stride, (uint64_t) b *(size), (size) * (units));       \
-                        unpack_wide_##name(row, (uint64_t) b *(size), w, scale, minimum);          \
+                        prefetch_next(base, stride, (uint64_t) b *size, (size) * (units));         \
+                        unpack_wide_##name(row, (uint64_t) b *size, w, scale, minimum);            \
                         _Pragma("GCC unroll 3") for (int i = 0; i < (units); i++)                  \
                                 dot_block(w + DWORDS * i, &scale[i], minimum[i], &at, b + i,       \
                                           shape, part, &low);                                      \
                 }                                                                                  \
                 for (; b < blocks; b++) {                                                          \
-                        unpack_##name(row, (uint64_t) b *(size), w, scale, minimum);               \
+                        unpack_##name(row, (uint64_t) b *size, w, scale, minimum);                 \
                         dot_block(w, scale, minimum[0], &at, b, shape, part, &low);                \
                 }                                                                                  \
                 lanes_store_f(ret_out, add_parts(part) + low);                                     \

@@ -1,5 +1,5 @@
 /*
- * Tiles of FP4, Q2_0 and Q1_0: types with a handful of levels whose partner is Q8_0.
+ * Tiles of NVFP4, Q2_0 and Q1_0: types with a handful of levels whose partner is Q8_0.
  *
  * Compiled once per instruction set. A block is a whole number of groups of 32, which are summed
  * like the types with blocks of 32 (dot_body32.h); NVFP4's have two scales. Bytes are unsigned and
@@ -16,25 +16,6 @@ static const struct shape shape_halved = {false, false, true, 1};
 static void dot_halved(const uint8_t *tile, const uint8_t *columns, uint32_t width, int64_t k,
                        float *ret_out) {
         dot_width(tile, columns, width, k, shape_halved, ret_out);
-}
-
-/* Doubled FP4 values, larger by 12. */
-static const uint8_t e2m1_bytes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-
-/* 2^(e - 128); below 2 that is subnormal. */
-LANES_INLINE lanes_f lanes_e8m0_half(lanes_u e) {
-        lanes_u is_small = (lanes_u) (e < 2U), one = e & 1U;
-
-        return (lanes_f) ((is_small & (0x00200000U + one * 0x00200000U)) |
-                          (~is_small & (e - 1U) << 23));
-}
-
-LANES_INLINE void unpack_mxfp4(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale) {
-        scale[0] = lanes_e8m0_half(lanes_load1(row, at) & 255U);
-        unpack_nibbles(row, at + 1, w);
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; j++)
-                w[j] = lanes_table16(w[j], e2m1_bytes);
 }
 
 LANES_INLINE void unpack_nvfp4(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale) {
@@ -84,7 +65,6 @@ LANES_INLINE void unpack_q1_0(const uint8_t *const *row, uint64_t at, lanes_u *w
 
 /* X(name, block bytes, groups of 32 in a block, scales of a group, offset, shape) */
 #define BLOCK_TYPES                                                                                \
-        X(mxfp4, 17, 1, 1, 12, plain)                                                              \
         X(nvfp4, 36, 2, 2, 12, halved)                                                             \
         X(q2_0, 18, 2, 1, 1, plain)                                                                \
         X(q1_0, 18, 4, 1, 1, plain)
@@ -98,7 +78,7 @@ LANES_INLINE void unpack_q1_0(const uint8_t *const *row, uint64_t at, lanes_u *w
                                                                                                    \
                 rows_at(base, stride, rows, row);                                                  \
                 for (int64_t b = 0; b < k / (BLOCK * (units)); b++)                                \
-                        unpack_##name(row, (uint64_t) b *(size), w + b * DWORDS * (units),         \
+                        unpack_##name(row, (uint64_t) b *size, w + b * DWORDS * (units),           \
                                       scale + b * (units) * (scales));                             \
         }                                                                                          \
                                                                                                    \
@@ -121,10 +101,10 @@ LANES_INLINE void unpack_q1_0(const uint8_t *const *row, uint64_t at, lanes_u *w
                 rows_at(base, stride, rows, row);                                                  \
                 _Pragma("GCC unroll 8") for (int i = 0; i < DWORDS; i++) part[i] = low;            \
                 for (int64_t b = 0; b < k / (BLOCK * (units)); b++) {                              \
-                        prefetch_next(base, stride, (uint64_t) b *(size), size);                   \
-                        unpack_##name(row, (uint64_t) b *(size), w, scale);                        \
+                        prefetch_next(base, stride, (uint64_t) b *size, size);                     \
+                        unpack_##name(row, (uint64_t) b *size, w, scale);                          \
                         _Pragma("GCC unroll 4") for (int i = 0; i < (units); i++)                  \
-                                dot_block(w + DWORDS * i, scale + (scales) *i, low, &at,           \
+                                dot_block(w + DWORDS * i, scale + scales * i, low, &at,            \
                                           b * (units) + i, shape, part, &low);                     \
                 }                                                                                  \
                 lanes_store_f(ret_out, add_parts(part));                                           \

@@ -46,7 +46,7 @@ SHAPE(ternary, 32, false)
                                                                                                    \
                 rows_at(base, stride, rows, row);                                                  \
                 for (int64_t b = 0; b < k / BLOCK; b++)                                            \
-                        unpack_##name(row, (uint64_t) b *(bytes), w + b * (BLOCK / 4),             \
+                        unpack_##name(row, (uint64_t) b *bytes, w + b * (BLOCK / 4),               \
                                       scale + b * (BLOCK / (g)));                                  \
         }                                                                                          \
                                                                                                    \
@@ -64,8 +64,8 @@ SHAPE(ternary, 32, false)
                                                                                                    \
                 rows_at(base, stride, rows, row);                                                  \
                 for (uint64_t b = 0; b < (uint64_t) k / BLOCK; b++) {                              \
-                        prefetch_next(base, stride, b *(bytes), bytes);                            \
-                        unpack_##name(row, b *(bytes), w, scale);                                  \
+                        prefetch_next(base, stride, b *bytes, bytes);                              \
+                        unpack_##name(row, b *bytes, w, scale);                                    \
                         dot_block(w, scale, scale, &at, 1, shape_##shape_name, total);             \
                 }                                                                                  \
                 lanes_store_f(ret_out, total[0]);                                                  \

@@ -27,6 +27,10 @@ static const uint8_t iq4_nl_bytes[2][16] __attribute__((unused)) = {
         {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
 };
 
+/* Twice FP4's values, larger by 12. */
+static const uint8_t e2m1_bytes[16]
+        __attribute__((unused)) = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
 /* Bits 0 .. 3 of t to bit 0 of bytes 0 .. 3. */
 LANES_INLINE lanes_u spread_bits(lanes_u t) {
         t &= 0xfU;
@@ -98,14 +102,32 @@ LANES_INLINE void unpack_q8_0(const uint8_t *const *row, uint64_t at, lanes_u *w
 #endif
 }
 
-LANES_INLINE void unpack_iq4_nl(const uint8_t *const *row, uint64_t at, lanes_u *w,
-                                lanes_f *scale, lanes_f *minimum) {
+LANES_INLINE void unpack_iq4_nl(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
+                                lanes_f *minimum) {
         (void) minimum;
         scale[0] = lanes_load_half(row, at);
         unpack_nibbles(row, at + 2, w);
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++)
                 w[j] = lanes_table16(w[j], iq4_nl_bytes[CPU_SIGNED_BYTES ? 0 : 1]);
+}
+
+/* 2^(e - 128); below 2 that is subnormal. */
+LANES_INLINE lanes_f lanes_e8m0_half(lanes_u e) {
+        lanes_u is_small = (lanes_u) (e < 2U);
+
+        return (lanes_f) ((is_small & (((e & 1U) << 21) + 0x00200000U)) |
+                          (~is_small & (e - 1U) << 23));
+}
+
+LANES_INLINE void unpack_mxfp4(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
+                               lanes_f *minimum) {
+        (void) minimum;
+        scale[0] = lanes_e8m0_half(lanes_load1(row, at) & 255U);
+        unpack_nibbles(row, at + 1, w);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++)
+                w[j] = lanes_table16(w[j], e2m1_bytes);
 }
 
 /* ---- Blocks of 256 --------------------------------------------------------------------------
@@ -123,8 +145,8 @@ LANES_INLINE lanes_f signed_byte_to_float(lanes_u dword, int byte) {
         return lanes_from_int((lanes_u) ((lanes_i) (dword << (24 - 8 * byte)) >> 24));
 }
 
-LANES_INLINE void head_q2_K(const uint8_t *const *row, uint64_t at, lanes_u *extra,
-                            lanes_f *scale, lanes_f *minimum) {
+LANES_INLINE void head_q2_K(const uint8_t *const *row, uint64_t at, lanes_u *extra, lanes_f *scale,
+                            lanes_f *minimum) {
         lanes_u s[4], factors = lanes_load1(row, at + 80);
         lanes_f d = lanes_half(factors & 0xffffU), dmin = lanes_half(factors >> 16);
 
@@ -151,8 +173,8 @@ LANES_INLINE void quarter_q2_K(const lanes_u *extra, const lanes_u *raw, int hal
                 w[i] = extra[8 * half + i % 8] >> (4 * quarter + 2 * (i / 8)) & 0x03030303U;
 }
 
-LANES_INLINE void head_q3_K(const uint8_t *const *row, uint64_t at, lanes_u *extra,
-                            lanes_f *scale, lanes_f *minimum) {
+LANES_INLINE void head_q3_K(const uint8_t *const *row, uint64_t at, lanes_u *extra, lanes_f *scale,
+                            lanes_f *minimum) {
         lanes_u a[4], s[4];
         lanes_f d;
 
@@ -189,8 +211,8 @@ LANES_INLINE void quarter_q3_K(const lanes_u *extra, const lanes_u *raw, int hal
 }
 
 /* d, dmin and the eight 6-bit scales and minima of Q4_K and Q5_K. */
-LANES_INLINE void head_q4_K(const uint8_t *const *row, uint64_t at, lanes_u *extra,
-                            lanes_f *scale, lanes_f *minimum) {
+LANES_INLINE void head_q4_K(const uint8_t *const *row, uint64_t at, lanes_u *extra, lanes_f *scale,
+                            lanes_f *minimum) {
         lanes_u head[4], sc[2], m[2];
         lanes_f d, dmin;
 
@@ -223,8 +245,8 @@ LANES_INLINE void quarter_q4_K(const lanes_u *extra, const lanes_u *raw, int hal
         }
 }
 
-LANES_INLINE void head_q5_K(const uint8_t *const *row, uint64_t at, lanes_u *extra,
-                            lanes_f *scale, lanes_f *minimum) {
+LANES_INLINE void head_q5_K(const uint8_t *const *row, uint64_t at, lanes_u *extra, lanes_f *scale,
+                            lanes_f *minimum) {
         head_q4_K(row, at, extra, scale, minimum);
         lanes_load4(row, at + 16, extra);
         lanes_load4(row, at + 32, extra + 4);
@@ -245,8 +267,8 @@ LANES_INLINE void quarter_q5_K(const lanes_u *extra, const lanes_u *raw, int hal
         }
 }
 
-LANES_INLINE void head_q6_K(const uint8_t *const *row, uint64_t at, lanes_u *extra,
-                            lanes_f *scale, lanes_f *minimum) {
+LANES_INLINE void head_q6_K(const uint8_t *const *row, uint64_t at, lanes_u *extra, lanes_f *scale,
+                            lanes_f *minimum) {
         lanes_u s[4];
         lanes_f d = lanes_load_half(row, at + 208);
 
@@ -328,6 +350,27 @@ LANES_INLINE void unpack_wide_iq4_nl(const uint8_t *const *row, uint64_t at, lan
                 w[j] = lanes_table16(w[j], iq4_nl_bytes[CPU_SIGNED_BYTES ? 0 : 1]);
 }
 
+/* Two blocks, the second at an odd byte. */
+LANES_INLINE void unpack_wide_mxfp4(const uint8_t *const *row, uint64_t at, lanes_u *w,
+                                    lanes_f *scale, lanes_f *minimum) {
+        lanes_u q[16], both[8];
+
+        (void) minimum;
+        lanes_load16(row, at, 34, NULL, q);
+        scale[0] = lanes_e8m0_half(q[0] & 255U);
+        scale[1] = lanes_e8m0_half(q[4] >> 8 & 255U);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+                both[j] = q[j] >> 8 | q[j + 1] << 24;
+                both[4 + j] = q[4 + j] >> 16 | q[5 + j] << 16;
+        }
+        split_nibbles(both, w);
+        split_nibbles(both + 4, w + 8);
+#pragma GCC unroll 16
+        for (int j = 0; j < 16; j++)
+                w[j] = lanes_table16(w[j], e2m1_bytes);
+}
+
 LANES_INLINE void unpack_wide_q4_1(const uint8_t *const *row, uint64_t at, lanes_u *w,
                                    lanes_f *scale, lanes_f *minimum) {
         lanes_u q[16];
@@ -380,6 +423,7 @@ LANES_INLINE void unpack_wide_q5_1(const uint8_t *const *row, uint64_t at, lanes
 #define unpack_wide_q5_0 unpack_q5_0
 #define unpack_wide_q5_1 unpack_q5_1
 #define unpack_wide_iq4_nl unpack_iq4_nl
+#define unpack_wide_mxfp4 unpack_mxfp4
 #endif
 
 #define unpack_wide_q8_0 unpack_q8_0
