@@ -250,7 +250,7 @@ def test_a_lying_graph_names_its_node(client: headrace.Client) -> None:
 def test_an_operator_that_nothing_here_has(client: headrace.Client) -> None:
     g = Graph()
     x = g.sqr(g.input("x", (4, 256)))
-    g.output(g.mul_mat(g.input("a", (8, 256), "tq1_0"), x), "y")
+    g.output(g.mul_mat(g.input("a", (8, 256), "q8_K"), x), "y")
     assert client.ops(g).tolist() == [[True], [False]]
     with pytest.raises(errors.Unsupported) as caught:
         client.submit(g)
