@@ -20,16 +20,18 @@ static void assign(struct hr_planner *planner, uint32_t tensor, int64_t device, 
 /* Lowest device that reads the tensor's memory and supports `op`'s operator; -1 without either. */
 static int64_t home_of(const struct hr_planner *planner, uint32_t tensor, uint32_t op) {
         uint32_t buffer = planner_buffer(planner, tensor), words = planner->plan->words;
-        const uint64_t *readers, *supports = planner->in->supports + (size_t) op * words;
+        const uint64_t *readers;
 
         if (buffer == HR_NO_BUFFER)
                 return -1;
         readers = planner->readers + (size_t) planner->in->buffers[buffer].kind * words;
         for (uint32_t w = 0; w < words; ++w) {
-                uint64_t homes = readers[w] & supports[w] & planner->allowed[w];
+                for (uint64_t rest = readers[w]; rest; rest &= rest - 1) {
+                        uint32_t device = w * 64 + (uint32_t) __builtin_ctzll(rest);
 
-                if (homes)
-                        return (int64_t) w * 64 + __builtin_ctzll(homes);
+                        if (planner_supports(planner, device, op))
+                                return device;
+                }
         }
         return -1;
 }
@@ -78,7 +80,7 @@ static int64_t offload_target(struct hr_planner *planner, uint32_t tensor, uint3
         if (home == (int64_t) in->device_count - 1) {
                 for (uint32_t d = 0; d < (uint32_t) home && first < 0; ++d) {
                         if (planner_supports(planner, d, tensor) &&
-                            hr_bit_get(in->offload + (size_t) tensor * planner->plan->words, d))
+                            planner_wants_offload(planner, d, tensor))
                                 first = d;
                 }
         }

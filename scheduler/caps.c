@@ -1,10 +1,10 @@
 /*
  * From a request to a planning input: kinds, buffers and answers of the devices as plain numbers.
  *
- * Each device is asked once per tensor whether it supports it and whether it wants it offloaded;
- * the passes only look at the masks. Buffers are numbered by what a plan can depend on: all
- * read-only buffers of one kind are one entry, every writable buffer is its own, in order of first
- * use. Two requests with the same numbers get the same plan.
+ * A device is asked whether it supports a tensor when a pass wants to know, and at most once.
+ * Buffers are numbered by what a plan can depend on: all read-only buffers of one kind are one
+ * entry, every writable buffer is its own, in order of first use. Two requests with the same
+ * numbers get the same plan.
  */
 #include "scheduler/exec.h"
 
@@ -140,32 +140,26 @@ static hr_status describe_devices(struct hr_plan_facts *facts, const struct hr_f
         return HR_OK;
 }
 
-static hr_status ask_devices(struct hr_plan_facts *facts, const struct hr_plan_request *request,
-                             struct hr_diag *diag) {
-        const struct hr_fleet *fleet = request->fleet;
-        uint32_t tensors = hr_graph_tensor_count(request->graph);
-        uint32_t words = hr_bit_words(fleet->device_count);
-        uint64_t *supports = take(facts, (uint64_t) tensors * words, sizeof *supports);
-        uint64_t *offload = take(facts, (uint64_t) tensors * words, sizeof *offload);
+void planner_ask(const struct hr_planner *planner, uint32_t device, uint32_t tensor) {
+        size_t word = (size_t) tensor * planner->plan->words + device / 64;
+        uint64_t bit = (uint64_t) 1 << (device % 64);
 
-        if (!supports || !offload)
-                return out_of_memory(diag);
-        for (uint32_t i = 0; i < tensors; ++i) {
-                for (uint32_t d = 0; d < fleet->device_count; ++d) {
-                        if (hr_device_supports_op(fleet->devices[d], request->graph, i))
-                                hr_bit_set(supports + (size_t) i * words, d);
-                        if (request->options.op_offload && i >= request->graph->leaf_count &&
-                            hr_device_wants_offload(fleet->devices[d], request->graph, i))
-                                hr_bit_set(offload + (size_t) i * words, d);
-                }
-        }
-        facts->input.supports = supports;
-        facts->input.offload = offload;
-        return HR_OK;
+        planner->asked[word] |= bit;
+        if (hr_device_supports_op(planner->in->fleet->devices[device], planner->graph, tensor))
+                planner->supports[word] |= bit;
+}
+
+bool planner_wants_offload(const struct hr_planner *planner, uint32_t device, uint32_t tensor) {
+        const struct hr_plan_input *in = planner->in;
+
+        if (in->offload)
+                return hr_bit_get(in->offload + (size_t) tensor * planner->plan->words, device);
+        return in->options.op_offload && tensor >= planner->graph->leaf_count &&
+               hr_device_wants_offload(in->fleet->devices[device], planner->graph, tensor);
 }
 
 static hr_status fill(struct hr_plan_facts *facts, const struct hr_plan_request *request,
-                      bool with_support, struct hr_diag *diag) {
+                      struct hr_diag *diag) {
         struct numbering numbering = {0};
 
         facts->input.graph = request->graph;
@@ -181,16 +175,17 @@ static hr_status fill(struct hr_plan_facts *facts, const struct hr_plan_request 
         HR_TRY(number_buffers(facts, request, &numbering, diag));
         facts->kinds = numbering.kinds;
         HR_TRY(describe_devices(facts, request->fleet, &numbering, diag));
-        return with_support ? ask_devices(facts, request, diag) : HR_OK;
+        facts->input.fleet = request->fleet;
+        return HR_OK;
 }
 
 hr_status hr_plan_facts_init(struct hr_plan_facts *facts, const struct hr_plan_request *request,
-                             bool with_support, struct hr_diag *diag) {
+                             struct hr_diag *diag) {
         hr_status status;
 
         memset(facts, 0, sizeof *facts);
         hr_arena_init(&facts->arena, 0);
-        status = fill(facts, request, with_support, diag);
+        status = fill(facts, request, diag);
         if (status != HR_OK)
                 hr_plan_facts_deinit(facts);
         return status;
@@ -220,7 +215,7 @@ hr_status hr_plan_new(const struct hr_plan_request *request, struct hr_diag *dia
         struct hr_plan_facts facts;
         hr_status status;
 
-        HR_TRY(hr_plan_facts_init(&facts, request, true, diag));
+        HR_TRY(hr_plan_facts_init(&facts, request, diag));
         status = hr_plan_make(&facts.input, diag, ret_plan);
         hr_plan_facts_deinit(&facts);
         if (status == HR_OK)

@@ -14,9 +14,11 @@
 struct lanes {
         struct hr_planner *planner;
         struct hr_plan *plan;
-        uint32_t *parent; /* devices, then kinds, then buffers */
-        bool *used;       /* per device */
-        bool *in_buffer;  /* per buffer: writable and touched */
+        uint32_t *parent;  /* devices, then kinds, then buffers */
+        bool *used;        /* per device */
+        bool *in_buffer;   /* per buffer: writable and touched */
+        bool *in_pool;     /* per device: joined to the pool of its own kind */
+        uint32_t *toucher; /* per root: device that touched it last, and one; 0 = none */
 };
 
 static uint32_t find(const struct lanes *lanes, uint32_t item) {
@@ -36,17 +38,33 @@ static void join(const struct lanes *lanes, uint32_t a, uint32_t b) {
                 lanes->parent[a] = b;
 }
 
+static void join_own_pool(struct lanes *lanes, uint32_t device) {
+        const struct hr_plan_input *in = lanes->planner->in;
+
+        if (lanes->in_pool[device])
+                return;
+        lanes->in_pool[device] = true;
+        join(lanes, device, in->device_count + in->devices[device].kind);
+}
+
 /* The device touches the root's memory in place. */
 static void touch(struct lanes *lanes, uint32_t device, uint32_t root) {
         const struct hr_plan_input *in = lanes->planner->in;
-        uint32_t buffer = in->tensor_buffer[root];
+        uint32_t buffer;
 
+        if (lanes->toucher[root] == device + 1)
+                return;
+        lanes->toucher[root] = device + 1;
+        buffer = in->tensor_buffer[root];
         lanes->used[device] = true;
         if (buffer == HR_NO_BUFFER) {
                 uint32_t owner = planner_root_device(lanes->planner, root);
 
                 lanes->planner->direct[root] = true;
-                join(lanes, device, in->device_count + in->devices[owner].kind);
+                if (in->devices[owner].kind == in->devices[device].kind)
+                        join_own_pool(lanes, device);
+                else
+                        join(lanes, device, in->device_count + in->devices[owner].kind);
                 if (root < lanes->planner->graph->leaf_count) { /* its owner writes the leaf */
                         lanes->used[owner] = true;
                         join(lanes, owner, device);
@@ -139,21 +157,22 @@ static hr_status choose_method(struct lanes *lanes, struct hr_plan_copy *copy) {
 static void touch_split(struct lanes *lanes, const struct hr_plan_split *split) {
         struct hr_plan *plan = lanes->plan;
         const struct hr_graph *graph = lanes->planner->graph;
-        uint32_t own_pool =
-                lanes->planner->in->device_count + lanes->planner->in->devices[split->device].kind;
 
+        if (split->step_count)
+                join_own_pool(lanes, split->device);
         for (uint32_t k = 0; k < split->step_count; ++k) {
                 uint32_t node = plan->steps[split->step_first + k];
                 uint32_t id = graph->leaf_count + node;
 
-                touch(lanes, split->device, plan->root[id]);
-                join(lanes, split->device, own_pool);
-                for (uint32_t i = 0; i < planner_tensor(lanes->planner, id)->source_count; ++i) {
-                        uint32_t source = planner_source(lanes->planner, id, i);
+                const struct hr_plan_tensor *t = planner_tensor(lanes->planner, id);
+                const uint32_t *sources = graph->sources + t->source_first;
+                const uint32_t *copies = plan->source_copy + plan->source_start[node];
 
-                        if (source != HR_TENSOR_NONE && source != id &&
-                            plan->source_copy[plan->source_start[node] + i] == HR_NO_COPY)
-                                touch(lanes, split->device, plan->root[source]);
+                touch(lanes, split->device, plan->root[id]);
+                for (uint32_t i = 0; i < t->source_count; ++i) {
+                        if (sources[i] != HR_TENSOR_NONE && sources[i] != id &&
+                            copies[i] == HR_NO_COPY)
+                                touch(lanes, split->device, plan->root[sources[i]]);
                 }
         }
 }
@@ -242,8 +261,11 @@ hr_status hr_plan_lanes(struct hr_planner *planner) {
         lanes.parent = planner_scratch(planner, items, sizeof *lanes.parent);
         lanes.used = planner_scratch(planner, in->device_count, sizeof *lanes.used);
         lanes.in_buffer = planner_scratch(planner, in->buffer_count, sizeof *lanes.in_buffer);
+        lanes.in_pool = planner_scratch(planner, in->device_count, sizeof *lanes.in_pool);
+        lanes.toucher = planner_scratch(planner, plan->tensor_count, sizeof *lanes.toucher);
         planner->direct = planner_scratch(planner, plan->tensor_count, sizeof *planner->direct);
-        if (!lanes.parent || !lanes.used || !lanes.in_buffer || !planner->direct)
+        if (!lanes.parent || !lanes.used || !lanes.in_buffer || !lanes.in_pool || !lanes.toucher ||
+            !planner->direct)
                 return planner_out_of_memory(planner);
         for (uint32_t i = 0; i < items; ++i)
                 lanes.parent[i] = i;

@@ -413,7 +413,7 @@ static hr_status take_kinds(struct hr_pipeline *pipeline, const struct hr_plan_r
                             struct hr_diag *diag) {
         struct hr_plan_facts facts;
 
-        HR_TRY(hr_plan_facts_init(&facts, request, false, diag));
+        HR_TRY(hr_plan_facts_init(&facts, request, diag));
         if (facts.input.kind_count != pipeline->plan->kind_count ||
             facts.input.device_count != pipeline->plan->device_count ||
             request->graph->node_count != pipeline->plan->node_count ||

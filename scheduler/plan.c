@@ -110,7 +110,7 @@ static hr_status describe_devices(struct hr_planner *planner) {
                 planner_scratch(planner, (uint64_t) in->kind_count * words, sizeof(uint64_t));
         planner->allowed = planner_scratch(planner, words, sizeof(uint64_t));
         planner->has_twin = planner_scratch(planner, in->device_count, sizeof(bool));
-        if (!planner->readers || !planner->tensors || !planner->has_twin)
+        if (!planner->readers || !planner->allowed || !planner->has_twin)
                 return planner_out_of_memory(planner);
         for (uint32_t d = 0; d < in->device_count; ++d) {
                 hr_bit_set(planner->allowed, d);
@@ -139,11 +139,17 @@ static hr_status planner_init(struct hr_planner *planner) {
         plan->scratch_bytes = planner_keep(planner, in->device_count, sizeof(uint64_t));
         plan->device_splits = planner_keep(planner, in->device_count, sizeof(uint32_t));
         planner->tensors = planner_scratch(planner, count, sizeof *planner->tensors);
+        planner->supports = (uint64_t *) in->supports;
+        if (!in->supports) {
+                planner->supports = planner_scratch(planner, count, plan->words * sizeof(uint64_t));
+                planner->asked = planner_scratch(planner, count, plan->words * sizeof(uint64_t));
+        }
         if (in->pins)
                 plan->pins = planner_keep(planner, count, sizeof *plan->pins);
         if (!plan->device || !plan->cause || !plan->root || !plan->root_offset || !plan->span ||
             !plan->compute_bytes || !plan->scratch_bytes || !plan->device_splits ||
-            !planner->tensors || (in->pins && !plan->pins))
+            !planner->tensors || !planner->supports || (!in->supports && !planner->asked) ||
+            (in->pins && !plan->pins))
                 return planner_out_of_memory(planner);
         if (in->pins)
                 memcpy(plan->pins, in->pins, count * sizeof *plan->pins);

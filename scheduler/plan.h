@@ -51,8 +51,10 @@ struct hr_plan_input {
         const uint64_t *copies; /* per device: kinds its queue copies into; NULL = all */
         const uint32_t *tensor_buffer; /* per tensor: buffer of its own or HR_NO_BUFFER */
         const int32_t *pins;           /* per tensor or NULL */
-        const uint64_t *supports;      /* per tensor: bit set over devices that support its op */
-        const uint64_t *offload;       /* per tensor: devices that ask to take it over */
+        /* Which devices support a tensor's op, and which ask to take it over: recorded as a bit set
+         * per tensor, or else asked of the fleet when a pass wants to know. */
+        const uint64_t *supports, *offload;
+        const struct hr_fleet *fleet;
         struct hr_plan_options options;
         uint32_t current_slot; /* rules = ggml: slot that replacements name */
 };
@@ -270,6 +272,9 @@ struct hr_planner {
         bool headrace;
         uint32_t kind_words;
         struct hr_plan_tensor *tensors;
+        /* Per tensor, bit sets over devices: which support its op, and, where devices are asked, of
+         * which that is known. */
+        uint64_t *supports, *asked;
         uint64_t *readers;   /* per kind: bit set over devices that reach it */
         bool *has_twin;      /* per device: a lower one has compute memory of the same kind */
         uint64_t *allowed;   /* devices in play */
@@ -324,17 +329,26 @@ struct hr_plan_facts {
         struct hr_arena arena;
 };
 HR_NODISCARD hr_status hr_plan_facts_init(struct hr_plan_facts *facts,
-                                          const struct hr_plan_request *request, bool with_support,
+                                          const struct hr_plan_request *request,
                                           struct hr_diag *diag);
 void hr_plan_facts_deinit(struct hr_plan_facts *facts);
 
 /* ---- Small questions ---------------------------------------------------------------------------
  */
 
+/* caps.c: has the device asked, and its answer kept. */
+void planner_ask(const struct hr_planner *planner, uint32_t device, uint32_t tensor);
+/* Does the device ask to take the node over? */
+bool planner_wants_offload(const struct hr_planner *planner, uint32_t device, uint32_t tensor);
+
 static inline bool planner_supports(const struct hr_planner *planner, uint32_t device,
                                     uint32_t tensor) {
-        return hr_bit_get(planner->in->supports + (size_t) tensor * planner->plan->words, device) &&
-               hr_bit_get(planner->allowed, device);
+        size_t word = (size_t) tensor * planner->plan->words + device / 64;
+        uint64_t bit = (uint64_t) 1 << (device % 64);
+
+        if (planner->asked && !(planner->asked[word] & bit))
+                planner_ask(planner, device, tensor);
+        return planner->supports[word] & planner->allowed[device / 64] & bit;
 }
 
 static inline bool planner_reads(const struct hr_planner *planner, uint32_t device, uint32_t kind) {

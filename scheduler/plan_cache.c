@@ -317,7 +317,7 @@ hr_status hr_plan_cache_get(struct hr_plan_cache *cache, const struct hr_plan_re
         uint32_t first;
         hr_status status;
 
-        HR_TRY(hr_plan_facts_init(&facts, request, false, diag));
+        HR_TRY(hr_plan_facts_init(&facts, request, diag));
         status = get(cache, request, &facts, diag, ret_plan, ret_origin ? ret_origin : &origin,
                      ret_first_different ? ret_first_different : &first);
         hr_plan_facts_deinit(&facts);

@@ -94,7 +94,7 @@ int64_t hr_rule_offload(struct hr_planner *planner, uint32_t tensor, uint32_t we
                 uint64_t bytes;
 
                 if (in->kinds[in->devices[d].kind].host || !planner_supports(planner, d, tensor) ||
-                    !hr_bit_get(in->offload + (size_t) tensor * planner->plan->words, d))
+                    !planner_wants_offload(planner, d, tensor))
                         continue;
                 bytes = far_bytes(planner, tensor, weight, d);
                 if (best < 0 || bytes < best_bytes) {

@@ -8,8 +8,8 @@
  * All times are processor time of this thread, the median of many repetitions; ns a node, of a
  * handle and of a split as named.
  *
- *   miss      hr_plan_new: devices asked, splits, placement, tape, proof
- *   make      of that, what remains when the devices' answers are there
+ *   miss      hr_plan_new: homes numbered, devices asked, splits, placement, tape, proof
+ *   make      of that hr_plan_make
  *   hit_wire  bytes decoded, validated, hashed, found, compared
  *   handle    handle of a session to its object
  *   dispatch  hr_run_start to done, a split
@@ -212,7 +212,7 @@ static void measure(uint32_t layers, uint32_t gpus, uint32_t copies, const char 
                                                  .fleet = bench.decode.fleet,
                                                  .homes = bench.decode.homes,
                                                  .options = {.n_copies = copies}};
-        need(&bench, hr_plan_facts_init(&bench.facts, &bench.request, true, &bench.diag));
+        need(&bench, hr_plan_facts_init(&bench.facts, &bench.request, &bench.diag));
         need(&bench, hr_plan_new(&bench.request, &bench.diag, &plan));
         prepare_wire(&bench);
         prepare_run(&bench, plan);
