@@ -132,8 +132,7 @@ static void spread_half(uint8_t *words, float value) {
         uint16_t half = cpu_float_to_half(value);
 
         for (int j = 0; j < 4; j++)
-                words[2 * j + 1] =
-                        (uint8_t) ((words[2 * j + 1] & 15) | (half >> 4 * j & 15) << 4);
+                words[2 * j + 1] = (uint8_t) ((words[2 * j + 1] & 15) | (half >> 4 * j & 15) << 4);
 }
 
 void case_fill_blocks(uint32_t type, uint8_t *bytes, uint64_t count) {
@@ -303,6 +302,28 @@ double case_value(const struct hr_operand *operand, int64_t i0, int64_t i1, int6
         }
         cpu_dot_select("portable")->dequantize[operand->type](at, values, info->block_elements);
         return values[i0 % info->block_elements];
+}
+
+void case_row(const struct hr_operand *operand, int64_t i1, int64_t i2, int64_t i3,
+              double *ret_values) {
+        const struct hr_type_info *info = hr_type_info(operand->type);
+        float values[256];
+
+        for (int64_t i = 0; i < operand->ne[0]; i++) {
+                const uint8_t *at =
+                        (const uint8_t *) operand->data + (uint64_t) i1 * operand->nb[1] +
+                        (uint64_t) i2 * operand->nb[2] + (uint64_t) i3 * operand->nb[3] +
+                        (uint64_t) (i / info->block_elements) * operand->nb[0];
+
+                if (!info->is_block) {
+                        ret_values[i] = case_value(operand, i, i1, i2, i3);
+                        continue;
+                }
+                if (i % info->block_elements == 0)
+                        cpu_dot_select("portable")
+                                ->dequantize[operand->type](at, values, info->block_elements);
+                ret_values[i] = values[i % info->block_elements];
+        }
 }
 
 void case_compare(struct case_error *error, double reference, double value) {

@@ -40,6 +40,9 @@ int case_run(const struct cpu_kernel *kernel, const struct hr_step *step, const 
 
 /* Element of an operand as double (block types dequantised by the portable set). */
 double case_value(const struct hr_operand *operand, int64_t i0, int64_t i1, int64_t i2, int64_t i3);
+/* Its whole row: ne[0] values. */
+void case_row(const struct hr_operand *operand, int64_t i1, int64_t i2, int64_t i3,
+              double *ret_values);
 /* sum((a - b)^2) / sum(a^2), from running sums. */
 struct case_error {
         double difference, reference;

@@ -59,14 +59,16 @@ static void partner_column(uint32_t type, const float *x, int64_t k, double *ret
 /* The product that ggml's rules define, in double. */
 static double reference(const struct hr_operand *w, int64_t row, const float *x) {
         int64_t k = w->ne[0];
+        double *weights = zeroed((uint64_t) k * sizeof *weights);
         double *a = zeroed((uint64_t) k * sizeof *a), *sums = zeroed((uint64_t) k * sizeof *sums);
         double result = 0;
         bool minima = w->type == HR_TYPE_Q4_1 || w->type == HR_TYPE_Q5_1;
 
         if (hr_type_info(w->type)->is_block)
                 partner_column(w->type, x, k, a, sums);
+        case_row(w, row, 0, 0, weights);
         for (int64_t i = 0; i < k; i++) {
-                double weight = case_value(w, i, row, 0, 0);
+                double weight = weights[i];
 
                 if (w->type == HR_TYPE_F16)
                         a[i] = cpu_half_to_float(cpu_float_to_half(x[i]));
@@ -86,6 +88,7 @@ static double reference(const struct hr_operand *w, int64_t row, const float *x)
                 }
                 result += weight * a[i];
         }
+        free(weights);
         free(a);
         free(sums);
         return result;

@@ -40,14 +40,17 @@ static struct hr_step product_step(struct hr_operand sources[2], struct hr_opera
 static double exact_sum(const struct hr_operand *a, int64_t m, const struct hr_operand *b,
                         int64_t n, int64_t i2, int64_t i3, double *ret_squares) {
         int64_t a2 = i2 / (b->ne[2] / a->ne[2]), a3 = i3 / (b->ne[3] / a->ne[3]);
-        double sum = 0;
+        double *weights = malloc((size_t) (a->ne[0] + 1) * sizeof *weights), sum = 0;
 
+        HR_EXPECT(weights != NULL);
+        case_row(a, m, a2, a3, weights);
         for (int64_t i = 0; i < a->ne[0]; i++) {
-                double product = case_value(a, i, m, a2, a3) * case_value(b, i, n, i2, i3);
+                double product = weights[i] * case_value(b, i, n, i2, i3);
 
                 sum += product;
                 *ret_squares += product * product;
         }
+        free(weights);
         return sum;
 }
 
@@ -247,8 +250,8 @@ static void check_experts(uint32_t type, int64_t slots, int64_t tokens, bool sha
 }
 
 HR_TEST_LIMIT(experts, 120) {
-        static const uint32_t some[] = {HR_TYPE_F32, HR_TYPE_F16, HR_TYPE_Q4_1, HR_TYPE_Q8_0,
-                                        HR_TYPE_Q6_K};
+        static const uint32_t some[] = {HR_TYPE_F32,  HR_TYPE_F16,   HR_TYPE_Q4_1,   HR_TYPE_Q8_0,
+                                        HR_TYPE_Q6_K, HR_TYPE_MXFP4, HR_TYPE_IQ3_XXS};
 
         for (size_t t = 0; t < HR_ARRAY_LENGTH(some); t++) {
                 check_experts(some[t], 1, 1, false, 0);
