@@ -13,7 +13,7 @@
  *
  * Which bytes are meant depends on the writes so far. Splits are computed in their order, each
  * once; `meant` counts the writes into a root by the nodes computed so far, `landed` those that
- * have reached its memory, `copied` those that a copy has seen. A root is read when all that is
+ * have reached its memory, or that a copy has seen. A root is read when all that is
  * meant has landed, and a copy only if it has seen as much.
  *
  * Runs. A slot is used again after its run is done, so two runs in flight have different slots, and
@@ -56,6 +56,14 @@ struct section {
         uint64_t bytes;
 };
 
+/* What a root, or a copy, holds. */
+struct holder {
+        uint32_t block; /* its newest one; 0 = none */
+        uint32_t meant; /* root: writes by the nodes computed so far */
+        uint32_t
+                landed; /* root: those that have reached its memory; copy: those that it has seen */
+};
+
 /* A command touches the shared part of a pool, or a buffer (numbered after the pools). */
 struct touch {
         uint32_t command, object;
@@ -77,19 +85,19 @@ struct prover {
         struct section *sections; /* kinds: shared; kinds: of the slot; staging */
         struct block *blocks;     /* from 1 on */
         uint32_t block_count;
-        uint32_t *block_of; /* per root, then per copy: its newest block */
+        struct holder *holders; /* per root, then per copy */
         struct block *buffers;
         struct reader *readers;
         uint32_t reader_count, reader_capacity;
-        uint32_t *meant, *landed; /* per root */
-        uint32_t *copied;         /* per copy */
         uint32_t next_split;
         /* With several slots: what the first run touched, for the second one. */
         struct touch *touches;
         uint32_t touch_count, touch_capacity;
+        uint32_t *noted; /* per object, read and written: the last command that did, and one */
         uint32_t *pool_reads, *pool_writes; /* kinds x queues: clock of the last one */
         const struct hr_command *command;
-        uint32_t queue; /* the command's */
+        uint32_t queue;        /* the command's */
+        const uint64_t *reach; /* bit set over kinds: what its device reaches */
 };
 
 static hr_status out_of_memory(struct prover *prover) {
@@ -127,7 +135,7 @@ static hr_status grow(struct prover *prover, void **array, uint32_t count, uint3
 /* ---- Order -------------------------------------------------------------------------------------
  */
 
-static uint32_t *clock_of(const struct prover *prover, uint32_t queue) {
+static inline uint32_t *clock_of(const struct prover *prover, uint32_t queue) {
         return prover->clocks + (size_t) queue * prover->queues;
 }
 
@@ -140,12 +148,12 @@ static void merge(const struct prover *prover, uint32_t *into, const uint32_t *f
                 into[q] = HR_MAX(into[q], from[q]);
 }
 
-static bool is_after(const struct prover *prover, uint32_t earlier, uint32_t clock) {
+static inline bool is_after(const struct prover *prover, uint32_t earlier, uint32_t clock) {
         return earlier == prover->queue || earlier == HR_NO_INDEX ||
                clock_of(prover, prover->queue)[earlier] >= clock;
 }
 
-static uint32_t now(const struct prover *prover) {
+static inline uint32_t now(const struct prover *prover) {
         return clock_of(prover, prover->queue)[prover->queue];
 }
 
@@ -187,7 +195,7 @@ static hr_status wrong(struct prover *prover, const char *reason, const char *wh
  */
 
 /* Keeps the latest read of each queue; the latest of all stands in the block. */
-static hr_status add_reader(struct prover *prover, struct block *block) {
+static inline hr_status add_reader(struct prover *prover, struct block *block) {
         if (HR_LIKELY(block->reader == prover->queue || block->reader == HR_NO_INDEX)) {
                 block->reader = prover->queue;
                 block->reader_clock = now(prover);
@@ -207,13 +215,14 @@ static hr_status add_reader(struct prover *prover, struct block *block) {
         return HR_OK;
 }
 
-static hr_status read_block(struct prover *prover, struct block *block, uint32_t holds) {
+static inline hr_status read_block(struct prover *prover, struct block *block, uint32_t holds) {
         if (!is_after(prover, block->writer, block->writer_clock))
                 return missing(prover, "reads", holds, block->writer, "write");
         return add_reader(prover, block);
 }
 
-static hr_status may_write(struct prover *prover, const struct block *block, uint32_t holds) {
+static inline hr_status may_write(struct prover *prover, const struct block *block,
+                                  uint32_t holds) {
         if (!is_after(prover, block->writer, block->writer_clock))
                 return missing(prover, "writes", holds, block->writer, "write");
         if (!is_after(prover, block->reader, block->reader_clock))
@@ -235,7 +244,7 @@ static void note_writer(const struct prover *prover, struct block *block) {
  */
 
 /* Number of the section of a place that is neither NONE nor HOME. */
-static uint32_t section_of(const struct prover *prover, const struct hr_place *place) {
+static inline uint32_t section_of(const struct prover *prover, const struct hr_place *place) {
         uint32_t kinds = prover->plan->kind_count;
 
         return place->where == HR_WHERE_SHARED ? place->index
@@ -299,7 +308,7 @@ static hr_status fresh_block(struct prover *prover, const struct hr_place *place
         uint32_t number = section_of(prover, place), first, past;
         struct section *section = &prover->sections[number];
         struct stretch fresh = {.start = place->offset, .end = place->offset + bytes};
-        struct block *block;
+        struct block *block = NULL;
 
         if (place->offset > section->bytes || bytes > section->bytes - place->offset)
                 return wrong(prover, "BOUNDS", "leaves its section of memory", holds);
@@ -314,7 +323,7 @@ static hr_status fresh_block(struct prover *prover, const struct hr_place *place
                 block->dead = true;
         }
         fresh.block = ++prover->block_count;
-        prover->block_of[holds] = fresh.block;
+        prover->holders[holds].block = fresh.block;
         block = &prover->blocks[fresh.block];
         block->start = fresh.start;
         block->end = fresh.end;
@@ -325,9 +334,9 @@ static hr_status fresh_block(struct prover *prover, const struct hr_place *place
 }
 
 /* The living block of what `holds` names, which must cover the place. */
-static hr_status find_block(struct prover *prover, const struct hr_place *place, uint64_t bytes,
-                            uint32_t holds, struct block **ret_block) {
-        struct block *block = &prover->blocks[prover->block_of[holds]];
+static inline hr_status find_block(struct prover *prover, const struct hr_place *place,
+                                   uint64_t bytes, uint32_t holds, struct block **ret_block) {
+        struct block *block = &prover->blocks[prover->holders[holds].block];
 
         if (HR_UNLIKELY(block == prover->blocks || block->dead ||
                         block->section != section_of(prover, place) ||
@@ -341,38 +350,32 @@ static hr_status find_block(struct prover *prover, const struct hr_place *place,
 /* ---- Accesses to a place -----------------------------------------------------------------------
  */
 
-static bool reaches_kind(const struct prover *prover, uint32_t kind) {
-        return hr_bit_get(prover->in->reads + (size_t) prover->queue * prover->kind_words, kind);
-}
-
-/* Does the queue's device reach the place with its own hands? */
-static bool reaches(const struct prover *prover, const struct hr_place *place) {
+/* Does the command's device reach the place with its own hands? */
+static inline bool reaches(const struct prover *prover, const struct hr_place *place) {
         const struct hr_plan_input *in = prover->in;
 
         if (place->where == HR_WHERE_SHARED || place->where == HR_WHERE_SLOT)
-                return reaches_kind(prover, place->index);
-        if (place->where == HR_WHERE_HOME)
-                return reaches_kind(prover, in->buffers[in->tensor_buffer[place->index]].kind);
-        return true;
+                return hr_bit_get(prover->reach, place->index);
+        return place->where != HR_WHERE_HOME ||
+               hr_bit_get(prover->reach, in->buffers[in->tensor_buffer[place->index]].kind);
 }
 
 /* Remembers for the second run that the command touches a buffer or the shared part of a pool. */
 static hr_status note_touch(struct prover *prover, const struct hr_place *place, bool write) {
-        uint32_t kinds = prover->plan->kind_count, object = place->index;
+        uint32_t object = place->index, *noted;
 
         if (place->where == HR_WHERE_HOME)
-                object = kinds + prover->in->tensor_buffer[place->index];
+                object = prover->plan->kind_count + prover->in->tensor_buffer[place->index];
         else if (place->where != HR_WHERE_SHARED)
                 return HR_OK;
-        else if (write)
-                prover->pool_writes[(size_t) object * prover->queues + prover->queue] = now(prover);
-        else
-                prover->pool_reads[(size_t) object * prover->queues + prover->queue] = now(prover);
-        for (uint32_t t = prover->touch_count;
-             t-- > 0 && prover->touches[t].command == command_index(prover);) {
-                if (prover->touches[t].object == object && prover->touches[t].write == write)
-                        return HR_OK;
-        }
+        noted = &prover->noted[2 * object + write];
+        if (*noted == command_index(prover) + 1)
+                return HR_OK;
+        *noted = command_index(prover) + 1;
+        if (place->where == HR_WHERE_SHARED)
+                (write ? prover->pool_writes
+                       : prover->pool_reads)[(size_t) object * prover->queues + prover->queue] =
+                        now(prover);
         HR_TRY(grow(prover, (void **) &prover->touches, prover->touch_count, 1,
                     &prover->touch_capacity, sizeof *prover->touches));
         prover->touches[prover->touch_count++] =
@@ -401,9 +404,9 @@ static hr_status check_nowhere(struct prover *prover, uint32_t holds) {
         return wrong(prover, "HAZARD", "uses a tensor that has no memory", holds);
 }
 
-static hr_status check_read(struct prover *prover, const struct hr_place *place, uint64_t bytes,
-                            uint32_t holds) {
-        struct block *block;
+static inline hr_status check_read(struct prover *prover, const struct hr_place *place,
+                                   uint64_t bytes, uint32_t holds) {
+        struct block *block = NULL;
 
         if (bytes == 0)
                 return HR_OK;
@@ -412,7 +415,7 @@ static hr_status check_read(struct prover *prover, const struct hr_place *place,
         /* What is written by WRITE comes from host memory, whoever owns it. */
         if (prover->command->code != HR_COMMAND_WRITE && !reaches(prover, place))
                 return wrong(prover, "REACH", "reads memory out of its reach", holds);
-        if (prover->pool_reads)
+        if (prover->noted)
                 HR_TRY(note_touch(prover, place, false));
         if (place->where == HR_WHERE_HOME)
                 return access_buffer(prover, prover->in->tensor_buffer[place->index], holds, false);
@@ -423,7 +426,7 @@ static hr_status check_read(struct prover *prover, const struct hr_place *place,
 /* `whole`: what was there before does not matter, else it must be what `holds` names. */
 static hr_status check_write(struct prover *prover, const struct hr_place *place, uint64_t bytes,
                              uint32_t holds, bool whole) {
-        struct block *block;
+        struct block *block = NULL;
 
         if (bytes == 0)
                 return HR_OK;
@@ -432,7 +435,7 @@ static hr_status check_write(struct prover *prover, const struct hr_place *place
         /* COPY goes to foreign memory; whether its queue can is asked where the way is chosen. */
         if (prover->command->code != HR_COMMAND_COPY && !reaches(prover, place))
                 return wrong(prover, "REACH", "writes memory out of its reach", holds);
-        if (prover->pool_reads)
+        if (prover->noted)
                 HR_TRY(note_touch(prover, place, true));
         if (place->where == HR_WHERE_HOME)
                 return access_buffer(prover, prover->in->tensor_buffer[place->index], holds, true);
@@ -447,19 +450,20 @@ static hr_status check_write(struct prover *prover, const struct hr_place *place
 /* ---- Commands ----------------------------------------------------------------------------------
  */
 
-static struct hr_place tensor_place(const struct hr_plan *plan, uint32_t tensor) {
+static inline struct hr_place tensor_place(const struct hr_plan *plan, uint32_t tensor) {
         struct hr_place place = plan->place[plan->root[tensor]];
 
         place.offset += plan->root_offset[tensor];
         return place;
 }
 
-static hr_status read_root(struct prover *prover, uint32_t tensor) {
+static inline hr_status read_root(struct prover *prover, uint32_t tensor) {
         const struct hr_plan *plan = prover->plan;
         uint32_t root = plan->root[tensor];
+        const struct holder *holder = &prover->holders[root];
         struct hr_place place = tensor_place(plan, tensor);
 
-        if (prover->landed[root] != prover->meant[root])
+        if (HR_UNLIKELY(holder->landed != holder->meant))
                 return wrong(prover, "STALE", "reads before a result has been carried back", root);
         return check_read(prover, &place, plan->span[tensor], root);
 }
@@ -467,31 +471,36 @@ static hr_status read_root(struct prover *prover, uint32_t tensor) {
 static hr_status read_copy(struct prover *prover, uint32_t copy) {
         const struct hr_plan *plan = prover->plan;
         const struct hr_plan_copy *c = &plan->copies[copy];
+        uint32_t holds = plan->tensor_count + copy;
 
-        if (prover->copied[copy] != prover->meant[plan->root[c->tensor]])
-                return wrong(prover, "STALE", "uses a copy made before a write",
-                             plan->tensor_count + copy);
-        return check_read(prover, &c->place, c->bytes, plan->tensor_count + copy);
+        if (prover->holders[holds].landed != prover->holders[plan->root[c->tensor]].meant)
+                return wrong(prover, "STALE", "uses a copy made before a write", holds);
+        return check_read(prover, &c->place, c->bytes, holds);
 }
 
-static hr_status write_result(struct prover *prover, uint32_t node) {
+/* The node computes on a copy, which is carried back later. */
+static hr_status write_copy(struct prover *prover, uint32_t copy, uint32_t root) {
+        const struct hr_plan_copy *c = &prover->plan->copies[copy];
+        uint32_t holds = prover->plan->tensor_count + copy;
+
+        if (prover->holders[holds].landed != prover->holders[root].meant)
+                return wrong(prover, "STALE", "writes into a copy made before a write", root);
+        prover->holders[holds].landed = ++prover->holders[root].meant;
+        return check_write(prover, &c->place, c->bytes, holds, false);
+}
+
+static inline hr_status write_result(struct prover *prover, uint32_t node, uint32_t id) {
         const struct hr_plan *plan = prover->plan;
-        uint32_t id = prover->graph->leaf_count + node, root = plan->root[id];
-        uint32_t copy = plan->result_copy ? plan->result_copy[node] : HR_NO_COPY;
+        uint32_t root = plan->root[id];
+        struct holder *holder = &prover->holders[root];
         struct hr_place place = tensor_place(plan, id);
 
-        if (copy != HR_NO_COPY) {
-                if (prover->copied[copy] != prover->meant[root])
-                        return wrong(prover, "STALE", "writes into a copy made before a write",
-                                     root);
-                prover->copied[copy] = ++prover->meant[root];
-                return check_write(prover, &plan->copies[copy].place, plan->copies[copy].bytes,
-                                   plan->tensor_count + copy, false);
-        }
-        if (prover->landed[root] != prover->meant[root])
+        if (plan->result_copy && plan->result_copy[node] != HR_NO_COPY)
+                return write_copy(prover, plan->result_copy[node], root);
+        if (HR_UNLIKELY(holder->landed != holder->meant))
                 return wrong(prover, "STALE", "writes before a result has been carried back", root);
-        ++prover->meant[root];
-        ++prover->landed[root];
+        ++holder->meant;
+        ++holder->landed;
         return check_write(prover, &place, plan->span[id], root, root == id);
 }
 
@@ -510,7 +519,7 @@ static hr_status prove_node(struct prover *prover, uint32_t node) {
                 else
                         HR_TRY(read_root(prover, sources[i]));
         }
-        return write_result(prover, node);
+        return write_result(prover, node, id);
 }
 
 /* Splits of view ops only have no command. */
@@ -546,8 +555,8 @@ static hr_status prove_input(struct prover *prover) {
                                                    : prover->plan->copies[holds - tensors].tensor];
 
         if (holds >= tensors)
-                prover->copied[holds - tensors] = 0;
-        else if (prover->meant[root] != 0)
+                prover->holders[holds].landed = 0;
+        else if (prover->holders[root].meant != 0)
                 return wrong(prover, "STALE", "an input arrives after a write into it", holds);
         if (prover->graph->input_count && prover->graph->inputs[command->index] != root)
                 return wrong(prover, "ORDER", "takes the bytes of another input", holds);
@@ -568,10 +577,11 @@ static hr_status prove_move(struct prover *prover) {
 
                 if (source.where != command->from.where || source.offset != command->from.offset)
                         return wrong(prover, "ORDER", "copies from elsewhere", command->to_holds);
-                prover->copied[copy] = prover->landed[command->from_holds];
+                prover->holders[command->to_holds].landed =
+                        prover->holders[command->from_holds].landed;
         }
-        if (back &&
-            prover->copied[command->from_holds - tensors] != ++prover->landed[command->to_holds])
+        if (back && prover->holders[command->from_holds].landed !=
+                            ++prover->holders[command->to_holds].landed)
                 return wrong(prover, "STALE", "carries back what is not computed",
                              command->to_holds);
         return check_write(prover, &command->to, command->bytes, command->to_holds, !back);
@@ -616,6 +626,7 @@ static bool step_clocks(struct prover *prover) {
         uint32_t *own;
 
         prover->queue = prover->command->device;
+        prover->reach = prover->in->reads + (size_t) prover->queue * prover->kind_words;
         own = clock_of(prover, prover->queue);
         ++own[prover->queue];
         switch (prover->command->code) {
@@ -743,8 +754,8 @@ static hr_status write_constants(struct prover *prover) {
                           : plan->copies[copy].method != HR_COPY_CONSTANT))
                         continue;
                 HR_TRY(fresh_block(prover, place, bytes, holds));
-                prover->blocks[prover->block_of[holds]].writer = HR_NO_INDEX;
-                prover->blocks[prover->block_of[holds]].constant = true;
+                prover->blocks[prover->holders[holds].block].writer = HR_NO_INDEX;
+                prover->blocks[prover->holders[holds].block].constant = true;
         }
         return HR_OK;
 }
@@ -802,19 +813,19 @@ static hr_status prover_init(struct prover *prover) {
         prover->done = take(prover, queues, sizeof(uint32_t));
         prover->last_touch = take(prover, queues, sizeof(uint32_t));
         prover->sections = take(prover, plan->kind_count * UINT64_C(2) + 1, sizeof(struct section));
-        prover->block_of = take(prover, holders, sizeof(uint32_t));
+        prover->holders = take(prover, holders, sizeof(struct holder));
         prover->buffers = take(prover, prover->in->buffer_count, sizeof(struct block));
-        prover->meant = take(prover, plan->tensor_count, sizeof(uint32_t));
-        prover->landed = take(prover, plan->tensor_count, sizeof(uint32_t));
-        prover->copied = take(prover, plan->copy_count, sizeof(uint32_t));
         if (!prover->blocks || !prover->clocks || !prover->events || !prover->done ||
-            !prover->last_touch || !prover->sections || !prover->block_of || !prover->buffers ||
-            !prover->meant || !prover->landed || !prover->copied)
+            !prover->last_touch || !prover->sections || !prover->holders || !prover->buffers)
                 return out_of_memory(prover);
         if (plan->n_copies > 1) {
-                prover->pool_reads = take(prover, plan->kind_count * queues, sizeof(uint32_t));
-                prover->pool_writes = take(prover, plan->kind_count * queues, sizeof(uint32_t));
-                if (!prover->pool_reads || !prover->pool_writes)
+                uint64_t pools = plan->kind_count * queues;
+
+                prover->pool_reads = take(prover, pools, sizeof(uint32_t));
+                prover->pool_writes = take(prover, pools, sizeof(uint32_t));
+                prover->noted = take(prover, (uint64_t) plan->kind_count + prover->in->buffer_count,
+                                     2 * sizeof(uint32_t));
+                if (!prover->pool_reads || !prover->pool_writes || !prover->noted)
                         return out_of_memory(prover);
         }
         size_sections(prover);
