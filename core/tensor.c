@@ -49,8 +49,10 @@ static bool tensor_span(const struct hr_tensor *tensor, uint64_t *ret_bytes) {
         }
         span = info->block_bytes;
         for (int i = 0; i < HR_DIMS; i++) {
-                int64_t count = i == 0 ? tensor->ne[0] / info->block_elements : tensor->ne[i];
+                int64_t count = tensor->ne[i];
 
+                if (i == 0 && info->block_elements != 1) /* a division takes as long as all else */
+                        count /= info->block_elements;
                 if (count < 1 || !hr_mul_u64((uint64_t) count - 1, tensor->nb[i], &step) ||
                     !hr_add_u64(span, step, &span))
                         return false;

@@ -156,19 +156,24 @@ static hr_status pass_memory(struct hr_planner *planner) {
                 else
                         assign(planner, i, -1, HR_CAUSE_NONE);
         }
+        planner->open_count = 0;
         for (uint32_t i = 0; i < count; ++i) {
                 if (planner->plan->device[i] < 0)
                         HR_TRY(assign_by_memory(planner, i));
+                if (i >= planner->graph->leaf_count && planner->plan->device[i] < 0 &&
+                    !planner_is_view(planner, i))
+                        ++planner->open_count;
         }
         return HR_OK;
 }
 
-/* One sweep of pass 2 over the nodes in one direction. */
+/* One sweep of pass 2 over the nodes in one direction. Nothing is left to do once no node is open.
+ */
 static void sweep(struct hr_planner *planner, bool down, bool skip_last, hr_cause cause) {
         uint32_t count = planner->graph->node_count, first = planner->graph->leaf_count;
         int64_t last = (int64_t) planner->in->device_count - 1, carried = -1;
 
-        for (uint32_t k = 0; k < count; ++k) {
+        for (uint32_t k = 0; k < count && planner->open_count; ++k) {
                 uint32_t id = first + (down ? k : count - 1 - k);
                 int32_t device = planner->plan->device[id];
 
@@ -176,8 +181,10 @@ static void sweep(struct hr_planner *planner, bool down, bool skip_last, hr_caus
                         continue;
                 if (device >= 0)
                         carried = skip_last && device == last ? -1 : device;
-                else if (carried >= 0 && planner_supports(planner, (uint32_t) carried, id))
+                else if (carried >= 0 && planner_supports(planner, (uint32_t) carried, id)) {
                         assign(planner, id, carried, cause);
+                        --planner->open_count;
+                }
         }
 }
 
@@ -269,8 +276,10 @@ static void fill_sources(struct hr_planner *planner, uint32_t tensor) {
         const struct hr_plan_tensor *t = planner_tensor(planner, tensor);
         int32_t *device = planner->plan->device;
 
+        const uint32_t *sources = planner->graph->sources + t->source_first;
+
         for (uint32_t i = 0; i < t->source_count; ++i) {
-                uint32_t source = planner_source(planner, tensor, i), base;
+                uint32_t source = sources[i], base;
 
                 if (source == HR_TENSOR_NONE || device[source] >= 0)
                         continue;
@@ -344,7 +353,7 @@ static hr_status rerun_without_idle(struct hr_planner *planner) {
 }
 
 hr_status hr_plan_assign(struct hr_planner *planner) {
-        if (planner->headrace)
+        if (planner->headrace && planner->in->pins)
                 HR_TRY(hr_rule_pins_check(planner));
         HR_TRY(run_passes(planner));
         if (planner->headrace && hr_rule_idle_devices(planner))

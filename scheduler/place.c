@@ -32,14 +32,19 @@ struct pool {
         uint64_t slot_end;
 };
 
+/* What becomes of a root's memory. */
+struct life {
+        int64_t last_use;
+        uint64_t bytes;       /* held now; 0 = nothing */
+        uint32_t first_split; /* in whose prologue a leaf gets its place */
+};
+
 struct placer {
         struct hr_planner *planner;
         struct hr_plan *plan;
         struct pool *pools;     /* per kind */
-        int64_t *last_use;      /* per tensor (roots) */
+        struct life *lives;     /* per tensor (roots) */
         int64_t *copy_last_use; /* per copy */
-        uint64_t *region_bytes; /* per tensor (roots): bytes held; 0 = nothing held */
-        uint32_t *first_split;  /* per tensor: split in whose prologue a leaf gets its place */
         uint32_t *leaf_next;    /* per leaf: next leaf of the same first split */
         uint32_t *leaf_head;    /* per split, + 1 for leaves that only outputs need */
 };
@@ -157,13 +162,12 @@ static int64_t node_time(uint32_t node) {
         return 2 * (int64_t) node + 1;
 }
 
+/* Calls come in the order of time. */
 static void use(struct placer *placer, uint32_t tensor, int64_t time, uint32_t split) {
-        uint32_t root = placer->plan->root[tensor];
+        struct life *life = &placer->lives[placer->plan->root[tensor]];
 
-        if (placer->last_use[root] < time)
-                placer->last_use[root] = time;
-        if (placer->first_split[root] > split)
-                placer->first_split[root] = split;
+        life->last_use = time;
+        life->first_split = HR_MIN(life->first_split, split);
 }
 
 static void use_split(struct placer *placer, uint32_t s) {
@@ -180,19 +184,19 @@ static void use_split(struct placer *placer, uint32_t s) {
         }
         for (uint32_t k = 0; k < split->step_count; ++k) {
                 uint32_t node = plan->steps[split->step_first + k], id = graph->leaf_count + node;
+                const struct hr_plan_tensor *t = planner_tensor(placer->planner, id);
+                const uint32_t *sources = graph->sources + t->source_first;
+                const uint32_t *copies = plan->source_copy + plan->source_start[node];
                 int64_t time = node_time(node);
 
                 use(placer, id, time, s);
                 if (plan->result_copy && plan->result_copy[node] != HR_NO_COPY)
                         placer->copy_last_use[plan->result_copy[node]] = time;
-                for (uint32_t i = 0; i < planner_tensor(placer->planner, id)->source_count; ++i) {
-                        uint32_t source = planner_source(placer->planner, id, i);
-                        uint32_t copy = plan->source_copy[plan->source_start[node] + i];
-
-                        if (copy != HR_NO_COPY)
-                                placer->copy_last_use[copy] = time;
-                        else if (source != HR_TENSOR_NONE)
-                                use(placer, source, time, s);
+                for (uint32_t i = 0; i < t->source_count; ++i) {
+                        if (copies[i] != HR_NO_COPY)
+                                placer->copy_last_use[copies[i]] = time;
+                        else if (sources[i] != HR_TENSOR_NONE)
+                                use(placer, sources[i], time, s);
                 }
         }
 }
@@ -204,7 +208,7 @@ static void chain_leaves(struct placer *placer) {
         struct hr_plan *plan = placer->plan;
 
         for (uint32_t i = graph->leaf_count; i-- > 0;) {
-                uint32_t split = HR_MIN(placer->first_split[i], plan->split_count);
+                uint32_t split = HR_MIN(placer->lives[i].first_split, plan->split_count);
 
                 if (!placer->planner->direct[i])
                         continue;
@@ -214,18 +218,16 @@ static void chain_leaves(struct placer *placer) {
 }
 
 static void find_lifetimes(struct placer *placer) {
-        const struct hr_graph *graph = placer->planner->graph;
         struct hr_plan *plan = placer->plan;
 
         for (uint32_t i = 0; i < plan->tensor_count; ++i) {
-                placer->last_use[i] = -1;
-                placer->first_split[i] = HR_NO_INDEX;
+                placer->lives[i] = (struct life){.last_use = -1, .first_split = HR_NO_INDEX};
         }
         for (uint32_t s = 0; s < plan->split_count; ++s)
                 use_split(placer, s);
         for (uint32_t i = 0; i < plan->tensor_count; ++i) {
-                if (graph->tensors[i].flags & HR_TENSOR_OUTPUT)
-                        placer->last_use[plan->root[i]] = FOREVER;
+                if (planner_tensor(placer->planner, i)->flags & HR_TENSOR_OUTPUT)
+                        placer->lives[plan->root[i]].last_use = FOREVER;
         }
         chain_leaves(placer);
 }
@@ -302,7 +304,7 @@ static hr_status place_leaf(struct placer *placer, uint32_t leaf) {
         if (constant)
                 return HR_OK; /* placed before everything else */
         return place_shared(placer, device, plan->span[leaf], &plan->place[leaf],
-                            &placer->region_bytes[leaf], &stamp);
+                            &placer->lives[leaf].bytes, &stamp);
 }
 
 /* Written by a queue of another lane, at a time that the reader's lane does not choose. */
@@ -344,8 +346,8 @@ static hr_status place_prologue(struct placer *placer, uint32_t s, uint64_t *cop
         for (uint32_t i = 0; i < split->input_count; ++i) {
                 uint32_t root = plan->root[plan->copies[inputs[i]].tensor];
 
-                if (placer->last_use[root] == 2 * (int64_t) split->start)
-                        HR_TRY(release(placer, &plan->place[root], &placer->region_bytes[root], s));
+                if (placer->lives[root].last_use == 2 * (int64_t) split->start)
+                        HR_TRY(release(placer, &plan->place[root], &placer->lives[root].bytes, s));
         }
         return HR_OK;
 }
@@ -355,15 +357,13 @@ static bool same_layout(const struct hr_tensor *a, const struct hr_tensor *b) {
                memcmp(a->nb, b->nb, sizeof a->nb) == 0;
 }
 
-static bool may_reuse(uint32_t op, uint32_t position) {
+/* How many of its first sources the result of the op may be written over. */
+static uint32_t reusable_sources(uint32_t op) {
         const struct hr_op_info *info = hr_op_info(op);
 
         if (!info || info->kind != HR_OP_KIND_INPLACE)
-                return false;
-        if (position == 0)
-                return true;
-        return position == 1 &&
-               (op == HR_OP_ADD || op == HR_OP_SUB || op == HR_OP_MUL || op == HR_OP_DIV);
+                return 0;
+        return op == HR_OP_ADD || op == HR_OP_SUB || op == HR_OP_MUL || op == HR_OP_DIV ? 2 : 1;
 }
 
 /* Does another source of the node read the memory that the result would take? A copy is read
@@ -388,7 +388,7 @@ static bool reuse_copy(struct placer *placer, uint32_t id, uint32_t copy, uint64
         if (copy_bytes[copy] == 0)
                 return false;
         plan->place[id] = c->place;
-        placer->region_bytes[id] = copy_bytes[copy];
+        placer->lives[id].bytes = copy_bytes[copy];
         copy_bytes[copy] = 0;
         return true;
 }
@@ -400,11 +400,13 @@ static bool reuse_source(struct placer *placer, uint32_t node, uint32_t id, uint
         const struct hr_tensor *tensors = placer->planner->graph->tensors;
         uint32_t kind = placer->planner->in->devices[plan->device[id]].kind;
 
-        for (uint32_t i = 0; i < t->source_count && i < 2; ++i) {
+        uint32_t candidates = HR_MIN(reusable_sources(t->op), t->source_count);
+
+        for (uint32_t i = 0; i < candidates; ++i) {
                 uint32_t source = planner_source(placer->planner, id, i), root;
                 uint32_t copy = plan->source_copy[plan->source_start[node] + i];
 
-                if (source == HR_TENSOR_NONE || source == id || !may_reuse(t->op, i) ||
+                if (source == HR_TENSOR_NONE || source == id ||
                     !same_layout(&tensors[id], &tensors[source]))
                         continue;
                 if (copy != HR_NO_COPY) {
@@ -414,13 +416,14 @@ static bool reuse_source(struct placer *placer, uint32_t node, uint32_t id, uint
                         continue;
                 }
                 root = plan->root[source];
-                if (placer->region_bytes[root] == 0 || placer->last_use[root] != node_time(node) ||
+                if (placer->lives[root].bytes == 0 ||
+                    placer->lives[root].last_use != node_time(node) ||
                     plan->place[root].index != kind || plan->root_offset[source] != 0 ||
                     read_otherwise(placer, id, root, source))
                         continue;
                 plan->place[id] = plan->place[root];
-                placer->region_bytes[id] = placer->region_bytes[root];
-                placer->region_bytes[root] = 0;
+                placer->lives[id].bytes = placer->lives[root].bytes;
+                placer->lives[root].bytes = 0;
                 return true;
         }
         return false;
@@ -432,14 +435,15 @@ static hr_status place_node(struct placer *placer, uint32_t s, uint32_t node,
         uint32_t id = placer->planner->graph->leaf_count + node;
         int64_t time = node_time(node), stamp;
         const struct hr_plan_tensor *t = planner_tensor(placer->planner, id);
+        const uint32_t *sources = placer->planner->graph->sources + t->source_first;
+        const uint32_t *copies = plan->source_copy + plan->source_start[node];
 
         if (plan->root[id] == id && placer->planner->in->tensor_buffer[id] == HR_NO_BUFFER &&
             !reuse_source(placer, node, id, copy_bytes))
                 HR_TRY(place_shared(placer, (uint32_t) plan->device[id], plan->span[id],
-                                    &plan->place[id], &placer->region_bytes[id], &stamp));
+                                    &plan->place[id], &placer->lives[id].bytes, &stamp));
         for (uint32_t i = 0; i < t->source_count; ++i) {
-                uint32_t source = planner_source(placer->planner, id, i), root;
-                uint32_t copy = plan->source_copy[plan->source_start[node] + i];
+                uint32_t source = sources[i], copy = copies[i], root;
 
                 if (copy != HR_NO_COPY) {
                         if (placer->copy_last_use[copy] == time)
@@ -448,15 +452,15 @@ static hr_status place_node(struct placer *placer, uint32_t s, uint32_t node,
                         continue;
                 }
                 root = source == HR_TENSOR_NONE ? HR_NO_INDEX : plan->root[source];
-                if (root != HR_NO_INDEX && placer->last_use[root] == time)
-                        HR_TRY(release(placer, &plan->place[root], &placer->region_bytes[root], s));
+                if (root != HR_NO_INDEX && placer->lives[root].last_use == time)
+                        HR_TRY(release(placer, &plan->place[root], &placer->lives[root].bytes, s));
         }
         if (plan->result_copy && plan->result_copy[node] != HR_NO_COPY)
                 HR_TRY(release(placer, &plan->copies[plan->result_copy[node]].place,
                                &copy_bytes[plan->result_copy[node]], s));
-        if (placer->last_use[plan->root[id]] == time)
+        if (placer->lives[plan->root[id]].last_use == time)
                 HR_TRY(release(placer, &plan->place[plan->root[id]],
-                               &placer->region_bytes[plan->root[id]], s));
+                               &placer->lives[plan->root[id]].bytes, s));
         return HR_OK;
 }
 
@@ -534,17 +538,14 @@ static hr_status placer_init(struct placer *placer) {
         uint64_t count = plan->tensor_count;
 
         placer->pools = planner_scratch(planner, in->kind_count, sizeof *placer->pools);
-        placer->last_use = planner_scratch(planner, count, sizeof(int64_t));
+        placer->lives = planner_scratch(planner, count, sizeof *placer->lives);
         placer->copy_last_use = planner_scratch(planner, plan->copy_count, sizeof(int64_t));
-        placer->region_bytes = planner_scratch(planner, count, sizeof(uint64_t));
-        placer->first_split = planner_scratch(planner, count, sizeof(uint32_t));
         placer->leaf_next = planner_scratch(planner, count, sizeof(uint32_t));
         placer->leaf_head =
                 planner_scratch(planner, (uint64_t) plan->split_count + 1, sizeof(uint32_t));
         plan->place = planner_keep(planner, count, sizeof *plan->place);
         plan->pools = planner_keep(planner, in->kind_count, sizeof *plan->pools);
-        if (!placer->pools || !placer->last_use || !placer->copy_last_use ||
-            !placer->region_bytes || !placer->first_split || !placer->leaf_next ||
+        if (!placer->pools || !placer->lives || !placer->copy_last_use || !placer->leaf_next ||
             !placer->leaf_head || !plan->place || !plan->pools)
                 return planner_out_of_memory(planner);
         memset(placer->leaf_head, 0xff, ((size_t) plan->split_count + 1) * sizeof(uint32_t));

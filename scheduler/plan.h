@@ -278,6 +278,7 @@ struct hr_planner {
         uint64_t *readers;   /* per kind: bit set over devices that reach it */
         bool *has_twin;      /* per device: a lower one has compute memory of the same kind */
         uint64_t *allowed;   /* devices in play */
+        uint32_t open_count; /* nodes, views apart, that no device has been given so far */
         bool *write_back;    /* per node, or NULL */
         uint32_t *copy_head; /* per tensor: newest copy */
         uint32_t *version;   /* per tensor (roots): writes so far */

@@ -167,6 +167,7 @@ bool hr_rule_idle_devices(struct hr_planner *planner) {
         const struct hr_plan *plan = planner->plan;
         uint32_t count = planner->graph->leaf_count + planner->graph->node_count;
         uint64_t *busy = planner_scratch(planner, plan->words, sizeof *busy);
+        uint32_t word = 0;
         bool found = false;
 
         if (!busy)
@@ -176,6 +177,10 @@ bool hr_rule_idle_devices(struct hr_planner *planner) {
                         hr_bit_set(busy, (uint32_t) plan->device[id]);
         }
         hr_bit_set(busy, planner->in->device_count - 1);
+        while (word < plan->words && (planner->allowed[word] & ~busy[word]) == 0)
+                ++word;
+        if (word == plan->words) /* all of them have nodes */
+                return false;
         for (uint32_t id = 0; id < count; ++id) {
                 int32_t device = plan->device[id];
 
