@@ -37,7 +37,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="./bench", description=__doc__)
     parser.add_argument("names", metavar="NAME", nargs="*", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--list", action="store_true", help="name the measurements and end")
+    parser.add_argument(
+        "--ggml", metavar="PREFIX", help="a built ggml, the peer of `plan` (or HEADRACE_GGML)"
+    )
     args = parser.parse_args()
+    if args.ggml:
+        os.environ["HEADRACE_GGML"] = str(Path(args.ggml).resolve())
     if args.list:
         print("\n".join(NAMES))
         return 0
