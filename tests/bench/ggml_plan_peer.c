@@ -13,10 +13,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "ggml-alloc.h"
-#include "ggml-backend-impl.h"
-#include "ggml-backend.h"
-#include "ggml.h"
+#include <ggml-alloc.h>
+#include <ggml-backend-impl.h>
+#include <ggml-backend.h>
+#include <ggml.h>
 
 enum { GPUS_MOST = 16, REPETITIONS = 41, SOURCES = 10 };
 

@@ -89,9 +89,11 @@ def parse(encoded: bytes) -> tuple[list[Node], list[bytes]]:
 
 
 def dequantise(raw: Array, number: Type) -> Array:
-    """Rows of uint8 -> rows of float32."""
+    """Rows of uint8 -> rows of float32. NotImplementedError for types that `gguf` does not have."""
     import gguf
 
+    if int(number) not in set(gguf.GGMLQuantizationType):
+        raise NotImplementedError(f"gguf knows no type {int(number)}")
     return np.asarray(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(int(number))))
 
 
