@@ -32,10 +32,22 @@ def client() -> Iterator[headrace.Client]:
         yield made
 
 
+# Their encoders search; a good one gives other bytes than the recorded ones. golden_ops judges them by
+# their error against the source.
+ROUNDED = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"}
+
+
+def is_searched(t: Any) -> bool:
+    number = Type(t.type)
+    return number.dtype is None and number.name not in ROUNDED | {"F16", "BF16"}
+
+
 def check(client: headrace.Client, case: recorded.GoldenCase, file: GgufFile) -> str:
     """What is wrong with the daemon's results; empty when nothing is."""
     graph, tensors, _ = rebuild(case)
     wanted = [t for t in case.tensors if t.op != "NONE" and t.stored and t.role == "O"]
+    if any(t.op in ("CPY", "SET_ROWS", "ADD") and is_searched(t) for t in wanted):
+        raise NotImplementedError
     outputs = []
     for t in wanted:
         ours = tensors[t.index]
@@ -84,7 +96,7 @@ def test_family(client: headrace.Client, family: str) -> None:
             except errors.Unsupported:
                 counts["unsupported"] += 1
                 continue
-            except NotImplementedError:  # gguf cannot dequantise this type
+            except NotImplementedError:  # gguf lacks the type, or its encoder searches
                 counts["left out"] += 1
                 continue
             counts["checked"] += 1
