@@ -18,7 +18,7 @@ hr_status hr_tensor_set_contiguous(struct hr_tensor *tensor, struct hr_diag *dia
                 if (tensor->ne[i] < 0)
                         return hr_fail_reason(diag, HR_E_INVALID, "SIZE",
                                               "extent %d is %" PRId64, i, tensor->ne[i]);
-        if (tensor->ne[0] % info->block_elements != 0)
+        if (info->block_elements != 1 && tensor->ne[0] % info->block_elements != 0)
                 return hr_fail_reason(diag, HR_E_INVALID, "BLOCK",
                                       "extent 0 is %" PRId64 ", not a multiple of the %" PRIu32
                                       " elements of a %s block",

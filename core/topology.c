@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#define XXH_STATIC_LINKING_ONLY /* the state on the stack */
 #include <xxhash.h>
 
 _Static_assert(sizeof(struct hr_tensor) == 8 * 4 + 8 + HR_DIMS * 16 + HR_OP_PARAM_WORDS * 4,
@@ -18,37 +19,88 @@ struct canonical_header {
         uint32_t leaf_count, node_count, source_count, suffix_bytes;
 };
 
-hr_status hr_topology_init(struct hr_topology *topology, const struct hr_graph *graph,
-                           const void *suffix, size_t suffix_bytes, struct hr_diag *diag) {
-        size_t tensors_bytes =
-                ((size_t) graph->leaf_count + graph->node_count) * sizeof *graph->tensors;
-        size_t sources_bytes = graph->source_count * sizeof *graph->sources;
-        struct canonical_header header = {
+/* The canonical bytes in the pieces they are made of. */
+struct piece {
+        const void *bytes;
+        size_t size;
+};
+
+enum { HEADER, TENSORS, SOURCES, SUFFIX, PIECES };
+
+static void pieces_init(struct piece pieces[PIECES], struct canonical_header *header,
+                        const struct hr_graph *graph, const void *suffix, size_t suffix_bytes) {
+        HR_ASSERT(graph->frozen);
+        HR_ASSERT(suffix_bytes <= UINT32_MAX);
+        *header = (struct canonical_header) {
                 .leaf_count = graph->leaf_count,
                 .node_count = graph->node_count,
                 .source_count = graph->source_count,
                 .suffix_bytes = (uint32_t) suffix_bytes,
         };
-        XXH128_hash_t hash;
+        pieces[HEADER] = (struct piece) { header, sizeof *header };
+        pieces[TENSORS] = (struct piece) {
+                graph->tensors,
+                ((size_t) graph->leaf_count + graph->node_count) * sizeof *graph->tensors,
+        };
+        pieces[SOURCES] =
+                (struct piece) { graph->sources, graph->source_count * sizeof *graph->sources };
+        pieces[SUFFIX] = (struct piece) { suffix, suffix_bytes };
+}
+
+static struct hr_topology_key key_of(XXH128_hash_t hash) {
+        return (struct hr_topology_key) { .high = hash.high64, .low = hash.low64 };
+}
+
+struct hr_topology_key hr_topology_key_of(const struct hr_graph *graph, const void *suffix,
+                                          size_t suffix_bytes) {
+        struct canonical_header header;
+        struct piece pieces[PIECES];
+        XXH3_state_t state;
+
+        pieces_init(pieces, &header, graph, suffix, suffix_bytes);
+        XXH3_128bits_reset(&state);
+        for (int i = 0; i < PIECES; i++)
+                if (pieces[i].size)
+                        XXH3_128bits_update(&state, pieces[i].bytes, pieces[i].size);
+        return key_of(XXH3_128bits_digest(&state));
+}
+
+bool hr_topology_matches(const struct hr_topology *topology, const struct hr_graph *graph,
+                         const void *suffix, size_t suffix_bytes) {
+        struct canonical_header header;
+        struct piece pieces[PIECES];
+        const uint8_t *cursor = topology->bytes;
+        size_t size = 0;
+
+        pieces_init(pieces, &header, graph, suffix, suffix_bytes);
+        for (int i = 0; i < PIECES; i++)
+                size += pieces[i].size;
+        if (size != topology->size)
+                return false;
+        for (int i = 0; i < PIECES; cursor += pieces[i].size, i++)
+                if (pieces[i].size && memcmp(cursor, pieces[i].bytes, pieces[i].size) != 0)
+                        return false;
+        return true;
+}
+
+hr_status hr_topology_init(struct hr_topology *topology, const struct hr_graph *graph,
+                           const void *suffix, size_t suffix_bytes, struct hr_diag *diag) {
+        struct canonical_header header;
+        struct piece pieces[PIECES];
         uint8_t *cursor;
 
-        HR_ASSERT(graph->frozen);
-        HR_ASSERT(suffix_bytes <= UINT32_MAX);
-        topology->size = sizeof header + tensors_bytes + sources_bytes + suffix_bytes;
+        pieces_init(pieces, &header, graph, suffix, suffix_bytes);
+        topology->size = 0;
+        for (int i = 0; i < PIECES; i++)
+                topology->size += pieces[i].size;
         topology->bytes = malloc(topology->size);
         if (!topology->bytes)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the key of a graph");
         cursor = topology->bytes;
-        memcpy(cursor, &header, sizeof header);
-        cursor += sizeof header;
-        memcpy(cursor, graph->tensors, tensors_bytes);
-        cursor += tensors_bytes;
-        memcpy(cursor, graph->sources, sources_bytes);
-        cursor += sources_bytes;
-        if (suffix_bytes)
-                memcpy(cursor, suffix, suffix_bytes);
-        hash = XXH3_128bits(topology->bytes, topology->size);
-        topology->key = (struct hr_topology_key) { .high = hash.high64, .low = hash.low64 };
+        for (int i = 0; i < PIECES; cursor += pieces[i].size, i++)
+                if (pieces[i].size)
+                        memcpy(cursor, pieces[i].bytes, pieces[i].size);
+        topology->key = key_of(XXH3_128bits(topology->bytes, topology->size));
         return HR_OK;
 }
 

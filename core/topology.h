@@ -24,6 +24,12 @@ struct hr_topology {
 HR_NODISCARD hr_status hr_topology_init(struct hr_topology *topology, const struct hr_graph *graph,
                                         const void *suffix, size_t suffix_bytes,
                                         struct hr_diag *diag);
+/* The key alone, without making the bytes: for looking up. */
+struct hr_topology_key hr_topology_key_of(const struct hr_graph *graph, const void *suffix,
+                                          size_t suffix_bytes);
+/* Are the canonical bytes of the graph, followed by the suffix, those of the topology? */
+bool hr_topology_matches(const struct hr_topology *topology, const struct hr_graph *graph,
+                         const void *suffix, size_t suffix_bytes);
 void hr_topology_deinit(struct hr_topology *topology);
 bool hr_topology_equal(const struct hr_topology *a, const struct hr_topology *b);
 /* True when both have the same ops, sources and leaf kinds and differ in shapes, types or parameters

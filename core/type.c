@@ -68,7 +68,11 @@ int hr_type_from_name(const char *name) {
 bool hr_type_row_bytes(uint32_t type, int64_t elements, uint64_t *ret_bytes) {
         const struct hr_type_info *info = hr_type_info(type);
 
-        if (!info || elements < 0 || elements % info->block_elements != 0)
+        if (!info || elements < 0)
+                return false;
+        if (info->block_elements == 1) /* no divisions: every tensor of a graph comes here */
+                return hr_mul_u64((uint64_t) elements, info->block_bytes, ret_bytes);
+        if (elements % info->block_elements != 0)
                 return false;
         return hr_mul_u64((uint64_t) elements / info->block_elements, info->block_bytes, ret_bytes);
 }

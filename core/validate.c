@@ -29,16 +29,24 @@ static hr_status refuse_tensor(struct hr_diag *diag, uint32_t id, const char *re
         return hr_fail_reason(diag, HR_E_INVALID, reason, "%s", words);
 }
 
+/* What is wrong with a type and extents that cannot be laid out. */
+static hr_status refuse_shape(const struct hr_graph *graph, uint32_t id, struct hr_diag *diag) {
+        struct hr_tensor dense = graph->tensors[id];
+        struct hr_diag own = { 0 };
+        hr_status status = hr_tensor_set_contiguous(&dense, &own);
+
+        HR_ASSERT(status != HR_OK);
+        return refuse_tensor(diag, id, own.reason, "%s", own.words);
+}
+
 /* Type, extents and, where declared, strides: sane in themselves and under the limit. */
 static hr_status check_size(const struct hr_graph *graph, const struct hr_graph_limits *limits,
                             uint32_t id, struct hr_diag *diag) {
         struct hr_tensor dense = graph->tensors[id];
-        struct hr_diag own = { 0 };
-        hr_status status = hr_tensor_set_contiguous(&dense, &own);
         uint64_t bytes;
 
-        if (status != HR_OK)
-                return refuse_tensor(diag, id, own.reason, "%s", own.words);
+        if (hr_tensor_set_contiguous(&dense, NULL) != HR_OK)
+                return refuse_shape(graph, id, diag);
         bytes = dense.nb[HR_DIMS - 1] * (uint64_t) dense.ne[HR_DIMS - 1];
         if (limits->tensor_bytes_max && bytes > limits->tensor_bytes_max) {
                 if (diag && diag->status == HR_OK) {

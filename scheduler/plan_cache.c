@@ -144,10 +144,14 @@ static hr_status suffix_make(const struct hr_plan_request *request, struct hr_pl
 /* ---- Looking up -------------------------------------------------------------------------------
  */
 
-static struct entry *find(const struct hr_plan_cache *cache, const struct hr_topology *topology) {
-        struct entry *entry = cache->buckets[topology->key.low & cache->bucket_mask];
+static struct entry *find(const struct hr_plan_cache *cache, const struct hr_graph *graph,
+                          const uint8_t *suffix, size_t suffix_bytes) {
+        struct hr_topology_key key = hr_topology_key_of(graph, suffix, suffix_bytes);
+        struct entry *entry = cache->buckets[key.low & cache->bucket_mask];
 
-        while (entry && !hr_topology_equal(&entry->topology, topology))
+        while (entry &&
+               (entry->topology.key.low != key.low || entry->topology.key.high != key.high ||
+                !hr_topology_matches(&entry->topology, graph, suffix, suffix_bytes)))
                 entry = entry->next_in_bucket;
         return entry;
 }
@@ -286,10 +290,8 @@ static hr_status get(struct hr_plan_cache *cache, const struct hr_plan_request *
         hr_status status;
 
         HR_TRY(suffix_make(request, facts, diag, &suffix, &suffix_bytes));
-        HR_TRY(hr_topology_init(&topology, request->graph, suffix, suffix_bytes, diag));
-        entry = find(cache, &topology);
+        entry = find(cache, request->graph, suffix, suffix_bytes);
         if (entry) {
-                hr_topology_deinit(&topology);
                 hr_list_remove(&entry->by_use);
                 hr_list_append(&cache->by_use, &entry->by_use);
                 ++cache->stats.count[HR_PLAN_HIT];
@@ -298,6 +300,7 @@ static hr_status get(struct hr_plan_cache *cache, const struct hr_plan_request *
                 *ret_plan = hr_plan_ref(entry->plan);
                 return HR_OK;
         }
+        HR_TRY(hr_topology_init(&topology, request->graph, suffix, suffix_bytes, diag));
         status = hr_plan_new(request, diag, ret_plan);
         if (status != HR_OK) {
                 hr_topology_deinit(&topology);

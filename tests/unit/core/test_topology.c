@@ -20,9 +20,14 @@ static struct hr_graph *make(int64_t width, const char *name, float constant) {
 
 static struct hr_topology key_of(struct hr_graph *graph, const char *suffix) {
         struct hr_topology topology;
+        struct hr_topology_key key;
         struct hr_diag diag = { 0 };
 
         HR_EXPECT_OK(hr_topology_init(&topology, graph, suffix, strlen(suffix), &diag), &diag);
+        key = hr_topology_key_of(graph, suffix, strlen(suffix));
+        HR_EXPECT(key.high == topology.key.high && key.low == topology.key.low);
+        HR_EXPECT(hr_topology_matches(&topology, graph, suffix, strlen(suffix)));
+        HR_EXPECT(!hr_topology_matches(&topology, graph, "another suffix", 14));
         hr_graph_unref(graph);
         return topology;
 }
