@@ -1,4 +1,4 @@
-"""The command line: headrace generate | devices | explain | stats | inspect.
+"""The command line: headrace generate | devices | explain | stats | inspect | quantize.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done; 1 the daemon refused or failed;
 2 wrong usage; 3 no daemon, or the connection was lost; 4 a file cannot be used; 130 interrupted.
@@ -10,18 +10,21 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from headrace import __version__
 from headrace.client import Client, connect
 from headrace.errors import HeadraceError, PeerError, Unavailable
+from headrace.types import TensorInfo, Type, as_type
 
 if TYPE_CHECKING:
     from headrace.models.generate import Context, Model
+    from headrace.models.gguf_file import GgufFile
 
 DEFAULT_ADDRESS = "unix:/run/headrace/headrace.sock"
+LONG_FILE, INSPECT_PIECE = 64 << 20, 4 << 20  # bytes from which a bar is shown; bytes at once
 FAILED, USAGE, NO_DAEMON, BAD_FILE, INTERRUPTED = 1, 2, 3, 4, 130
 
 
@@ -128,10 +131,57 @@ def parser() -> argparse.ArgumentParser:
     stats.set_defaults(run=run_stats)
     inspect = commands.add_parser("inspect", help="what a GGUF file on this side holds")
     inspect.add_argument("file")
-    inspect.add_argument("--tensors", action="store_true", help="list the tensors")
+    inspect.add_argument(
+        "--tensors",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="list the tensors (the default)",
+    )
     inspect.add_argument("--tensor", metavar="NAME", help="statistics of one tensor's values")
     inspect.set_defaults(run=run_inspect)
+    add_quantize(commands.add_parser("quantize", parents=[common], help="convert a file's weights"))
     return top
+
+
+def add_quantize(quantize: argparse.ArgumentParser) -> None:
+    """The arguments of quantize."""
+    quantize.add_argument("source", metavar="SOURCE.gguf", help="a GGUF file on this side")
+    quantize.add_argument("target", metavar="TARGET.gguf", help="the file to write")
+    quantize.add_argument("type", type=element_type, metavar="TYPE", help="for example q4_K")
+    quantize.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="tensors that stay as they are (a glob over names; may be repeated)",
+    )
+    quantize.add_argument(
+        "--type",
+        dest="types",
+        action="append",
+        default=[],
+        type=pattern_type,
+        metavar="PATTERN=TYPE",
+        help="tensors with a type of their own (may be repeated, the first match counts)",
+    )
+    quantize.add_argument("--force", action="store_true", help="replace a file that exists")
+    quantize.set_defaults(run=run_quantize)
+
+
+def element_type(text: str) -> Type:
+    """A type's name."""
+    try:
+        return as_type(text.upper())
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def pattern_type(text: str) -> tuple[str, Type]:
+    """*.ffn_down.weight=q6_K -> the glob and the type."""
+    pattern, equals, name = text.rpartition("=")
+    if not equals or not pattern:
+        raise argparse.ArgumentTypeError(f"{text!r}: PATTERN=TYPE")
+    return pattern, element_type(name)
 
 
 def natural(text: str) -> int:
@@ -186,6 +236,36 @@ def progress(words: str) -> Iterator[None]:
         task = bar.add_task(words, total=None)
         yield
         bar.update(task, total=1, completed=1)
+
+
+@contextmanager
+def progress_of(words: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr for `total` bytes; gives the function that takes the bytes done since."""
+    try:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+    except ModuleNotFoundError:
+        print(f"{words} ...", file=sys.stderr)
+        yield lambda count: None
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    with bar:
+        task = bar.add_task(words, total=total)
+        yield lambda count: bar.update(task, advance=count)
 
 
 def load_model(client: Client, options: argparse.Namespace) -> Model:
@@ -339,23 +419,34 @@ def run_stats(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_inspect(options: argparse.Namespace) -> int:
-    """Metadata and tensors of a file."""
+def open_gguf(path: str) -> GgufFile:
+    """A GGUF file on this side; a bar while a long one is read."""
     from headrace.models.gguf_file import GgufError, GgufFile
 
     try:
-        file = GgufFile(options.file)
-        if options.tensor is not None and options.tensor not in file:
-            raise FileError(f"{options.file} has no tensor {options.tensor}")
-    except (OSError, GgufError) as error:
+        if os.path.getsize(path) < LONG_FILE:
+            return GgufFile(path)
+        with progress(f"Reading {path}"):
+            return GgufFile(path)
+    except GgufError as error:
+        raise FileError(f"{path}: {error}") from error
+    except (OSError, ValueError) as error:
         raise FileError(str(error)) from error
+
+
+def run_inspect(options: argparse.Namespace) -> int:
+    """Metadata and tensors of a file."""
+    file = open_gguf(options.file)
     if options.tensor is not None:
+        if options.tensor not in file:
+            raise FileError(f"{options.file} has no tensor {options.tensor}")
         print_values(file, options.tensor)
         return 0
     print(
         f"GGUF version {file.version}, {len(file)} tensors, "
         f"{sum(t.nbytes for t in file.values()) / 1e6:.1f} MB"
     )
+    print(f"types: {type_counts(file.values())}")
     for key, value in file.metadata.items():
         print(f"{key} = {shortened(value)}")
     if options.tensors:
@@ -371,27 +462,108 @@ def run_inspect(options: argparse.Namespace) -> int:
     return 0
 
 
-def print_values(file: Any, name: str) -> None:
-    """Statistics of a tensor's values."""
+def type_counts(tensors: Iterable[TensorInfo]) -> str:
+    """How many tensors, and how many bytes, there are of each type."""
+    found: dict[Type, tuple[int, int]] = {}
+    for info in tensors:
+        count, size = found.get(info.type, (0, 0))
+        found[info.type] = (count + 1, size + info.nbytes)
+    return ", ".join(
+        f"{count} {number.name.lower()} ({mega(size)} MB)"
+        for number, (count, size) in sorted(found.items(), key=lambda item: -item[1][1])
+    )
+
+
+def print_values(file: GgufFile, name: str) -> None:
+    """Statistics of a tensor's values; a bar when there are many."""
     import numpy as np
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
     info = file[name]
     raw = file.read(name)
+    raw = raw.reshape(-1, raw.shape[-1]) if raw.size else raw.reshape(0, 1)
     dtype = info.type.dtype
-    values = (
-        raw.view(dtype)
-        if dtype is not None
-        else dequantize(raw, GGMLQuantizationType(int(info.type)))
-    )
-    values = np.asarray(values, np.float64)
+    step = max(1, INSPECT_PIECE // raw.shape[-1])
+    pieces = range(0, len(raw), step)
+    least, greatest = float("inf"), float("-inf")
+    near = total = squares = 0.0
+    zeros = count = 0
     print(f"{name}: {info.type.name.lower()} {info.shape}, {info.nbytes} bytes")
-    if values.size:
+    with progress_of(name, raw.nbytes) if len(pieces) > 1 else silence() as advance:
+        for at in pieces:
+            piece = raw[at : at + step]
+            try:
+                values = np.asarray(
+                    piece.view(dtype)
+                    if dtype is not None
+                    else dequantize(piece, GGMLQuantizationType(int(info.type))),
+                    np.float64,
+                )
+            except (NotImplementedError, ValueError) as error:
+                kind = info.type.name.lower()
+                raise FileError(f"{name}: values of type {kind} cannot be shown here") from error
+            # Sums of differences to a value near the mean: nothing is lost when squares are taken.
+            if count == 0:
+                near = float(values.flat[0]) if np.isfinite(values.flat[0]) else 0.0
+            least = float(np.minimum(least, values.min()))
+            greatest = float(np.maximum(greatest, values.max()))
+            total += float((values - near).sum())
+            squares += float(((values - near) ** 2).sum())
+            zeros += int((values == 0).sum())
+            count += values.size
+            advance(piece.nbytes)
+    if count:
+        shift = total / count
+        deviation = max(squares / count - shift * shift, 0.0) ** 0.5
         print(
-            f"least {values.min():.6g}, greatest {values.max():.6g}, mean {values.mean():.6g}, "
-            f"deviation {values.std():.6g}, zeros {int((values == 0).sum())}"
+            f"least {least:.6g}, greatest {greatest:.6g}, mean {near + shift:.6g}, "
+            f"deviation {deviation:.6g}, zeros {zeros}"
         )
+
+
+@contextmanager
+def silence() -> Iterator[Callable[[int], None]]:
+    """Progress of what is too short for a bar."""
+    yield lambda count: None
+
+
+def run_quantize(options: argparse.Namespace) -> int:
+    """A file with its weights as another type; figures to stderr."""
+    from headrace.models.gguf_file import GgufError
+    from headrace.models.quantize import choose, quantize
+
+    if os.path.exists(options.target) and not options.force:
+        raise FileError(f"{options.target} exists: --force replaces it")
+    file = open_gguf(options.source)
+    choices = choose(list(file.values()), options.type, options.keep, options.types)
+    before = sum(choice.source.nbytes for choice in choices)
+    with connect(options.connect, name="headrace quantize") as client:
+        try:
+            with progress_of(f"Writing {options.target}", before) as advance:
+                quantize(
+                    client,
+                    file,
+                    options.target,
+                    choices,
+                    options.type,
+                    force=options.force,
+                    advance=advance,
+                )
+        except HeadraceError:
+            raise
+        except (OSError, GgufError) as error:
+            raise FileError(str(error)) from error
+    after = [choice.target for choice in choices]
+    print(
+        f"{mega(before)} MB to {mega(sum(t.nbytes for t in after))} MB: {type_counts(after)}; "
+        f"{sum(choice.kept for choice in choices)} tensors kept as they were",
+        file=sys.stderr,
+    )
+    again = sum(choice.source.type.is_block and not choice.kept for choice in choices)
+    if again:
+        print(f"{again} tensors were rounded before: their errors add up", file=sys.stderr)
+    return 0
 
 
 def shortened(value: Any) -> str:

@@ -103,6 +103,7 @@ class GgufFile(Mapping[str, TensorInfo]):
         if self.version not in (2, 3):
             raise GgufError(f"GGUF version {self.version}")
         tensors, pairs = reader.u64(), reader.u64()
+        self._pairs = (reader.at, pairs)
         self.metadata = reader.pairs(pairs)
         self._tensors: dict[str, TensorInfo] = {}
         self._offsets: dict[str, int] = {}
@@ -115,8 +116,10 @@ class GgufFile(Mapping[str, TensorInfo]):
             number = Type(reader.u32())
             self._tensors[name] = TensorInfo(name, number, as_shape(ne, max(dims, 1)))
             self._offsets[name] = reader.u64()
-        align = int(self.metadata.get("general.alignment", 32))
-        self._start = -(-reader.at // align) * align
+        self.alignment = int(self.metadata.get("general.alignment", 32))
+        if self.alignment < 1:
+            raise GgufError(f"alignment {self.alignment}")
+        self._start = -(-reader.at // self.alignment) * self.alignment
 
     def __getitem__(self, name: str) -> TensorInfo:
         return self._tensors[name]
@@ -126,6 +129,16 @@ class GgufFile(Mapping[str, TensorInfo]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def pairs(self) -> Iterator[tuple[str, memoryview]]:
+        """The key-value pairs as they stand in the file: key, and the bytes of key and value."""
+        at, count = self._pairs
+        reader = _Reader(memoryview(self._map), at)
+        for _ in range(count):
+            at = reader.at
+            key = reader.string()
+            reader.value(reader.u32())
+            yield key, reader.data[at : reader.at]
 
     def read(self, name: str) -> Array:
         """A tensor's bytes as uint8, one row per row of the tensor; not copied."""
