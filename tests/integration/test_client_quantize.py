@@ -219,7 +219,9 @@ def test_small_limits(source: Path, tmp_path: Path) -> None:
         done = headrace_command(small, "quantize", source, target, "q4_1")
         assert done.returncode == 0, done.stderr
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(target).tensors}
-    assert nmse(values()["token_embd.weight"], decoded(tensors["token_embd.weight"])) <= ERROR["q4_1"]
+    assert (
+        nmse(values()["token_embd.weight"], decoded(tensors["token_embd.weight"])) <= ERROR["q4_1"]
+    )
 
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
