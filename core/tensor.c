@@ -53,6 +53,8 @@ static bool tensor_span(const struct hr_tensor *tensor, uint64_t *ret_bytes) {
 
                 if (i == 0 && info->block_elements != 1) /* a division takes as long as all else */
                         count /= info->block_elements;
+                if (count == 1)
+                        continue;
                 if (count < 1 || !hr_mul_u64((uint64_t) count - 1, tensor->nb[i], &step) ||
                     !hr_add_u64(span, step, &span))
                         return false;

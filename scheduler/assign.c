@@ -99,12 +99,13 @@ static bool is_weight(const struct hr_planner *planner, uint32_t tensor) {
 /* Step 6 of pass 1: where the first weight among the sources lives. */
 static void follow_weight(struct hr_planner *planner, uint32_t tensor) {
         const struct hr_plan_tensor *t = planner_tensor(planner, tensor);
+        const uint32_t *sources = planner->graph->sources + t->source_first;
         int64_t home, target;
 
         if (t->op == HR_OP_ROPE || t->op == HR_OP_FLASH_ATTN_EXT)
                 return;
         for (uint32_t i = 0; i < t->source_count; ++i) {
-                uint32_t source = planner_source(planner, tensor, i);
+                uint32_t source = sources[i];
 
                 if (source == HR_TENSOR_NONE || !is_weight(planner, source))
                         continue;
@@ -121,11 +122,14 @@ static void follow_weight(struct hr_planner *planner, uint32_t tensor) {
 static hr_status assign_by_memory(struct hr_planner *planner, uint32_t tensor) {
         const struct hr_plan_tensor *t = planner_tensor(planner, tensor);
         uint32_t buffer = planner_buffer(planner, tensor);
-        int64_t home = home_of(planner, tensor, tensor);
+        int64_t home;
 
-        if (home >= 0) {
-                assign(planner, tensor, home, HR_CAUSE_MEMORY);
-                return HR_OK;
+        if (buffer != HR_NO_BUFFER) {
+                home = home_of(planner, tensor, tensor);
+                if (home >= 0) {
+                        assign(planner, tensor, home, HR_CAUSE_MEMORY);
+                        return HR_OK;
+                }
         }
         if (t->view_base != HR_TENSOR_NONE) {
                 home = home_of(planner, t->view_base, tensor);

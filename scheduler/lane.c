@@ -154,27 +154,18 @@ static hr_status choose_method(struct lanes *lanes, struct hr_plan_copy *copy) {
         return HR_OK;
 }
 
-static void touch_split(struct lanes *lanes, const struct hr_plan_split *split) {
-        struct hr_plan *plan = lanes->plan;
-        const struct hr_graph *graph = lanes->planner->graph;
+/* All that the nodes touch in place; `next` is the first use that is not an earlier split's. */
+static void touch_split(struct lanes *lanes, const struct hr_plan_split *split, uint32_t *next) {
+        const struct hr_planner *planner = lanes->planner;
+        uint32_t u = *next, tensors = lanes->plan->tensor_count;
 
         if (split->step_count)
                 join_own_pool(lanes, split->device);
-        for (uint32_t k = 0; k < split->step_count; ++k) {
-                uint32_t node = plan->steps[split->step_first + k];
-                uint32_t id = graph->leaf_count + node;
-
-                const struct hr_plan_tensor *t = planner_tensor(lanes->planner, id);
-                const uint32_t *sources = graph->sources + t->source_first;
-                const uint32_t *copies = plan->source_copy + plan->source_start[node];
-
-                touch(lanes, split->device, plan->root[id]);
-                for (uint32_t i = 0; i < t->source_count; ++i) {
-                        if (sources[i] != HR_TENSOR_NONE && sources[i] != id &&
-                            copies[i] == HR_NO_COPY)
-                                touch(lanes, split->device, plan->root[sources[i]]);
-                }
+        for (; u < planner->use_count && planner->uses[u].node < split->end; ++u) {
+                if (planner->uses[u].holder < tensors)
+                        touch(lanes, split->device, planner->uses[u].holder);
         }
+        *next = u;
 }
 
 static hr_status touch_outputs(struct lanes *lanes) {
@@ -257,6 +248,7 @@ hr_status hr_plan_lanes(struct hr_planner *planner) {
         struct hr_plan *plan = planner->plan;
         uint64_t items = (uint64_t) in->device_count + in->kind_count + in->buffer_count;
         struct lanes lanes = {.planner = planner, .plan = plan};
+        uint32_t next_use = 0;
 
         lanes.parent = planner_scratch(planner, items, sizeof *lanes.parent);
         lanes.used = planner_scratch(planner, in->device_count, sizeof *lanes.used);
@@ -270,7 +262,7 @@ hr_status hr_plan_lanes(struct hr_planner *planner) {
         for (uint32_t i = 0; i < items; ++i)
                 lanes.parent[i] = i;
         for (uint32_t s = 0; s < plan->split_count; ++s)
-                touch_split(&lanes, &plan->splits[s]);
+                touch_split(&lanes, &plan->splits[s], &next_use);
         for (uint32_t c = 0; c < plan->copy_count; ++c) {
                 HR_TRY(choose_method(&lanes, &plan->copies[c]));
                 if (plan->copies[c].write_back)

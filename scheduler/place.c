@@ -32,7 +32,7 @@ struct pool {
         uint64_t slot_end;
 };
 
-/* What becomes of a root's memory. */
+/* What becomes of the memory of a root or a copy. */
 struct life {
         int64_t last_use;
         uint64_t bytes;       /* held now; 0 = nothing */
@@ -42,11 +42,12 @@ struct life {
 struct placer {
         struct hr_planner *planner;
         struct hr_plan *plan;
-        struct pool *pools;     /* per kind */
-        struct life *lives;     /* per tensor (roots) */
-        int64_t *copy_last_use; /* per copy */
-        uint32_t *leaf_next;    /* per leaf: next leaf of the same first split */
-        uint32_t *leaf_head;    /* per split, + 1 for leaves that only outputs need */
+        struct pool *pools;         /* per kind */
+        struct life *lives;         /* per holder */
+        struct hr_plan_use *deaths; /* the uses after which nobody needs the holder */
+        uint32_t death_count, next_death;
+        uint32_t *leaf_next; /* per leaf: next leaf of the same first split */
+        uint32_t *leaf_head; /* per split, + 1 for leaves that only outputs need */
 };
 
 /* ---- Free lists -------------------------------------------------------------------------------
@@ -162,42 +163,41 @@ static int64_t node_time(uint32_t node) {
         return 2 * (int64_t) node + 1;
 }
 
-/* Calls come in the order of time. */
-static void use(struct placer *placer, uint32_t tensor, int64_t time, uint32_t split) {
-        struct life *life = &placer->lives[placer->plan->root[tensor]];
-
-        life->last_use = time;
-        life->first_split = HR_MIN(life->first_split, split);
-}
-
-static void use_split(struct placer *placer, uint32_t s) {
+/* Uses come in the order of time. A split copies at its start. */
+static void use_split(struct placer *placer, uint32_t s, uint32_t *next) {
         struct hr_plan *plan = placer->plan;
+        const struct hr_planner *planner = placer->planner;
         const struct hr_plan_split *split = &plan->splits[s];
-        const struct hr_graph *graph = placer->planner->graph;
+        uint32_t u = *next;
 
         for (uint32_t i = 0; i < split->input_count; ++i) {
                 const struct hr_plan_copy *copy =
                         &plan->copies[plan->inputs[split->input_first + i]];
+                struct life *life = &placer->lives[plan->root[copy->tensor]];
 
-                if (copy->source_device != HR_NO_INDEX)
-                        use(placer, copy->tensor, 2 * (int64_t) split->start, s);
+                if (copy->source_device == HR_NO_INDEX)
+                        continue;
+                life->last_use = 2 * (int64_t) split->start;
+                life->first_split = HR_MIN(life->first_split, s);
         }
-        for (uint32_t k = 0; k < split->step_count; ++k) {
-                uint32_t node = plan->steps[split->step_first + k], id = graph->leaf_count + node;
-                const struct hr_plan_tensor *t = planner_tensor(placer->planner, id);
-                const uint32_t *sources = graph->sources + t->source_first;
-                const uint32_t *copies = plan->source_copy + plan->source_start[node];
-                int64_t time = node_time(node);
+        for (; u < planner->use_count && planner->uses[u].node < split->end; ++u) {
+                struct life *life = &placer->lives[planner->uses[u].holder];
 
-                use(placer, id, time, s);
-                if (plan->result_copy && plan->result_copy[node] != HR_NO_COPY)
-                        placer->copy_last_use[plan->result_copy[node]] = time;
-                for (uint32_t i = 0; i < t->source_count; ++i) {
-                        if (copies[i] != HR_NO_COPY)
-                                placer->copy_last_use[copies[i]] = time;
-                        else if (sources[i] != HR_TENSOR_NONE)
-                                use(placer, sources[i], time, s);
-                }
+                life->last_use = node_time(planner->uses[u].node);
+                life->first_split = HR_MIN(life->first_split, s);
+        }
+        *next = u;
+}
+
+/* A holder that a node uses twice is listed twice; what is given back is given back once. */
+static void find_deaths(struct placer *placer) {
+        const struct hr_planner *planner = placer->planner;
+
+        for (uint32_t u = 0; u < planner->use_count; ++u) {
+                struct hr_plan_use use = planner->uses[u];
+
+                placer->deaths[placer->death_count] = use;
+                placer->death_count += placer->lives[use.holder].last_use == node_time(use.node);
         }
 }
 
@@ -219,16 +219,18 @@ static void chain_leaves(struct placer *placer) {
 
 static void find_lifetimes(struct placer *placer) {
         struct hr_plan *plan = placer->plan;
+        uint32_t next = 0;
 
-        for (uint32_t i = 0; i < plan->tensor_count; ++i) {
+        for (uint32_t i = 0; i < plan->tensor_count + plan->copy_count; ++i) {
                 placer->lives[i] = (struct life){.last_use = -1, .first_split = HR_NO_INDEX};
         }
         for (uint32_t s = 0; s < plan->split_count; ++s)
-                use_split(placer, s);
+                use_split(placer, s, &next);
         for (uint32_t i = 0; i < plan->tensor_count; ++i) {
                 if (planner_tensor(placer->planner, i)->flags & HR_TENSOR_OUTPUT)
                         placer->lives[plan->root[i]].last_use = FOREVER;
         }
+        find_deaths(placer);
         chain_leaves(placer);
 }
 
@@ -285,13 +287,16 @@ static hr_status place_shared(struct placer *placer, uint32_t device, uint64_t b
         return HR_OK;
 }
 
-static hr_status release(struct placer *placer, const struct hr_place *place, uint64_t *bytes,
-                         uint32_t split) {
-        uint64_t held = *bytes;
+static hr_status release(struct placer *placer, uint32_t holder, uint32_t split) {
+        struct hr_plan *plan = placer->plan;
+        const struct hr_place *place = holder < plan->tensor_count
+                                               ? &plan->place[holder]
+                                               : &plan->copies[holder - plan->tensor_count].place;
+        uint64_t held = placer->lives[holder].bytes;
 
         if (held == 0)
                 return HR_OK;
-        *bytes = 0;
+        placer->lives[holder].bytes = 0;
         return pool_give(placer, &placer->pools[place->index], place->offset, held, split);
 }
 
@@ -313,8 +318,10 @@ static bool arrives_from_elsewhere(const struct hr_plan *plan, const struct hr_p
                plan->lane[copy->source_device] != plan->lane[copy->device];
 }
 
-static hr_status place_copy(struct placer *placer, struct hr_plan_copy *copy, uint64_t *held) {
+static hr_status place_copy(struct placer *placer, uint32_t index) {
         struct hr_plan *plan = placer->plan;
+        struct hr_plan_copy *copy = &plan->copies[index];
+        uint64_t *held = &placer->lives[plan->tensor_count + index].bytes;
         int64_t stamp;
 
         if (copy->method == HR_COPY_STAGED || copy->back_staged) {
@@ -333,7 +340,7 @@ static hr_status place_copy(struct placer *placer, struct hr_plan_copy *copy, ui
         return HR_OK;
 }
 
-static hr_status place_prologue(struct placer *placer, uint32_t s, uint64_t *copy_bytes) {
+static hr_status place_prologue(struct placer *placer, uint32_t s) {
         struct hr_plan *plan = placer->plan;
         const struct hr_plan_split *split = &plan->splits[s];
         const uint32_t *inputs = plan->inputs + split->input_first;
@@ -342,12 +349,12 @@ static hr_status place_prologue(struct placer *placer, uint32_t s, uint64_t *cop
              leaf = placer->leaf_next[leaf])
                 HR_TRY(place_leaf(placer, leaf));
         for (uint32_t i = 0; i < split->input_count; ++i)
-                HR_TRY(place_copy(placer, &plan->copies[inputs[i]], &copy_bytes[inputs[i]]));
+                HR_TRY(place_copy(placer, inputs[i]));
         for (uint32_t i = 0; i < split->input_count; ++i) {
                 uint32_t root = plan->root[plan->copies[inputs[i]].tensor];
 
                 if (placer->lives[root].last_use == 2 * (int64_t) split->start)
-                        HR_TRY(release(placer, &plan->place[root], &placer->lives[root].bytes, s));
+                        HR_TRY(release(placer, root, s));
         }
         return HR_OK;
 }
@@ -380,87 +387,53 @@ static bool read_otherwise(const struct placer *placer, uint32_t id, uint32_t ro
         return false;
 }
 
-/* Takes over a copy that dies in this node. */
-static bool reuse_copy(struct placer *placer, uint32_t id, uint32_t copy, uint64_t *copy_bytes) {
-        struct hr_plan *plan = placer->plan;
-        const struct hr_plan_copy *c = &plan->copies[copy];
-
-        if (copy_bytes[copy] == 0)
-                return false;
-        plan->place[id] = c->place;
-        placer->lives[id].bytes = copy_bytes[copy];
-        copy_bytes[copy] = 0;
-        return true;
-}
-
 /* Takes over the memory of a source that dies in this node. */
-static bool reuse_source(struct placer *placer, uint32_t node, uint32_t id, uint64_t *copy_bytes) {
+static bool reuse_source(struct placer *placer, uint32_t node, uint32_t id) {
         struct hr_plan *plan = placer->plan;
         const struct hr_plan_tensor *t = planner_tensor(placer->planner, id);
         const struct hr_tensor *tensors = placer->planner->graph->tensors;
+        const uint32_t *sources = placer->planner->graph->sources + t->source_first;
+        const uint32_t *copies = plan->source_copy + plan->source_start[node];
         uint32_t kind = placer->planner->in->devices[plan->device[id]].kind;
-
         uint32_t candidates = HR_MIN(reusable_sources(t->op), t->source_count);
 
         for (uint32_t i = 0; i < candidates; ++i) {
-                uint32_t source = planner_source(placer->planner, id, i), root;
-                uint32_t copy = plan->source_copy[plan->source_start[node] + i];
+                bool copied = copies[i] != HR_NO_COPY;
+                uint32_t source = sources[i], root, holder;
+                const struct hr_place *place;
 
                 if (source == HR_TENSOR_NONE || source == id ||
                     !same_layout(&tensors[id], &tensors[source]))
                         continue;
-                if (copy != HR_NO_COPY) {
-                        if (placer->copy_last_use[copy] == node_time(node) &&
-                            reuse_copy(placer, id, copy, copy_bytes))
-                                return true;
-                        continue;
-                }
                 root = plan->root[source];
-                if (placer->lives[root].bytes == 0 ||
-                    placer->lives[root].last_use != node_time(node) ||
-                    plan->place[root].index != kind || plan->root_offset[source] != 0 ||
-                    read_otherwise(placer, id, root, source))
+                holder = copied ? plan->tensor_count + copies[i] : root;
+                place = copied ? &plan->copies[copies[i]].place : &plan->place[root];
+                if (placer->lives[holder].bytes == 0 ||
+                    placer->lives[holder].last_use != node_time(node))
                         continue;
-                plan->place[id] = plan->place[root];
-                placer->lives[id].bytes = placer->lives[root].bytes;
-                placer->lives[root].bytes = 0;
+                if (!copied && (place->index != kind || plan->root_offset[source] != 0 ||
+                                read_otherwise(placer, id, root, source)))
+                        continue;
+                plan->place[id] = *place;
+                placer->lives[id].bytes = placer->lives[holder].bytes;
+                placer->lives[holder].bytes = 0;
                 return true;
         }
         return false;
 }
 
-static hr_status place_node(struct placer *placer, uint32_t s, uint32_t node,
-                            uint64_t *copy_bytes) {
+static hr_status place_node(struct placer *placer, uint32_t s, uint32_t node) {
         struct hr_plan *plan = placer->plan;
         uint32_t id = placer->planner->graph->leaf_count + node;
-        int64_t time = node_time(node), stamp;
-        const struct hr_plan_tensor *t = planner_tensor(placer->planner, id);
-        const uint32_t *sources = placer->planner->graph->sources + t->source_first;
-        const uint32_t *copies = plan->source_copy + plan->source_start[node];
+        int64_t stamp;
 
         if (plan->root[id] == id && placer->planner->in->tensor_buffer[id] == HR_NO_BUFFER &&
-            !reuse_source(placer, node, id, copy_bytes))
+            !reuse_source(placer, node, id))
                 HR_TRY(place_shared(placer, (uint32_t) plan->device[id], plan->span[id],
                                     &plan->place[id], &placer->lives[id].bytes, &stamp));
-        for (uint32_t i = 0; i < t->source_count; ++i) {
-                uint32_t source = sources[i], copy = copies[i], root;
-
-                if (copy != HR_NO_COPY) {
-                        if (placer->copy_last_use[copy] == time)
-                                HR_TRY(release(placer, &plan->copies[copy].place, &copy_bytes[copy],
-                                               s));
-                        continue;
-                }
-                root = source == HR_TENSOR_NONE ? HR_NO_INDEX : plan->root[source];
-                if (root != HR_NO_INDEX && placer->lives[root].last_use == time)
-                        HR_TRY(release(placer, &plan->place[root], &placer->lives[root].bytes, s));
-        }
-        if (plan->result_copy && plan->result_copy[node] != HR_NO_COPY)
-                HR_TRY(release(placer, &plan->copies[plan->result_copy[node]].place,
-                               &copy_bytes[plan->result_copy[node]], s));
-        if (placer->lives[plan->root[id]].last_use == time)
-                HR_TRY(release(placer, &plan->place[plan->root[id]],
-                               &placer->lives[plan->root[id]].bytes, s));
+        while (placer->next_death < placer->death_count &&
+               placer->deaths[placer->next_death].node == node)
+                HR_TRY(release(placer, placer->deaths[placer->next_death++].holder, s));
         return HR_OK;
 }
 
@@ -538,14 +511,15 @@ static hr_status placer_init(struct placer *placer) {
         uint64_t count = plan->tensor_count;
 
         placer->pools = planner_scratch(planner, in->kind_count, sizeof *placer->pools);
-        placer->lives = planner_scratch(planner, count, sizeof *placer->lives);
-        placer->copy_last_use = planner_scratch(planner, plan->copy_count, sizeof(int64_t));
+        placer->lives = planner_scratch(planner, count + plan->copy_count, sizeof *placer->lives);
+        placer->deaths =
+                planner_scratch(planner, (uint64_t) planner->use_count + 1, sizeof *placer->deaths);
         placer->leaf_next = planner_scratch(planner, count, sizeof(uint32_t));
         placer->leaf_head =
                 planner_scratch(planner, (uint64_t) plan->split_count + 1, sizeof(uint32_t));
         plan->place = planner_keep(planner, count, sizeof *plan->place);
         plan->pools = planner_keep(planner, in->kind_count, sizeof *plan->pools);
-        if (!placer->pools || !placer->lives || !placer->copy_last_use || !placer->leaf_next ||
+        if (!placer->pools || !placer->lives || !placer->deaths || !placer->leaf_next ||
             !placer->leaf_head || !plan->place || !plan->pools)
                 return planner_out_of_memory(planner);
         memset(placer->leaf_head, 0xff, ((size_t) plan->split_count + 1) * sizeof(uint32_t));
@@ -557,21 +531,17 @@ static hr_status placer_init(struct placer *placer) {
 hr_status hr_plan_place(struct hr_planner *planner) {
         struct hr_plan *plan = planner->plan;
         struct placer placer = {.planner = planner, .plan = plan};
-        uint64_t *copy_bytes = planner_scratch(planner, plan->copy_count, sizeof *copy_bytes);
 
         HR_TRY(placer_init(&placer));
-        if (!copy_bytes)
-                return planner_out_of_memory(planner);
         find_lifetimes(&placer);
         place_homes(&placer);
         HR_TRY(place_constants(&placer));
         for (uint32_t s = 0; s < plan->split_count; ++s) {
                 const struct hr_plan_split *split = &plan->splits[s];
 
-                HR_TRY(place_prologue(&placer, s, copy_bytes));
+                HR_TRY(place_prologue(&placer, s));
                 for (uint32_t k = 0; k < split->step_count; ++k)
-                        HR_TRY(place_node(&placer, s, plan->steps[split->step_first + k],
-                                          copy_bytes));
+                        HR_TRY(place_node(&placer, s, plan->steps[split->step_first + k]));
         }
         for (uint32_t leaf = placer.leaf_head[plan->split_count]; leaf != HR_NO_INDEX;
              leaf = placer.leaf_next[leaf])

@@ -262,6 +262,11 @@ struct hr_plan_tensor {
 /* A node that writes into memory which is not its own to place: a base's, or given before. */
 #define HR_PLAN_WRITES_GIVEN 0x40U
 
+/* A node reads or writes what a holder has: a root, or a copy, which count from tensor_count on. */
+struct hr_plan_use {
+        uint32_t holder, node;
+};
+
 /* What the passes share. `scratch` lives as long as the planning. */
 struct hr_planner {
         const struct hr_plan_input *in;
@@ -280,6 +285,8 @@ struct hr_planner {
         uint64_t *allowed;   /* devices in play */
         uint32_t open_count; /* nodes, views apart, that no device has been given so far */
         bool *write_back;    /* per node, or NULL */
+        struct hr_plan_use *uses; /* by nodes that compute, in their order: sources, then result */
+        uint32_t use_count;
         uint32_t *copy_head; /* per tensor: newest copy */
         uint32_t *version;   /* per tensor (roots): writes so far */
         bool *written;       /* per tensor (roots): some node writes into it */

@@ -75,14 +75,15 @@ static hr_status open_split(struct cutter *cutter, uint32_t device, uint32_t nod
 }
 
 static bool needs_copy(const struct hr_planner *planner, uint32_t tensor, uint32_t device) {
-        bool by_label = planner->plan->device[tensor] != (int32_t) device &&
-                        !planner_could_read(planner, tensor, device);
+        bool own_label = planner->plan->device[tensor] == (int32_t) device, by_label, by_memory;
         int64_t kind;
-        bool by_memory;
 
         if (!planner->headrace)
-                return by_label;
+                return !own_label && !planner_could_read(planner, tensor, device);
         kind = planner_root_kind(planner, planner->plan->root[tensor]);
+        if (own_label && kind == (int64_t) planner->in->devices[device].kind)
+                return false;
+        by_label = !own_label && !planner_could_read(planner, tensor, device);
         by_memory = kind >= 0 && !planner_reads(planner, device, (uint32_t) kind);
         if (by_memory != by_label)
                 ++planner->plan->rule_count[HR_RULE_REACH];
@@ -184,24 +185,35 @@ static void keep_graph_input(struct hr_planner *planner, uint32_t tensor) {
         plan->graph_inputs[plan->graph_input_count++] = tensor;
 }
 
+static void add_use(struct hr_planner *planner, uint32_t node, uint32_t holder) {
+        planner->uses[planner->use_count++] = (struct hr_plan_use){.holder = holder, .node = node};
+}
+
 static hr_status list_inputs(struct cutter *cutter, uint32_t node) {
         struct hr_planner *planner = cutter->planner;
         struct hr_plan *plan = cutter->plan;
         uint32_t id = planner->graph->leaf_count + node, device = current(cutter)->device;
+        const struct hr_plan_tensor *t = planner_tensor(planner, id);
+        const uint32_t *sources = planner->graph->sources + t->source_first;
+        bool is_step = t->flags & HR_PLAN_IS_STEP;
 
-        for (uint32_t i = 0; i < planner_tensor(planner, id)->source_count; ++i) {
-                uint32_t source = planner_source(planner, id, i), copy;
+        for (uint32_t i = 0; i < t->source_count; ++i) {
+                uint32_t source = sources[i], copy, holder;
 
                 if (source == HR_TENSOR_NONE)
                         continue;
                 if (!planner->headrace)
                         keep_graph_input(planner, source);
-                if (!needs_copy(planner, source, device))
-                        continue;
-                copy = find_copy(planner, source, device);
-                if (copy == HR_NO_COPY)
-                        HR_TRY(add_copy(cutter, source, device, &copy));
-                plan->source_copy[plan->source_start[node] + i] = copy;
+                holder = plan->root[source];
+                if (needs_copy(planner, source, device)) {
+                        copy = find_copy(planner, source, device);
+                        if (copy == HR_NO_COPY)
+                                HR_TRY(add_copy(cutter, source, device, &copy));
+                        plan->source_copy[plan->source_start[node] + i] = copy;
+                        holder = plan->tensor_count + copy;
+                }
+                if (is_step)
+                        add_use(planner, node, holder);
         }
         return HR_OK;
 }
@@ -242,8 +254,12 @@ static hr_status take_node(struct cutter *cutter, uint32_t node) {
                 HR_TRY(open_split(cutter, (uint32_t) plan->device[id], node, HR_SPLIT_WRITE_BACK));
         cutter->has_node = true;
         HR_TRY(list_inputs(cutter, node));
-        if (carried)
+        if (carried) {
                 HR_TRY(list_write_back(cutter, node));
+                add_use(planner, node, plan->tensor_count + plan->result_copy[node]);
+        }
+        if (planner_tensor(planner, id)->flags & HR_PLAN_IS_STEP)
+                add_use(planner, node, plan->root[id]);
         if (planner_writes_given(planner, id)) {
                 ++planner->version[plan->root[id]];
                 planner->written[plan->root[id]] = true;
@@ -270,7 +286,10 @@ static hr_status prepare(struct cutter *cutter) {
         }
         plan->source_start[nodes] = total;
         plan->source_copy = planner_keep(planner, total, sizeof(uint32_t));
-        if (!plan->source_copy)
+        /* Of each node the sources, the result, and a copy that is carried back. */
+        planner->uses = planner_scratch(planner, (uint64_t) total + 2 * (uint64_t) nodes,
+                                        sizeof *planner->uses);
+        if (!plan->source_copy || !planner->uses)
                 return planner_out_of_memory(planner);
         memset(plan->source_copy, 0xff, total * sizeof(uint32_t));
         memset(planner->copy_head, 0xff, plan->tensor_count * sizeof(uint32_t));
