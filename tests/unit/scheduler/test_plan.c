@@ -445,9 +445,11 @@ HR_TEST_LIMIT(planning_grows_linearly, 120) {
         (void) mallopt(M_MMAP_THRESHOLD, 1 << 30);
         (void) mallopt(M_TRIM_THRESHOLD, INT32_MAX);
         for (uint32_t n = 1; n <= 2; ++n) {
-                uint64_t small = plan_ns(4, 25000, n), large = plan_ns(4, 100000, n);
+                uint64_t small = plan_ns(4, 10000, n), large = plan_ns(4, 160000, n);
 
-                HR_EXPECT(large < 8 * small);
+                /* 16 times the nodes: 256 times the time if it were quadratic. What lies between is
+                 * for caches that the larger graph does not fit. */
+                HR_EXPECT(large < 80 * small);
         }
         (void) plan_ns(64, 20000, 16);
 }
