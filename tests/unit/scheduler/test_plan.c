@@ -195,6 +195,54 @@ HR_TEST(rule_writer_runs_where_its_base_is) {
         world_deinit(&world);
 }
 
+/* y on the first GPU, y *= w in place, and w lives on the second one, which pulls the product. */
+HR_TEST(rule_writer_follows_its_base_not_its_weight) {
+        struct sketch sketch;
+        uint32_t w, x, y, z;
+        struct world world;
+
+        sketch_init(&sketch, 8);
+        w = sketch_leaf(&sketch, HR_LEAF_WEIGHT, "w");
+        x = sketch_leaf(&sketch, HR_LEAF_INPUT, "x");
+        y = sketch_node(&sketch, HR_OP_ADD, x, x, 0);
+        z = sketch_in_place(&sketch, HR_OP_MUL, y, y, w, HR_NO_PIN);
+        sketch_output(&sketch, z);
+        world_init(&world, sketch_finish(&sketch), 2, false);
+        memcpy(world.pins, sketch.pins, sketch.tensor_count * sizeof *sketch.pins);
+        world.tensor_buffer[w] = world_buffer(&world, 2, HR_USAGE_WEIGHTS);
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_GGML)->device[z], 1);
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_HEADRACE)->device[z], 0);
+        HR_EXPECT_EQ(world.plan->cause[z], HR_CAUSE_RULE_WRITER);
+        HR_EXPECT_EQ(world.plan->rule_count[HR_RULE_WRITER], 1);
+        sketch_deinit(&sketch);
+        world_deinit(&world);
+}
+
+/* A view of GPU memory with the CPU's label: memory decides that the CPU's reader needs a copy. */
+HR_TEST(rule_reach_asks_memory_not_the_label) {
+        struct sketch sketch;
+        uint32_t s, x, view, y;
+        struct world world;
+
+        sketch_init(&sketch, 8);
+        s = sketch_leaf(&sketch, HR_LEAF_STATE, "s");
+        x = sketch_leaf(&sketch, HR_LEAF_INPUT, "x");
+        view = sketch_node(&sketch, HR_OP_VIEW, s, HR_TENSOR_NONE, 1);
+        hr_build_tensor(sketch.build, view)->view_base = s;
+        y = sketch_node(&sketch, HR_OP_ADD, view, x, 1);
+        sketch_output(&sketch, y);
+        world_init(&world, sketch_finish(&sketch), 1, false);
+        memcpy(world.pins, sketch.pins, sketch.tensor_count * sizeof *sketch.pins);
+        world.tensor_buffer[s] = world_buffer(&world, 1, HR_USAGE_ANY);
+        HR_EXPECT_EQ(world_plan(&world, HR_RULES_GGML)->source_copy[0], HR_NO_COPY);
+        HR_EXPECT(world.plan->fault.status != HR_OK);
+        HR_EXPECT(world_plan(&world, HR_RULES_HEADRACE)->source_copy[0] != HR_NO_COPY);
+        HR_EXPECT_EQ(world.plan->rule_count[HR_RULE_REACH], 1);
+        HR_EXPECT_EQ(world.plan->device[y], 1);
+        sketch_deinit(&sketch);
+        world_deinit(&world);
+}
+
 HR_TEST(rule_fresh_copy) {
         struct world world;
 
