@@ -151,6 +151,10 @@ hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes, hr_buffer_usag
         return HR_OK;
 }
 
+void hr_buffer_changed(struct hr_buffer *buffer) {
+        atomic_fetch_add(&buffer->changes, 1);
+}
+
 struct hr_buffer *hr_buffer_ref(struct hr_buffer *buffer) {
         HR_ASSERT(atomic_load(&buffer->refs) > 0);
         atomic_fetch_add(&buffer->refs, 1);
@@ -291,6 +295,15 @@ hr_status hr_queue_notify(struct hr_queue *queue, hr_notify_fn fn, void *arg,
                           struct hr_diag *diag) {
         HR_ASSERT(fn);
         return queue->ops->notify(queue, fn, arg, diag);
+}
+
+hr_status hr_queue_copy_experts(struct hr_queue *queue, struct hr_expert_cache *cache,
+                                uint32_t weight, const void *ids, struct hr_expert_tally *tally,
+                                struct hr_outcome *outcome, struct hr_diag *diag) {
+        HR_ASSERT(queue->device->props.experts);
+        HR_ASSERT(weight < cache->weight_count);
+        HR_ASSERT(ids);
+        return queue->ops->copy_experts(queue, cache, weight, ids, tally, outcome, diag);
 }
 
 hr_status hr_event_new(struct hr_device *device, struct hr_diag *diag,

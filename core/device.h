@@ -111,6 +111,8 @@ struct hr_device_props {
         bool events;             /* queues of it can record and wait */
         bool async;              /* copies run beside computation */
         uint32_t threads;        /* 0 where that has no meaning */
+        bool experts;            /* its queues execute copy_experts */
+        uint32_t expert_pad;     /* bytes that kernels may read past the end of an expert */
 };
 
 struct hr_device_ops {
@@ -180,6 +182,7 @@ struct hr_buffer {
         void *base;      /* device address of byte 0 */
         void *host_base; /* the same memory as seen by the host, or NULL */
         uint64_t bytes;
+        atomic_uint changes; /* how often its contents were replaced; usage WEIGHTS only */
 };
 
 HR_NODISCARD hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes,
@@ -190,6 +193,9 @@ HR_NODISCARD hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes,
 HR_NODISCARD hr_status hr_buffer_wrap(struct hr_device *device, void *base, uint64_t bytes,
                                       hr_buffer_usage usage, void (*release)(void *arg), void *arg,
                                       struct hr_diag *diag, struct hr_buffer **ret_buffer);
+/* To be called after bytes of a buffer of weights have been written that runs may have read before:
+ * what devices keep of it is not used any more. Thread: any. */
+void hr_buffer_changed(struct hr_buffer *buffer);
 struct hr_buffer *hr_buffer_ref(struct hr_buffer *buffer);
 struct hr_buffer *hr_buffer_unref(struct hr_buffer *buffer);
 HR_DEFINE_CLEANUP(struct hr_buffer *, hr_buffer_unrefp, hr_buffer_unref)
@@ -212,6 +218,51 @@ struct hr_program {
 HR_NODISCARD hr_status hr_program_new(struct hr_device *device, const struct hr_steps *steps,
                                       struct hr_diag *diag, struct hr_program **ret_program);
 struct hr_program *hr_program_free(struct hr_program *program);
+
+/* ---- Experts --------------------------------------------------------------------------------- */
+
+/* What a run moved of experts. Several queues may count into one. */
+struct hr_expert_tally {
+        atomic_uint_fast64_t hits;   /* used experts that were there, each counted once per ids */
+        atomic_uint_fast64_t misses; /* ... that were not */
+        atomic_uint_fast64_t copies; /* moves: neighbours go together */
+        atomic_uint_fast64_t bytes;
+};
+
+/* One weight [k, m, experts] of a mixture in host memory, and its places on the device. */
+struct hr_expert_weight {
+        struct hr_buffer *home; /* holds the weight; not referenced */
+        const uint8_t *from;
+        uint8_t *to;
+        uint64_t from_stride, to_stride; /* from expert to expert, from place to place */
+        uint64_t bytes;                  /* of an expert; up to to_stride zeros follow */
+        /* The executing queue's. */
+        unsigned changes;   /* of its home, when it was looked at last */
+        uint64_t copied_at; /* clock of the last scan whose experts it has */
+};
+
+/* The weights of a device that are used with the same ids, and which experts are there. With as many
+ * places as experts, expert e has place e and kernels read the ids as they are. With fewer, the ids
+ * are translated into places. Made and freed by the pipeline; from the first command to the last it
+ * belongs to the thread that executes them. */
+struct hr_expert_cache {
+        uint32_t node;    /* for messages: the first one that uses the ids */
+        uint32_t experts; /* valid ids are 0 .. experts - 1 */
+        uint32_t places;  /* at least as many as one run can use */
+        bool resident;    /* the places keep their experts from run to run */
+        int64_t ne[2];    /* of the ids */
+        uint64_t nb[2];
+        int32_t *translated; /* ne[0] x ne[1], contiguous, on the device; NULL with places = experts */
+        struct hr_expert_weight *weights;
+        uint32_t weight_count;
+        /* The executing queue's. */
+        uint64_t clock;      /* scans so far */
+        uint32_t *place_of;  /* per expert; >= places: nowhere */
+        uint32_t *expert_at; /* per place; >= experts: nothing */
+        uint64_t *used_at;   /* per expert: clock of its latest use */
+        uint32_t *missing;   /* experts to be copied after the latest scan, ascending */
+        uint32_t missing_count;
+};
 
 /* ---- Queue and event ------------------------------------------------------------------------- */
 
@@ -246,6 +297,13 @@ struct hr_queue_ops {
          * fn does not block and submits nothing. */
         hr_status (*notify)(struct hr_queue *queue, hr_notify_fn fn, void *arg,
                             struct hr_diag *diag);
+        /* Brings the used experts of cache->weights[weight] to their places. The first weight's command
+         * reads the ids, in order with the queue's other commands, and decides for all; those of the
+         * others follow in the same run. `ids` is an address on the device. An id that is no expert
+         * fails the outcome: HR_E_RANGE, reason INDEX_VALUE. Only where props.experts says so. */
+        hr_status (*copy_experts)(struct hr_queue *queue, struct hr_expert_cache *cache,
+                                  uint32_t weight, const void *ids, struct hr_expert_tally *tally,
+                                  struct hr_outcome *outcome, struct hr_diag *diag);
 };
 
 struct hr_queue {
@@ -291,6 +349,10 @@ HR_NODISCARD hr_status hr_queue_record(struct hr_queue *queue, struct hr_event *
                                        struct hr_diag *diag);
 HR_NODISCARD hr_status hr_queue_notify(struct hr_queue *queue, hr_notify_fn fn, void *arg,
                                        struct hr_diag *diag);
+HR_NODISCARD hr_status hr_queue_copy_experts(struct hr_queue *queue, struct hr_expert_cache *cache,
+                                             uint32_t weight, const void *ids,
+                                             struct hr_expert_tally *tally,
+                                             struct hr_outcome *outcome, struct hr_diag *diag);
 
 HR_NODISCARD hr_status hr_event_new(struct hr_device *device, struct hr_diag *diag,
                                     struct hr_event **ret_event);

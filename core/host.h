@@ -57,6 +57,12 @@ void hr_host_team_barrier(struct hr_host_team *team, uint32_t members);
  * with each hr_host_team_run. */
 uint32_t hr_host_team_next(struct hr_host_team *team, uint32_t count);
 
+/* ---- Experts --------------------------------------------------------------------------------- */
+
+/* Executes hr_queue_ops.copy_experts on memory that the host reaches. Thread: the queue's. */
+void hr_host_experts_copy(struct hr_expert_cache *cache, uint32_t weight, const void *ids,
+                          struct hr_expert_tally *tally, struct hr_outcome *outcome);
+
 /* ---- Queue and events ------------------------------------------------------------------------ */
 
 struct hr_host_queue_config {

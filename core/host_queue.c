@@ -39,6 +39,7 @@ typedef enum command_kind {
         COMMAND_WAIT_FOREIGN,
         COMMAND_RECORD,
         COMMAND_NOTIFY,
+        COMMAND_EXPERTS,
         COMMAND_STOP,
 } command_kind;
 
@@ -53,7 +54,8 @@ struct host_event {
 
 struct command {
         command_kind kind;
-        uint32_t first, count; /* steps; count is the ticket of RECORD and WAIT */
+        uint32_t first, count; /* steps; count is the ticket of RECORD and WAIT; first the weight of
+                                * EXPERTS */
         struct hr_outcome *outcome;
         union {
                 struct hr_program *program;
@@ -68,6 +70,11 @@ struct command {
                         hr_notify_fn fn;
                         void *arg;
                 } notify;
+                struct {
+                        struct hr_expert_cache *cache;
+                        const void *ids;
+                        struct hr_expert_tally *tally;
+                } experts;
         };
 };
 
@@ -236,6 +243,12 @@ static bool command_execute(struct host_queue *queue, const struct command *comm
                 break;
         case COMMAND_NOTIFY:
                 command->notify.fn(command->notify.arg);
+                break;
+        case COMMAND_EXPERTS:
+                if (!hr_outcome_failed(command->outcome))
+                        hr_host_experts_copy(command->experts.cache, command->first,
+                                             command->experts.ids, command->experts.tally,
+                                             command->outcome);
                 break;
         case COMMAND_STOP:
                 return false;
@@ -417,6 +430,19 @@ static hr_status queue_notify(struct hr_queue *base, hr_notify_fn fn, void *arg,
         return queue_submit(queue_cast(base), &command, diag);
 }
 
+static hr_status queue_copy_experts(struct hr_queue *base, struct hr_expert_cache *cache,
+                                    uint32_t weight, const void *ids, struct hr_expert_tally *tally,
+                                    struct hr_outcome *outcome, struct hr_diag *diag) {
+        struct host_queue *queue = queue_cast(base);
+        struct command command = { .kind = COMMAND_EXPERTS, .first = weight };
+
+        command.experts.cache = cache;
+        command.experts.ids = ids;
+        command.experts.tally = tally;
+        HR_TRY(queue_outcome(queue, outcome, diag, &command.outcome));
+        return queue_submit(queue, &command, diag);
+}
+
 /* ---- Life ------------------------------------------------------------------------------------ */
 
 static struct segment *segments_free(struct segment *segment, bool unused) {
@@ -458,6 +484,7 @@ static const struct hr_queue_ops queue_ops = {
         .wait = queue_wait,
         .record = queue_record,
         .notify = queue_notify,
+        .copy_experts = queue_copy_experts,
 };
 
 uint64_t hr_host_queue_growths(const struct hr_queue *queue) {

@@ -119,6 +119,11 @@ static void put_engine(struct list *list, const struct gathered *gathered) {
         put(list, "splits_computed_total", gathered->exec.splits_computed);
         put(list, "nodes_computed_total", gathered->exec.nodes_computed);
         put(list, "bytes_copied_total", gathered->exec.bytes_copied);
+        put_with(list, "experts_total", gathered->exec.expert_hits, "result=\"hit\"");
+        put_with(list, "experts_total", gathered->exec.expert_misses, "result=\"miss\"");
+        put(list, "expert_bytes_copied_total", gathered->exec.expert_bytes);
+        put_labelled(list, "run_start_seconds_max", "",
+                     (double) gathered->exec.longest_start_ns / 1e9);
         put_with(list, "run_bytes_total", gathered->exec.bytes_in, "direction=\"in\"");
         put_with(list, "run_bytes_total", gathered->exec.bytes_out, "direction=\"out\"");
         put_with(list, "plan_cache_total", gathered->plans.count[HR_PLAN_HIT], "result=\"hit\"");

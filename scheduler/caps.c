@@ -122,6 +122,8 @@ static hr_status describe_devices(struct hr_plan_facts *facts, const struct hr_f
                 const struct hr_device *device = fleet->devices[d];
 
                 devices[d].type = device->props.type;
+                devices[d].experts = device->props.experts;
+                devices[d].expert_pad = device->props.expert_pad;
                 for (uint32_t k = 0; k < kinds; ++k) {
                         if (numbering->kinds[k] == device->props.kind)
                                 devices[d].kind = k;

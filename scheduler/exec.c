@@ -93,11 +93,21 @@ static hr_status choose_outputs(const struct hr_pipeline *pipeline, const struct
 /* ---- The end -----------------------------------------------------------------------------------
  */
 
+static void count_experts(struct hr_exec_counters *counters, const struct hr_expert_tally *tally) {
+        uint64_t bytes = atomic_load_explicit(&tally->bytes, memory_order_relaxed);
+
+        count(&counters->expert_hits, atomic_load_explicit(&tally->hits, memory_order_relaxed));
+        count(&counters->expert_misses, atomic_load_explicit(&tally->misses, memory_order_relaxed));
+        count(&counters->expert_bytes, bytes);
+        count(&counters->bytes_copied, bytes);
+}
+
 static void run_end(struct hr_run *run) {
         struct hr_exec_counters *counters = &run->pipeline->fleet->counters;
 
         hr_outcome_end(&run->outcome);
         run->ended_ns = hr_clock_now_ns();
+        count_experts(counters, &run->experts);
         if (run->outcome.diag.status == HR_OK)
                 count(&counters->runs_ok, 1);
         else if (run->outcome.diag.status == HR_E_CANCELLED)
@@ -153,6 +163,9 @@ static hr_status submit(const struct hr_bound_command *command, const struct hr_
         case HR_COMMAND_COPY:
                 return hr_queue_copy(command->queue, command->from, command->to, command->kind,
                                      command->bytes, outcome, diag);
+        case HR_COMMAND_COPY_EXPERTS:
+                return hr_queue_copy_experts(command->queue, command->experts, command->index,
+                                             command->from, &run->experts, outcome, diag);
         case HR_COMMAND_COMPUTE:
                 return hr_queue_compute(command->queue, command->program, 0, command->step_count,
                                         outcome, diag);
@@ -265,6 +278,7 @@ hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run, struct 
         run->sequence = pipeline->sequence++;
         run->slot = index;
         memset(&run->outcome, 0, sizeof run->outcome);
+        memset(&run->experts, 0, sizeof run->experts);
         /* One share more than there are notifications: the run cannot end while it is submitted. */
         atomic_store_explicit(&run->pending, pipeline->notify_count + 1, memory_order_relaxed);
         run->started_ns = hr_clock_now_ns();

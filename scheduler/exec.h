@@ -12,6 +12,7 @@
 struct hr_exec_counters {
         atomic_uint_fast64_t runs_started, runs_ok, runs_failed, runs_cancelled;
         atomic_uint_fast64_t splits_computed, nodes_computed, bytes_copied, bytes_in, bytes_out;
+        atomic_uint_fast64_t expert_hits, expert_misses, expert_bytes;
         atomic_uint_fast64_t longest_start_ns;
 };
 
@@ -45,6 +46,7 @@ struct hr_bound_command {
         struct hr_event *event;            /* WAIT, RECORD */
         struct hr_program *program;        /* COMPUTE */
         uint32_t step_count;               /* COMPUTE */
+        struct hr_expert_cache *experts;   /* COPY_EXPERTS; index is the weight, from the ids */
         const struct hr_buffer_kind *kind; /* COPY: of the destination */
         const void *from;                  /* INPUT: NULL, the run's bytes from from_offset on */
         void *to;
@@ -69,6 +71,7 @@ struct hr_pipeline {
         uint32_t slot_count;
         struct hr_slot *slots;
         struct hr_buffer **pools; /* per kind of the plan */
+        struct hr_expert_cache *expert_caches; /* per group of the plan */
         uint8_t *staging;         /* slot_count x staging_bytes */
         uint32_t *event_devices;  /* whose each event is */
         struct hr_event **events; /* slot 0's, slot 1's, ..., then one per lane */

@@ -123,6 +123,7 @@ static const char *method_name(hr_copy_method method) {
                 [HR_COPY_INPUT] = "from the run",
                 [HR_COPY_CONSTANT] = "constant, once",
                 [HR_COPY_HOST_WEIGHT] = "from host memory",
+                [HR_COPY_EXPERTS] = "used experts from host memory",
                 [HR_COPY_DIRECT] = "copied",
                 [HR_COPY_STAGED] = "copied through host memory",
         };

@@ -124,6 +124,7 @@ struct hr_exec_stats hr_fleet_exec_stats(const struct hr_fleet *fleet) {
                 LOAD(runs_started),   LOAD(runs_ok),         LOAD(runs_failed),
                 LOAD(runs_cancelled), LOAD(splits_computed), LOAD(nodes_computed),
                 LOAD(bytes_copied),   LOAD(bytes_in),        LOAD(bytes_out),
+                LOAD(expert_hits),    LOAD(expert_misses),   LOAD(expert_bytes),
                 LOAD(longest_start_ns),
         };
 #undef LOAD

@@ -135,6 +135,10 @@ static hr_status choose_method(struct lanes *lanes, struct hr_plan_copy *copy) {
         int64_t source;
 
         lanes->used[copy->device] = true;
+        if (copy->group != HR_NO_INDEX) {
+                copy->method = HR_COPY_EXPERTS;
+                return HR_OK;
+        }
         if (buffer == HR_NO_BUFFER && root < planner->graph->leaf_count && copy->version == 0 &&
             !(constant && planner->written[root])) {
                 copy->method = constant ? HR_COPY_CONSTANT : HR_COPY_INPUT;

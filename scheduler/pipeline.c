@@ -168,6 +168,81 @@ static struct hr_event *event_of(const struct hr_pipeline *pipeline, uint32_t ev
                                           slot_events];
 }
 
+/* ---- Experts -----------------------------------------------------------------------------------
+ */
+
+static hr_status fill_cache(struct hr_pipeline *pipeline, uint32_t g, struct hr_diag *diag) {
+        const struct hr_plan *plan = pipeline->plan;
+        const struct hr_expert_group *group = &plan->groups[g];
+        const struct hr_tensor *ids = &pipeline->graph->tensors[group->ids];
+        struct hr_expert_cache *cache = &pipeline->expert_caches[g];
+
+        *cache = (struct hr_expert_cache){
+                .node = group->node,
+                .experts = group->experts,
+                .places = group->places,
+                .resident = group->resident,
+                .ne = {ids->ne[0], ids->ne[1]},
+                .nb = {ids->nb[0], ids->nb[1]},
+                .translated = address_of(pipeline, &group->translated, 0, false),
+                .weights = take(pipeline, group->member_count, sizeof *cache->weights),
+                .weight_count = group->member_count,
+                .place_of = take(pipeline, group->experts, sizeof(uint32_t)),
+                .expert_at = take(pipeline, group->places, sizeof(uint32_t)),
+                .used_at = take(pipeline, group->experts, sizeof(uint64_t)),
+                .missing = take(pipeline, group->experts, sizeof(uint32_t)),
+        };
+        return cache->weights && cache->place_of && cache->expert_at && cache->used_at &&
+                               cache->missing
+                       ? HR_OK
+                       : out_of_memory(diag);
+}
+
+static hr_status make_caches(struct hr_pipeline *pipeline, struct hr_diag *diag) {
+        const struct hr_plan *plan = pipeline->plan;
+
+        pipeline->expert_caches = take(pipeline, plan->group_count, sizeof(struct hr_expert_cache));
+        if (!pipeline->expert_caches)
+                return out_of_memory(diag);
+        for (uint32_t g = 0; g < plan->group_count; ++g)
+                HR_TRY(fill_cache(pipeline, g, diag));
+        for (uint32_t c = 0; c < plan->copy_count; ++c) {
+                const struct hr_plan_copy *copy = &plan->copies[c];
+                struct hr_place from = tensor_place(plan, copy->tensor);
+
+                if (copy->group == HR_NO_INDEX)
+                        continue;
+                pipeline->expert_caches[copy->group].weights[copy->member] =
+                        (struct hr_expert_weight){
+                                .home = pipeline->homes[plan->root[copy->tensor]].buffer,
+                                .from = address_of(pipeline, &from, 0, true),
+                                .to = address_of(pipeline, &copy->place, 0, false),
+                                .from_stride = pipeline->graph->tensors[copy->tensor].nb[2],
+                                .to_stride = copy->expert_stride,
+                                .bytes = copy->expert_bytes,
+                        };
+        }
+        return HR_OK;
+}
+
+/* The node sees the places instead of the experts, and ids that name places. */
+static void use_places(const struct hr_pipeline *pipeline, const struct hr_plan_copy *copy,
+                       struct hr_operand *sources) {
+        const struct hr_expert_group *group = &pipeline->plan->groups[copy->group];
+        struct hr_operand *weight = &sources[0], *ids = &sources[2];
+
+        weight->ne[2] = group->places;
+        weight->nb[2] = copy->expert_stride;
+        weight->nb[3] = copy->bytes;
+        if (group->translated.where == HR_WHERE_NONE)
+                return;
+        ids->data = address_of(pipeline, &group->translated, 0, false);
+        ids->nb[0] = sizeof(int32_t);
+        ids->nb[1] = ids->nb[0] * (uint64_t) ids->ne[0];
+        ids->nb[2] = ids->nb[3] = ids->nb[1] * (uint64_t) ids->ne[1];
+        ids->room = ids->nb[3];
+}
+
 /* ---- Programs ---------------------------------------------------------------------------------
  */
 
@@ -190,6 +265,12 @@ static hr_status fill_step(struct hr_pipeline *pipeline, uint32_t node, uint32_t
                         sources[i] =
                                 operand_of(pipeline, source,
                                            plan->source_copy[plan->source_start[node] + i], slot);
+        }
+        if (t->source_count > 2) {
+                uint32_t copy = plan->source_copy[plan->source_start[node]];
+
+                if (copy != HR_NO_COPY && plan->copies[copy].group != HR_NO_INDEX)
+                        use_places(pipeline, &plan->copies[copy], sources);
         }
         *step = (struct hr_step){
                 .op = t->op,
@@ -243,6 +324,19 @@ static hr_status make_programs(struct hr_pipeline *pipeline, struct hr_diag *dia
 /* ---- The tape in pointers ---------------------------------------------------------------------
  */
 
+static void bind_experts(struct hr_pipeline *pipeline, const struct hr_command *command,
+                         uint32_t slot, struct hr_bound_command *bound) {
+        const struct hr_plan *plan = pipeline->plan;
+        const struct hr_plan_copy *copy = &plan->copies[command->index];
+        const struct hr_expert_group *group = &plan->groups[copy->group];
+        struct hr_place ids = group->ids_copy == HR_NO_COPY ? tensor_place(plan, group->ids)
+                                                            : plan->copies[group->ids_copy].place;
+
+        bound->index = copy->member;
+        bound->experts = &pipeline->expert_caches[copy->group];
+        bound->from = address_of(pipeline, &ids, slot, false);
+}
+
 static void bind_command(struct hr_pipeline *pipeline, const struct hr_command *command,
                          uint32_t slot, struct hr_bound_command *bound) {
         struct hr_program *program = NULL;
@@ -269,6 +363,8 @@ static void bind_command(struct hr_pipeline *pipeline, const struct hr_command *
         };
         if (command->code == HR_COMMAND_WAIT || command->code == HR_COMMAND_RECORD)
                 bound->event = event_of(pipeline, command->index, slot);
+        if (command->code == HR_COMMAND_COPY_EXPERTS)
+                bind_experts(pipeline, command, slot, bound);
 }
 
 static hr_status bind_tape(struct hr_pipeline *pipeline, struct hr_diag *diag) {
@@ -289,7 +385,7 @@ static hr_status bind_tape(struct hr_pipeline *pipeline, struct hr_diag *diag) {
         for (uint32_t l = 0; l < pipeline->plan->lane_count; ++l)
                 pipeline->touches_states =
                         pipeline->touches_states || pipeline->plan->state_lane[l];
-        pipeline->copied_bytes = pipeline->plan->copied_bytes;
+        pipeline->copied_bytes = pipeline->plan->copied_bytes - pipeline->plan->expert_bytes;
         return HR_OK;
 }
 
@@ -449,6 +545,7 @@ static hr_status fill(struct hr_pipeline *pipeline, const struct hr_pipeline_req
         HR_TRY(take_states(pipeline, request, diag));
         HR_TRY(reserve_pools(pipeline, request->device_bytes_max, diag));
         HR_TRY(make_events(pipeline, diag));
+        HR_TRY(make_caches(pipeline, diag));
         HR_TRY(make_programs(pipeline, diag));
         HR_TRY(bind_tape(pipeline, diag));
         return write_constants(pipeline, diag);
@@ -477,6 +574,32 @@ static hr_status bind(const struct hr_pipeline_request *request,
         return HR_OK;
 }
 
+/* As many slots as fit; with n copies asked for, at least two: the plan for one is another. */
+static hr_status bind_most(const struct hr_pipeline_request *request,
+                           const struct hr_plan_request *plan_request, struct hr_plan *plan,
+                           struct hr_diag *diag, struct hr_pipeline **ret_pipeline) {
+        hr_status status = HR_E_EXHAUSTED;
+
+        for (uint32_t n = plan->n_copies;
+             status == HR_E_EXHAUSTED && n > (plan->n_copies > 1 ? 1U : 0U); --n) {
+                struct hr_diag attempt = {0};
+
+                status = bind(request, plan_request, plan, n, &attempt, ret_pipeline);
+                /* The first is the one that tells how much was asked for. */
+                if (status != HR_OK && diag->status == HR_OK)
+                        *diag = attempt;
+        }
+        return status;
+}
+
+static bool keeps_experts(const struct hr_plan *plan) {
+        for (uint32_t g = 0; g < plan->group_count; ++g) {
+                if (plan->groups[g].resident && plan->groups[g].places)
+                        return true;
+        }
+        return false;
+}
+
 hr_status hr_pipeline_new(const struct hr_pipeline_request *request, struct hr_diag *diag,
                           struct hr_pipeline **ret_pipeline) {
         struct hr_plan *plan = request->plan;
@@ -485,31 +608,31 @@ hr_status hr_pipeline_new(const struct hr_pipeline_request *request, struct hr_d
                                                .homes = request->homes,
                                                .pins = plan->pins,
                                                .options = plan->options};
-        HR_CLEANUP(hr_plan_unrefp) struct hr_plan *single = NULL;
+        HR_CLEANUP(hr_plan_unrefp) struct hr_plan *frugal = NULL, *single = NULL;
         struct hr_diag first = {0};
-        hr_status status = HR_E_EXHAUSTED;
+        hr_status status;
 
         if (plan->fault.status != HR_OK)
                 return hr_fail_reason(diag, HR_E_PRECONDITION, "UNSOUND",
                                       "rules = ggml give a plan that cannot be run: %.160s",
                                       plan->fault.words);
-        for (uint32_t n = plan->n_copies; n > (plan->n_copies > 1 ? 1U : 0U); --n) {
-                struct hr_diag attempt = {0};
-
-                status = bind(request, &plan_request, plan, n, &attempt, ret_pipeline);
+        if (keeps_experts(plan)) {
+                status = bind(request, &plan_request, plan, plan->n_copies, &first, ret_pipeline);
                 if (status == HR_OK)
                         return HR_OK;
-                if (first.status == HR_OK)
-                        first = attempt;
-                if (status != HR_E_EXHAUSTED)
-                        break;
+                if (status == HR_E_EXHAUSTED) { /* experts are kept for one run only */
+                        plan_request.options.expert_bytes = 1;
+                        HR_TRY(hr_plan_new(&plan_request, diag, &frugal));
+                        plan = frugal;
+                }
         }
+        status = bind_most(request, &plan_request, plan, &first, ret_pipeline);
         if (status == HR_E_EXHAUSTED && plan->n_copies > 1) {
                 plan_request.options.n_copies = 1;
                 HR_TRY(hr_plan_new(&plan_request, diag, &single));
                 return bind(request, &plan_request, single, 1, diag, ret_pipeline);
         }
-        if (diag && diag->status == HR_OK)
+        if (status != HR_OK && diag && diag->status == HR_OK)
                 *diag = first;
         return status;
 }

@@ -333,6 +333,8 @@ static hr_status place_copy(struct placer *placer, uint32_t index) {
         }
         if (copy->method == HR_COPY_CONSTANT)
                 return HR_OK;
+        if (copy->method == HR_COPY_EXPERTS && plan->groups[copy->group].resident)
+                return HR_OK;
         if (plan->n_copies > 1 && arrives_from_elsewhere(plan, copy))
                 return place_forever(placer, copy->device, copy->bytes, false, &copy->place);
         HR_TRY(place_shared(placer, copy->device, copy->bytes, &copy->place, held, &stamp));
@@ -437,6 +439,34 @@ static hr_status place_node(struct placer *placer, uint32_t s, uint32_t node) {
         return HR_OK;
 }
 
+/* What stays from run to run has its place before anything else: experts, and the ids as places, which
+ * nothing but the device's queue writes and reads. */
+static hr_status place_experts(struct placer *placer) {
+        struct hr_plan *plan = placer->plan;
+
+        for (uint32_t g = 0; g < plan->group_count; ++g) {
+                struct hr_expert_group *group = &plan->groups[g];
+                const struct hr_tensor *ids = &placer->planner->graph->tensors[group->ids];
+                uint64_t count, bytes;
+
+                if (group->places == group->experts)
+                        continue;
+                if (!hr_mul_u64((uint64_t) ids->ne[0], (uint64_t) ids->ne[1], &count) ||
+                    !hr_mul_u64(count, sizeof(int32_t), &bytes))
+                        return hr_fail(placer->planner->diag, HR_E_EXHAUSTED,
+                                       "compute memory does not fit 64 bits");
+                HR_TRY(place_forever(placer, group->device, bytes, true, &group->translated));
+        }
+        for (uint32_t c = 0; c < plan->copy_count; ++c) {
+                struct hr_plan_copy *copy = &plan->copies[c];
+
+                if (copy->method == HR_COPY_EXPERTS && plan->groups[copy->group].resident)
+                        HR_TRY(place_forever(placer, copy->device, copy->bytes, true,
+                                             &copy->place));
+        }
+        return HR_OK;
+}
+
 /* Constants and their copies: written once, before any run, and kept. */
 static hr_status place_constants(struct placer *placer) {
         const struct hr_graph *graph = placer->planner->graph;
@@ -532,10 +562,12 @@ hr_status hr_plan_place(struct hr_planner *planner) {
         struct hr_plan *plan = planner->plan;
         struct placer placer = {.planner = planner, .plan = plan};
 
+        HR_TRY(hr_experts_size(planner));
         HR_TRY(placer_init(&placer));
         find_lifetimes(&placer);
         place_homes(&placer);
         HR_TRY(place_constants(&placer));
+        HR_TRY(place_experts(&placer));
         for (uint32_t s = 0; s < plan->split_count; ++s) {
                 const struct hr_plan_split *split = &plan->splits[s];
 

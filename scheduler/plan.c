@@ -281,7 +281,7 @@ const char *hr_split_reason_name(hr_split_reason reason) {
         static const char *const names[] = {
                 [HR_SPLIT_FIRST] = "first",           [HR_SPLIT_DEVICE] = "backend",
                 [HR_SPLIT_WEIGHT] = "weight",         [HR_SPLIT_INPUTS] = "inputs",
-                [HR_SPLIT_WRITE_BACK] = "write-back",
+                [HR_SPLIT_WRITE_BACK] = "write-back", [HR_SPLIT_EXPERTS] = "experts",
         };
 
         return names[reason];

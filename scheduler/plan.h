@@ -25,6 +25,8 @@
 struct hr_plan_device {
         hr_device_type type;
         uint32_t kind; /* index of the kind of its compute memory */
+        bool experts;        /* it can be given the used experts alone */
+        uint32_t expert_pad; /* bytes that it may read past one */
 };
 
 struct hr_plan_kind {
@@ -97,6 +99,7 @@ typedef enum hr_rule {
         HR_RULE_REACH,       /* memory decides whether a copy is needed, not the label of a view */
         HR_RULE_FRESH_COPY,  /* a copy made before a write is not used after it */
         HR_RULE_LABEL,       /* a leaf or view in memory needs a reader, not support of its op */
+        HR_RULE_EXPERTS,     /* a split starts where ids made in the one before choose experts */
         HR_RULE_COUNT
 } hr_rule;
 
@@ -106,6 +109,7 @@ typedef enum hr_split_reason {
         HR_SPLIT_WEIGHT,
         HR_SPLIT_INPUTS,
         HR_SPLIT_WRITE_BACK, /* rules = headrace only */
+        HR_SPLIT_EXPERTS,    /* likewise */
 } hr_split_reason;
 
 /* How the bytes of a copy get there. */
@@ -113,6 +117,7 @@ typedef enum hr_copy_method {
         HR_COPY_INPUT,       /* written from the run's own input bytes */
         HR_COPY_CONSTANT,    /* written once, when the pipeline is made */
         HR_COPY_HOST_WEIGHT, /* written from read-only host memory */
+        HR_COPY_EXPERTS,     /* likewise, but the used experts only */
         HR_COPY_DIRECT,      /* by the queue of the source memory */
         HR_COPY_STAGED,      /* read into host memory, then written */
 } hr_copy_method;
@@ -145,9 +150,26 @@ struct hr_plan_copy {
         bool write_back;      /* holds the result of a writer, carried back after its split */
         bool back_staged;     /* ... through staging */
         uint32_t home_device; /* ... whose queue owns the memory it goes back to */
-        uint64_t bytes;
+        uint64_t bytes; /* that it takes */
         struct hr_place place;
         uint64_t staging_offset;
+        uint32_t group, member; /* EXPERTS: into plan->groups, and its number there; HR_NO_INDEX */
+        uint64_t expert_bytes, expert_stride; /* EXPERTS: of an expert, and of its place */
+};
+
+/* Copies of weights [k, m, experts] for one device, chosen by the same ids. The first member's copy
+ * reads the ids; the others follow in the same run. */
+struct hr_expert_group {
+        uint32_t device, ids, version; /* what makes a group: with the writes into the ids so far */
+        uint32_t experts;
+        uint32_t ids_copy; /* that the device reads, or HR_NO_COPY */
+        uint32_t node;     /* the first that uses it */
+        uint32_t next;     /* older group of the same ids, or HR_NO_INDEX */
+        uint32_t member_count;
+        uint32_t most;            /* experts that one run can use */
+        uint32_t places;          /* of experts on the device: from `most` to `experts` */
+        bool resident;            /* the places belong to it from run to run */
+        struct hr_place translated; /* of the ids as places, with fewer places than experts */
 };
 
 struct hr_plan_split {
@@ -173,6 +195,7 @@ typedef enum hr_command_code {
         HR_COMMAND_WRITE,     /* host memory `from` (home or staging) to `to` */
         HR_COMMAND_READ,      /* `from` into staging `to` */
         HR_COMMAND_COPY,      /* `from` to `to`, of memory kind `kind` */
+        HR_COMMAND_COPY_EXPERTS, /* of copy `index`: host memory `from` to `to`, as the ids say */
         HR_COMMAND_COMPUTE,   /* split `index` */
         HR_COMMAND_READ_BACK, /* output `index` from `from`, if the run wants it */
         HR_COMMAND_NOTIFY,    /* the run is done when every notification has arrived */
@@ -216,6 +239,8 @@ struct hr_plan {
         uint32_t split_count;
         struct hr_plan_copy *copies;
         uint32_t copy_count;
+        struct hr_expert_group *groups;
+        uint32_t group_count;
         uint32_t *inputs; /* copy indices */
         uint32_t input_count;
         uint32_t *source_start; /* per node, + 1: first position in source_copy */
@@ -239,7 +264,8 @@ struct hr_plan {
         uint64_t *scratch_bytes; /* per device, all slots: of programs; known to plans of a fleet */
         uint64_t *compute_bytes; /* per device, all slots */
         uint32_t *device_splits;
-        uint64_t copied_bytes;
+        uint64_t copied_bytes; /* per run, at most */
+        uint64_t expert_bytes; /* ... of them of experts */
         uint32_t *kind_of_leaf; /* per leaf with a buffer: kind of that buffer */
         bool *state_lane;       /* per lane: touches writable buffers of its homes */
         struct hr_tape tape;
@@ -288,6 +314,9 @@ struct hr_planner {
         struct hr_plan_use *uses; /* by nodes that compute, in their order: sources, then result */
         uint32_t use_count;
         uint32_t *copy_head; /* per tensor: newest copy */
+        uint32_t *last_write; /* per tensor (roots): 1 + the last node that wrote into it; 0 none */
+        uint32_t *group_head; /* per tensor: newest group whose ids it is; NULL without experts */
+        uint32_t group_capacity;
         uint32_t *version;   /* per tensor (roots): writes so far */
         bool *written;       /* per tensor (roots): some node writes into it */
         bool *direct;        /* per tensor (roots): touched in place or copied from its memory */
@@ -308,6 +337,17 @@ HR_NODISCARD hr_status hr_plan_tape(struct hr_planner *planner);
 /* Proves that every hazard has an edge. HR_E_INTERNAL names the first that has none. */
 HR_NODISCARD hr_status hr_plan_verify(const struct hr_plan *plan, const struct hr_plan_input *input,
                                       struct hr_diag *diag);
+
+/* ---- Experts: groups are found while splits are cut, and sized before they are placed. ---- */
+
+/* Would the device take the used experts of the node's weight alone? */
+bool hr_experts_wanted(const struct hr_planner *planner, uint32_t tensor, uint32_t device);
+/* The group of the node's ids as they are now, or HR_NO_INDEX. */
+uint32_t hr_experts_find(const struct hr_planner *planner, uint32_t tensor, uint32_t device);
+HR_NODISCARD hr_status hr_experts_add(struct hr_planner *planner, uint32_t tensor, uint32_t device,
+                                      uint32_t *ret_group);
+/* Decides places and residency within options.expert_bytes, and how much each copy takes. */
+HR_NODISCARD hr_status hr_experts_size(struct hr_planner *planner);
 
 /* The rules of rules = headrace that act on a whole assignment. */
 HR_NODISCARD hr_status hr_rule_pins_check(struct hr_planner *planner);

@@ -23,6 +23,7 @@ const char *hr_rule_name(hr_rule rule) {
                 [HR_RULE_REACH] = "reach",
                 [HR_RULE_FRESH_COPY] = "fresh-copy",
                 [HR_RULE_LABEL] = "label",
+                [HR_RULE_EXPERTS] = "experts",
         };
 
         HR_ASSERT(rule < HR_RULE_COUNT);

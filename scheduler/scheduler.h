@@ -34,6 +34,9 @@ struct hr_plan_options {
         uint32_t n_copies; /* 0 = decided by the plan; else at most that many slots */
         bool op_offload;
         bool strict;       /* refuse a plan in which a node falls back to another device type */
+        uint64_t expert_bytes; /* per device: memory for experts that are copied when they are used;
+                                * 0 = for all of them. What one layer can use in a run is held even
+                                * where that is more */
 };
 
 /* Where a leaf of kind WEIGHT or STATE lives. */
@@ -144,7 +147,8 @@ struct hr_pipeline_request {
 };
 
 /* Reserves all memory, writes the constants, prepares the programs. When memory does not suffice for
- * n_copies it tries fewer; hr_pipeline_copies() tells. HR_E_EXHAUSTED with bytes asked and free;
+ * experts to stay from run to run, none do; then, when it does not for n_copies, it tries fewer;
+ * hr_pipeline_copies() tells. HR_E_EXHAUSTED with bytes asked and free;
  * HR_E_PRECONDITION: reason PLAN, made for another graph, placement or fleet; reason UNSOUND, a plan
  * under rules = ggml that would not compute what the graph says. */
 HR_NODISCARD hr_status hr_pipeline_new(const struct hr_pipeline_request *request,
@@ -188,6 +192,7 @@ struct hr_run {
         uint32_t slot;
         struct hr_outcome outcome;           /* after done: outcome.diag.status is HR_OK or why not */
         uint64_t started_ns, ended_ns;
+        struct hr_expert_tally experts;      /* after done */
         atomic_uint pending;
 };
 
@@ -207,6 +212,8 @@ void hr_run_finish(struct hr_run *run);
 struct hr_exec_stats {
         uint64_t runs_started, runs_ok, runs_failed, runs_cancelled;
         uint64_t splits_computed, nodes_computed, bytes_copied, bytes_in, bytes_out;
+        uint64_t expert_hits, expert_misses; /* used experts: resident, or copied */
+        uint64_t expert_bytes;               /* copied; part of bytes_copied */
         uint64_t longest_start_ns; /* of any hr_run_start: submitting waits for no device */
 };
 struct hr_exec_stats hr_fleet_exec_stats(const struct hr_fleet *fleet);

@@ -90,13 +90,16 @@ static bool needs_copy(const struct hr_planner *planner, uint32_t tensor, uint32
         return by_memory;
 }
 
-/* The usable copy of the tensor for the device, or HR_NO_COPY. */
-static uint32_t find_copy(const struct hr_planner *planner, uint32_t tensor, uint32_t device) {
+/* The usable copy of the tensor for the device, or HR_NO_COPY. One of experts serves its group
+ * alone. */
+static uint32_t find_copy(const struct hr_planner *planner, uint32_t tensor, uint32_t device,
+                          uint32_t group) {
         const struct hr_plan *plan = planner->plan;
         uint32_t version = planner->version[plan->root[tensor]];
 
         for (uint32_t c = planner->copy_head[tensor]; c != HR_NO_COPY; c = plan->copies[c].next) {
-                if (plan->copies[c].device != device)
+                if (plan->copies[c].device != device ||
+                    (plan->copies[c].group != HR_NO_INDEX && plan->copies[c].group != group))
                         continue;
                 if (planner->headrace && plan->copies[c].version != version) {
                         ++planner->plan->rule_count[HR_RULE_FRESH_COPY];
@@ -125,6 +128,7 @@ static hr_status add_copy(struct cutter *cutter, uint32_t tensor, uint32_t devic
                 .version = planner->version[plan->root[tensor]],
                 .source_device = HR_NO_INDEX,
                 .ready_after = HR_NO_INDEX,
+                .group = HR_NO_INDEX,
                 .bytes = plan->span[tensor],
         };
         planner->copy_head[tensor] = plan->copy_count;
@@ -166,7 +170,8 @@ static bool must_cut(struct cutter *cutter, uint32_t tensor, hr_split_reason *re
                         *ret_reason = HR_SPLIT_WEIGHT;
                         return true;
                 }
-                if (full && far && find_copy(planner, source, split->device) == HR_NO_COPY) {
+                if (full && far &&
+                    find_copy(planner, source, split->device, HR_NO_INDEX) == HR_NO_COPY) {
                         *ret_reason = HR_SPLIT_INPUTS;
                         return true;
                 }
@@ -189,6 +194,36 @@ static void add_use(struct hr_planner *planner, uint32_t node, uint32_t holder) 
         planner->uses[planner->use_count++] = (struct hr_plan_use){.holder = holder, .node = node};
 }
 
+/* The copy of the weight of a node that is given its used experts alone. */
+static hr_status list_experts(struct cutter *cutter, uint32_t id, uint32_t *ret_copy) {
+        struct hr_planner *planner = cutter->planner;
+        struct hr_plan *plan = cutter->plan;
+        uint32_t weight = planner_source(planner, id, 0), device = current(cutter)->device;
+        uint32_t group = hr_experts_find(planner, id, device);
+
+        *ret_copy = find_copy(planner, weight, device, group);
+        if (*ret_copy != HR_NO_COPY)
+                return HR_OK;
+        if (group == HR_NO_INDEX)
+                HR_TRY(hr_experts_add(planner, id, device, &group));
+        HR_TRY(add_copy(cutter, weight, device, ret_copy));
+        plan->copies[*ret_copy].group = group;
+        plan->copies[*ret_copy].member = plan->groups[group].member_count++;
+        return HR_OK;
+}
+
+/* Are ids that choose experts made in the current split? They are read before a split starts. */
+static bool ids_are_late(struct cutter *cutter, uint32_t id) {
+        struct hr_planner *planner = cutter->planner;
+        uint32_t device = current(cutter)->device;
+
+        return hr_experts_wanted(planner, id, device) &&
+               needs_copy(planner, planner_source(planner, id, 0), device) &&
+               hr_experts_find(planner, id, device) == HR_NO_INDEX &&
+               planner->last_write[cutter->plan->root[planner_source(planner, id, 2)]] >
+                       current(cutter)->start;
+}
+
 static hr_status list_inputs(struct cutter *cutter, uint32_t node) {
         struct hr_planner *planner = cutter->planner;
         struct hr_plan *plan = cutter->plan;
@@ -196,6 +231,7 @@ static hr_status list_inputs(struct cutter *cutter, uint32_t node) {
         const struct hr_plan_tensor *t = planner_tensor(planner, id);
         const uint32_t *sources = planner->graph->sources + t->source_first;
         bool is_step = t->flags & HR_PLAN_IS_STEP;
+        uint32_t groups = plan->group_count;
 
         for (uint32_t i = 0; i < t->source_count; ++i) {
                 uint32_t source = sources[i], copy, holder;
@@ -206,7 +242,9 @@ static hr_status list_inputs(struct cutter *cutter, uint32_t node) {
                         keep_graph_input(planner, source);
                 holder = plan->root[source];
                 if (needs_copy(planner, source, device)) {
-                        copy = find_copy(planner, source, device);
+                        copy = find_copy(planner, source, device, HR_NO_INDEX);
+                        if (copy == HR_NO_COPY && i == 0 && hr_experts_wanted(planner, id, device))
+                                HR_TRY(list_experts(cutter, id, &copy));
                         if (copy == HR_NO_COPY)
                                 HR_TRY(add_copy(cutter, source, device, &copy));
                         plan->source_copy[plan->source_start[node] + i] = copy;
@@ -215,6 +253,8 @@ static hr_status list_inputs(struct cutter *cutter, uint32_t node) {
                 if (is_step)
                         add_use(planner, node, holder);
         }
+        if (plan->group_count > groups)
+                plan->groups[groups].ids_copy = plan->source_copy[plan->source_start[node] + 2];
         return HR_OK;
 }
 
@@ -252,6 +292,10 @@ static hr_status take_node(struct cutter *cutter, uint32_t node) {
                 HR_TRY(open_split(cutter, (uint32_t) plan->device[id], node, reason));
         else if (carried && cutter->has_node)
                 HR_TRY(open_split(cutter, (uint32_t) plan->device[id], node, HR_SPLIT_WRITE_BACK));
+        if (ids_are_late(cutter, id)) {
+                HR_TRY(open_split(cutter, (uint32_t) plan->device[id], node, HR_SPLIT_EXPERTS));
+                ++plan->rule_count[HR_RULE_EXPERTS];
+        }
         cutter->has_node = true;
         HR_TRY(list_inputs(cutter, node));
         if (carried) {
@@ -262,8 +306,8 @@ static hr_status take_node(struct cutter *cutter, uint32_t node) {
                 add_use(planner, node, plan->root[id]);
         if (planner_writes_given(planner, id)) {
                 ++planner->version[plan->root[id]];
-                planner->written[plan->root[id]] = true;
         }
+        planner->last_write[plan->root[id]] = node + 1;
         return HR_OK;
 }
 
@@ -276,9 +320,16 @@ static hr_status prepare(struct cutter *cutter) {
         planner->version = planner_scratch(planner, plan->tensor_count, sizeof(uint32_t));
         planner->written = planner_scratch(planner, plan->tensor_count, sizeof(bool));
         planner->copy_head = planner_scratch(planner, plan->tensor_count, sizeof(uint32_t));
-        if (!plan->source_start || !planner->version || !planner->copy_head || !planner->written)
+        planner->last_write = planner_scratch(planner, plan->tensor_count, sizeof(uint32_t));
+        if (!plan->source_start || !planner->version || !planner->copy_head || !planner->written ||
+            !planner->last_write)
                 return planner_out_of_memory(planner);
         for (uint32_t i = 0; i < nodes; ++i) {
+                uint32_t id = planner->graph->leaf_count + i;
+
+                if (!hr_op_is_view(planner_tensor(planner, id)->op) &&
+                    planner_writes_given(planner, id))
+                        planner->written[plan->root[id]] = true;
                 plan->source_start[i] = total;
                 if (!planner_is_view(planner, planner->graph->leaf_count + i))
                         total += planner_tensor(planner, planner->graph->leaf_count + i)

@@ -323,6 +323,31 @@ static hr_status emit_copies(struct writer *writer, const struct hr_plan_split *
         return HR_OK;
 }
 
+/* The used experts, once the ids are where the device reads them. */
+static hr_status emit_experts(struct writer *writer, const struct hr_plan_split *split) {
+        struct hr_plan *plan = writer->plan;
+        const uint32_t *inputs = plan->inputs + split->input_first;
+
+        for (uint32_t i = 0; i < split->input_count; ++i) {
+                const struct hr_plan_copy *copy = &plan->copies[inputs[i]];
+
+                if (copy->method != HR_COPY_EXPERTS || copy->bytes == 0)
+                        continue;
+                HR_TRY(go_to(writer, copy->device));
+                HR_TRY(emit(writer, (struct hr_command){
+                                            .code = HR_COMMAND_COPY_EXPERTS,
+                                            .device = copy->device,
+                                            .index = inputs[i],
+                                            .bytes = copy->bytes,
+                                            .from = tensor_place(plan, copy->tensor),
+                                            .from_holds = plan->root[copy->tensor],
+                                            .to = copy->place,
+                                            .to_holds = copy_holds(plan, inputs[i]),
+                                    }));
+        }
+        return HR_OK;
+}
+
 static hr_status emit_write_back(struct writer *writer, uint32_t index) {
         struct hr_plan *plan = writer->plan;
         const struct hr_plan_copy *copy = &plan->copies[index];
@@ -362,6 +387,7 @@ static hr_status emit_split(struct writer *writer, uint32_t s) {
         HR_TRY(emit_leaves(writer, s));
         HR_TRY(emit_own_writes(writer, split));
         HR_TRY(emit_copies(writer, split));
+        HR_TRY(emit_experts(writer, split));
         if (split->step_count) {
                 HR_TRY(go_to(writer, split->device));
                 HR_TRY(emit(writer, (struct hr_command){.code = HR_COMMAND_COMPUTE,
@@ -522,6 +548,7 @@ static hr_status keep_commands(struct writer *writer) {
 }
 
 static void count_copied_bytes(struct hr_plan *plan) {
+        plan->copied_bytes = plan->expert_bytes;
         for (uint32_t i = 0; i < plan->tape.count; ++i) {
                 const struct hr_command *command = &plan->tape.commands[i];
 

@@ -89,6 +89,7 @@ struct prover {
         struct block *buffers;
         struct reader *readers;
         uint32_t reader_count, reader_capacity;
+        bool *scanned; /* per group of experts: the run has read its ids */
         uint32_t next_split;
         /* With several slots: what the first run touched, for the second one. */
         struct touch *touches;
@@ -404,6 +405,13 @@ static hr_status check_nowhere(struct prover *prover, uint32_t holds) {
         return wrong(prover, "HAZARD", "uses a tensor that has no memory", holds);
 }
 
+/* What is written by WRITE, and weights of experts, come from host memory, whoever owns it. */
+static bool is_host_source(const struct prover *prover, uint32_t holds) {
+        return prover->command->code == HR_COMMAND_WRITE ||
+               (prover->command->code == HR_COMMAND_COPY_EXPERTS &&
+                holds == prover->command->from_holds);
+}
+
 static inline hr_status check_read(struct prover *prover, const struct hr_place *place,
                                    uint64_t bytes, uint32_t holds) {
         struct block *block = NULL;
@@ -412,8 +420,7 @@ static inline hr_status check_read(struct prover *prover, const struct hr_place 
                 return HR_OK;
         if (place->where == HR_WHERE_NONE)
                 return check_nowhere(prover, holds);
-        /* What is written by WRITE comes from host memory, whoever owns it. */
-        if (prover->command->code != HR_COMMAND_WRITE && !reaches(prover, place))
+        if (!reaches(prover, place) && !is_host_source(prover, holds))
                 return wrong(prover, "REACH", "reads memory out of its reach", holds);
         if (prover->noted)
                 HR_TRY(note_touch(prover, place, false));
@@ -563,6 +570,14 @@ static hr_status prove_input(struct prover *prover) {
         return check_write(prover, &command->to, command->bytes, holds, true);
 }
 
+/* Some experts arrive in places that others keep. */
+static bool fills_places(const struct prover *prover) {
+        const struct hr_plan *plan = prover->plan;
+
+        return prover->command->code == HR_COMMAND_COPY_EXPERTS &&
+               plan->groups[plan->copies[prover->command->index].group].resident;
+}
+
 /* A command that moves bytes: into a copy, out of one back into its root, or through staging. */
 static hr_status prove_move(struct prover *prover) {
         const struct hr_command *command = prover->command;
@@ -584,7 +599,25 @@ static hr_status prove_move(struct prover *prover) {
                             ++prover->holders[command->to_holds].landed)
                 return wrong(prover, "STALE", "carries back what is not computed",
                              command->to_holds);
-        return check_write(prover, &command->to, command->bytes, command->to_holds, !back);
+        return check_write(prover, &command->to, command->bytes, command->to_holds,
+                           !back && !fills_places(prover));
+}
+
+/* The first of a group reads the ids; what it decides holds for the others in the same run. */
+static hr_status prove_experts(struct prover *prover) {
+        const struct hr_plan *plan = prover->plan;
+        const struct hr_plan_copy *copy = &plan->copies[prover->command->index];
+        const struct hr_expert_group *group = &plan->groups[copy->group];
+
+        if (copy->member == 0 && group->ids_copy != HR_NO_COPY)
+                HR_TRY(read_copy(prover, group->ids_copy));
+        else if (copy->member == 0)
+                HR_TRY(read_root(prover, group->ids));
+        else if (!prover->scanned[copy->group])
+                return wrong(prover, "ORDER", "copies experts before their ids are read",
+                             prover->command->to_holds);
+        prover->scanned[copy->group] = true;
+        return prove_move(prover);
 }
 
 static hr_status prove_read_back(struct prover *prover) {
@@ -609,6 +642,8 @@ static hr_status prove_access(struct prover *prover) {
         case HR_COMMAND_READ:
         case HR_COMMAND_COPY:
                 return prove_move(prover);
+        case HR_COMMAND_COPY_EXPERTS:
+                return prove_experts(prover);
         case HR_COMMAND_COMPUTE:
                 return prove_compute(prover);
         case HR_COMMAND_READ_BACK:
@@ -737,6 +772,13 @@ static hr_status prove_hand_over(struct prover *prover) {
 /* ---- Before the first run ----------------------------------------------------------------------
  */
 
+/* Is the copy there before the first run? Places of experts that stay from run to run are: nothing but
+ * the command that fills them writes there. */
+static bool is_there(const struct hr_plan *plan, const struct hr_plan_copy *copy) {
+        return copy->method == HR_COPY_CONSTANT ||
+               (copy->method == HR_COPY_EXPERTS && plan->groups[copy->group].resident);
+}
+
 /* Constants and their copies are there. */
 static hr_status write_constants(struct prover *prover) {
         const struct hr_plan *plan = prover->plan;
@@ -751,7 +793,7 @@ static hr_status write_constants(struct prover *prover) {
 
                 if (bytes == 0 || place->where != HR_WHERE_SHARED ||
                     (leaf ? tensors[i].leaf_kind != HR_LEAF_CONSTANT
-                          : plan->copies[copy].method != HR_COPY_CONSTANT))
+                          : !is_there(plan, &plan->copies[copy])))
                         continue;
                 HR_TRY(fresh_block(prover, place, bytes, holds));
                 prover->blocks[prover->holders[holds].block].writer = HR_NO_INDEX;
@@ -815,8 +857,10 @@ static hr_status prover_init(struct prover *prover) {
         prover->sections = take(prover, plan->kind_count * UINT64_C(2) + 1, sizeof(struct section));
         prover->holders = take(prover, holders, sizeof(struct holder));
         prover->buffers = take(prover, prover->in->buffer_count, sizeof(struct block));
+        prover->scanned = take(prover, plan->group_count, sizeof(bool));
         if (!prover->blocks || !prover->clocks || !prover->events || !prover->done ||
-            !prover->last_touch || !prover->sections || !prover->holders || !prover->buffers)
+            !prover->last_touch || !prover->sections || !prover->holders || !prover->buffers ||
+            !prover->scanned)
                 return out_of_memory(prover);
         if (plan->n_copies > 1) {
                 uint64_t pools = plan->kind_count * queues;

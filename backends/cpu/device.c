@@ -417,6 +417,7 @@ hr_status hr_cpu_device_new(const struct hr_cpu_config *config, struct hr_diag *
                 .events = true,
                 .async = true,
                 .threads = cpu->threads,
+                .experts = true,
         };
         *ret_device = &cpu->device;
         return HR_OK;

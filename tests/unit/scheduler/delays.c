@@ -88,6 +88,14 @@ static hr_status delayed_notify(struct hr_queue *queue, hr_notify_fn fn, void *a
         return hr_queue_notify(inner_of(queue, diag), fn, arg, diag);
 }
 
+static hr_status delayed_copy_experts(struct hr_queue *queue, struct hr_expert_cache *cache,
+                                      uint32_t weight, const void *ids,
+                                      struct hr_expert_tally *tally, struct hr_outcome *outcome,
+                                      struct hr_diag *diag) {
+        return hr_queue_copy_experts(inner_of(queue, diag), cache, weight, ids, tally, outcome,
+                                     diag);
+}
+
 static const struct hr_queue_ops delayed_ops = {
         .size = sizeof delayed_ops,
         .destroy = delayed_destroy,
@@ -99,6 +107,7 @@ static const struct hr_queue_ops delayed_ops = {
         .wait = delayed_wait,
         .record = delayed_record,
         .notify = delayed_notify,
+        .copy_experts = delayed_copy_experts,
 };
 
 void rig_delay(struct rig *rig, uint64_t seed, uint32_t us_most, uint32_t one_in) {

@@ -244,9 +244,11 @@ static void find_ranges(struct oracle *oracle, uint32_t turn_index) {
                                           false);
                         if (!to_host)
                                 add_range(oracle, &list, turn, command->to, command->bytes, true);
-                        if (!from_host && command->code != HR_COMMAND_WRITE)
+                        if (!from_host && command->code != HR_COMMAND_WRITE &&
+                            command->code != HR_COMMAND_COPY_EXPERTS)
                                 need_reach(oracle, command->device, command->from, command->bytes);
-                        if (from_host || command->code == HR_COMMAND_WRITE)
+                        if (from_host || command->code == HR_COMMAND_WRITE ||
+                            command->code == HR_COMMAND_COPY_EXPERTS)
                                 need_reach(oracle, command->device, command->to, command->bytes);
                 }
                 unite(&list);
@@ -558,6 +560,7 @@ static bool execute(struct oracle *oracle, uint32_t turn, const struct hr_comman
         case HR_COMMAND_WRITE:
         case HR_COMMAND_READ:
         case HR_COMMAND_COPY:
+        case HR_COMMAND_COPY_EXPERTS:
                 write_place(oracle, at, command->to, command->bytes,
                             read_place(oracle, at, command->from, command->bytes));
                 return true;
