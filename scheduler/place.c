@@ -439,8 +439,8 @@ static hr_status place_node(struct placer *placer, uint32_t s, uint32_t node) {
         return HR_OK;
 }
 
-/* What stays from run to run has its place before anything else: experts, and the ids as places, which
- * nothing but the device's queue writes and reads. */
+/* What stays from run to run has its place before anything else: experts, and the ids as places,
+ * which nothing but the device's queue writes and reads. */
 static hr_status place_experts(struct placer *placer) {
         struct hr_plan *plan = placer->plan;
 

@@ -24,7 +24,7 @@
 
 struct hr_plan_device {
         hr_device_type type;
-        uint32_t kind; /* index of the kind of its compute memory */
+        uint32_t kind;       /* index of the kind of its compute memory */
         bool experts;        /* it can be given the used experts alone */
         uint32_t expert_pad; /* bytes that it may read past one */
 };
@@ -150,7 +150,7 @@ struct hr_plan_copy {
         bool write_back;      /* holds the result of a writer, carried back after its split */
         bool back_staged;     /* ... through staging */
         uint32_t home_device; /* ... whose queue owns the memory it goes back to */
-        uint64_t bytes; /* that it takes */
+        uint64_t bytes;       /* that it takes */
         struct hr_place place;
         uint64_t staging_offset;
         uint32_t group, member; /* EXPERTS: into plan->groups, and its number there; HR_NO_INDEX */
@@ -166,9 +166,9 @@ struct hr_expert_group {
         uint32_t node;     /* the first that uses it */
         uint32_t next;     /* older group of the same ids, or HR_NO_INDEX */
         uint32_t member_count;
-        uint32_t most;            /* experts that one run can use */
-        uint32_t places;          /* of experts on the device: from `most` to `experts` */
-        bool resident;            /* the places belong to it from run to run */
+        uint32_t most;              /* experts that one run can use */
+        uint32_t places;            /* of experts on the device: from `most` to `experts` */
+        bool resident;              /* the places belong to it from run to run */
         struct hr_place translated; /* of the ids as places, with fewer places than experts */
 };
 
@@ -191,14 +191,14 @@ struct hr_plan_pool {
 typedef enum hr_command_code {
         HR_COMMAND_WAIT, /* device's queue waits for event */
         HR_COMMAND_RECORD,
-        HR_COMMAND_INPUT,     /* bytes of input `index` from from.offset on are written to `to` */
-        HR_COMMAND_WRITE,     /* host memory `from` (home or staging) to `to` */
-        HR_COMMAND_READ,      /* `from` into staging `to` */
-        HR_COMMAND_COPY,      /* `from` to `to`, of memory kind `kind` */
+        HR_COMMAND_INPUT, /* bytes of input `index` from from.offset on are written to `to` */
+        HR_COMMAND_WRITE, /* host memory `from` (home or staging) to `to` */
+        HR_COMMAND_READ,  /* `from` into staging `to` */
+        HR_COMMAND_COPY,  /* `from` to `to`, of memory kind `kind` */
         HR_COMMAND_COPY_EXPERTS, /* of copy `index`: host memory `from` to `to`, as the ids say */
-        HR_COMMAND_COMPUTE,   /* split `index` */
-        HR_COMMAND_READ_BACK, /* output `index` from `from`, if the run wants it */
-        HR_COMMAND_NOTIFY,    /* the run is done when every notification has arrived */
+        HR_COMMAND_COMPUTE,      /* split `index` */
+        HR_COMMAND_READ_BACK,    /* output `index` from `from`, if the run wants it */
+        HR_COMMAND_NOTIFY,       /* the run is done when every notification has arrived */
 } hr_command_code;
 
 struct hr_command {
@@ -264,8 +264,8 @@ struct hr_plan {
         uint64_t *scratch_bytes; /* per device, all slots: of programs; known to plans of a fleet */
         uint64_t *compute_bytes; /* per device, all slots */
         uint32_t *device_splits;
-        uint64_t copied_bytes; /* per run, at most */
-        uint64_t expert_bytes; /* ... of them of experts */
+        uint64_t copied_bytes;  /* per run, at most */
+        uint64_t expert_bytes;  /* ... of them of experts */
         uint32_t *kind_of_leaf; /* per leaf with a buffer: kind of that buffer */
         bool *state_lane;       /* per lane: touches writable buffers of its homes */
         struct hr_tape tape;
@@ -306,20 +306,20 @@ struct hr_planner {
         /* Per tensor, bit sets over devices: which support its op, and, where devices are asked, of
          * which that is known. */
         uint64_t *supports, *asked;
-        uint64_t *readers;   /* per kind: bit set over devices that reach it */
-        bool *has_twin;      /* per device: a lower one has compute memory of the same kind */
-        uint64_t *allowed;   /* devices in play */
-        uint32_t open_count; /* nodes, views apart, that no device has been given so far */
-        bool *write_back;    /* per node, or NULL */
+        uint64_t *readers;        /* per kind: bit set over devices that reach it */
+        bool *has_twin;           /* per device: a lower one has compute memory of the same kind */
+        uint64_t *allowed;        /* devices in play */
+        uint32_t open_count;      /* nodes, views apart, that no device has been given so far */
+        bool *write_back;         /* per node, or NULL */
         struct hr_plan_use *uses; /* by nodes that compute, in their order: sources, then result */
         uint32_t use_count;
-        uint32_t *copy_head; /* per tensor: newest copy */
+        uint32_t *copy_head;  /* per tensor: newest copy */
         uint32_t *last_write; /* per tensor (roots): 1 + the last node that wrote into it; 0 none */
         uint32_t *group_head; /* per tensor: newest group whose ids it is; NULL without experts */
         uint32_t group_capacity;
-        uint32_t *version;   /* per tensor (roots): writes so far */
-        bool *written;       /* per tensor (roots): some node writes into it */
-        bool *direct;        /* per tensor (roots): touched in place or copied from its memory */
+        uint32_t *version; /* per tensor (roots): writes so far */
+        bool *written;     /* per tensor (roots): some node writes into it */
+        bool *direct;      /* per tensor (roots): touched in place or copied from its memory */
         uint32_t *leaf_head, *leaf_next; /* per split: leaves that take their place in its prologue;
                                           * the entry past the last split: for outputs only */
 };

@@ -90,6 +90,7 @@ struct prover {
         struct reader *readers;
         uint32_t reader_count, reader_capacity;
         bool *scanned; /* per group of experts: the run has read its ids */
+        bool *filled;  /* per copy of experts: the run has brought those that it uses */
         uint32_t next_split;
         /* With several slots: what the first run touched, for the second one. */
         struct touch *touches;
@@ -482,6 +483,9 @@ static hr_status read_copy(struct prover *prover, uint32_t copy) {
 
         if (prover->holders[holds].landed != prover->holders[plan->root[c->tensor]].meant)
                 return wrong(prover, "STALE", "uses a copy made before a write", holds);
+        if (HR_UNLIKELY(c->method == HR_COPY_EXPERTS) && !prover->filled[copy])
+                return wrong(prover, "HAZARD", "uses experts before they are copied",
+                             plan->tensor_count + copy);
         return check_read(prover, &c->place, c->bytes, holds);
 }
 
@@ -616,7 +620,7 @@ static hr_status prove_experts(struct prover *prover) {
         else if (!prover->scanned[copy->group])
                 return wrong(prover, "ORDER", "copies experts before their ids are read",
                              prover->command->to_holds);
-        prover->scanned[copy->group] = true;
+        prover->scanned[copy->group] = prover->filled[prover->command->index] = true;
         return prove_move(prover);
 }
 
@@ -772,8 +776,8 @@ static hr_status prove_hand_over(struct prover *prover) {
 /* ---- Before the first run ----------------------------------------------------------------------
  */
 
-/* Is the copy there before the first run? Places of experts that stay from run to run are: nothing but
- * the command that fills them writes there. */
+/* Is the copy there before the first run? Places of experts that stay from run to run are: nothing
+ * but the command that fills them writes there. */
 static bool is_there(const struct hr_plan *plan, const struct hr_plan_copy *copy) {
         return copy->method == HR_COPY_CONSTANT ||
                (copy->method == HR_COPY_EXPERTS && plan->groups[copy->group].resident);
@@ -858,9 +862,10 @@ static hr_status prover_init(struct prover *prover) {
         prover->holders = take(prover, holders, sizeof(struct holder));
         prover->buffers = take(prover, prover->in->buffer_count, sizeof(struct block));
         prover->scanned = take(prover, plan->group_count, sizeof(bool));
+        prover->filled = take(prover, plan->group_count ? plan->copy_count : 0, sizeof(bool));
         if (!prover->blocks || !prover->clocks || !prover->events || !prover->done ||
             !prover->last_touch || !prover->sections || !prover->holders || !prover->buffers ||
-            !prover->scanned)
+            !prover->scanned || !prover->filled)
                 return out_of_memory(prover);
         if (plan->n_copies > 1) {
                 uint64_t pools = plan->kind_count * queues;

@@ -416,6 +416,60 @@ HR_TEST(ids_made_in_the_same_run) {
         }
 }
 
+/* The verifier finds experts copied before their ids are there, by members in the wrong order, and
+ * into memory that something else uses. */
+HR_TEST(broken_tapes_are_refused) {
+        struct mixture mixture;
+        struct rig_of_two two;
+        struct hr_plan_request request;
+        struct hr_plan_facts facts;
+        struct hr_plan *plan = NULL;
+        struct hr_command *commands;
+        uint32_t at = 0, computed, next;
+        struct hr_place place;
+
+        mixture_init(&mixture, 2, 3, 0);
+        two_init(&two, false, 0);
+        request = (struct hr_plan_request){.graph = mixture.graph,
+                                           .fleet = two.rig.fleet,
+                                           .homes = two.homes,
+                                           .pins = mixture.pins,
+                                           .options = {.n_copies = 2}};
+        HR_EXPECT_OK(hr_plan_new(&request, &two.rig.diag, &plan), &two.rig.diag);
+        HR_EXPECT_OK(hr_plan_facts_init(&facts, &request, &two.rig.diag), &two.rig.diag);
+        HR_EXPECT_OK(hr_plan_verify(plan, &facts.input, &two.rig.diag), &two.rig.diag);
+        commands = plan->tape.commands;
+        while (commands[at].code != HR_COMMAND_COPY_EXPERTS)
+                ++at;
+        for (next = at + 1; commands[next].code != HR_COMMAND_COPY_EXPERTS;)
+                ++next;
+        for (computed = at; commands[computed].code != HR_COMMAND_COMPUTE;)
+                --computed;
+        for (int broken = 0; broken < 3; ++broken) {
+                uint32_t other = broken == 0 ? computed : next;
+                struct hr_command kept[2] = {commands[at], commands[other]};
+                struct hr_plan_copy *copy = &plan->copies[commands[at].index];
+
+                place = copy->place;
+                if (broken < 2) {
+                        commands[at] = kept[1];
+                        commands[other] = kept[0];
+                } else {
+                        copy->place = plan->place[plan->root[mixture.out]];
+                        commands[at].to = copy->place;
+                }
+                HR_EXPECT_EQ(hr_plan_verify(plan, &facts.input, NULL), HR_E_INTERNAL);
+                copy->place = place;
+                commands[at] = kept[0];
+                commands[other] = kept[1];
+                HR_EXPECT_EQ(hr_plan_verify(plan, &facts.input, NULL), HR_OK);
+        }
+        hr_plan_facts_deinit(&facts);
+        hr_plan_unref(plan);
+        mixture_deinit(&mixture);
+        two_deinit(&two);
+}
+
 HR_TEST(written_weights_are_copied_again) {
         static struct trip trip;
         struct mixture mixture;
