@@ -37,3 +37,21 @@ def test_a_wrong_option_fails(model: Path, option: str) -> None:
     answer = demo(model, "--prompt=x", option)
     assert answer.returncode != 0
     assert answer.stdout == ""
+
+
+def test_a_terminated_demo_stops_its_daemon(model: Path) -> None:
+    command = [sys.executable, ROOT / "tests" / "tools" / "demo.py", model]
+    process = subprocess.Popen(
+        [*command, "--prompt=x", "--tokens=3000", "--ignore-end"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout and process.stderr
+    line = process.stderr.readline()
+    folder = Path(line.split()[-1]).parent
+    assert folder.is_dir(), line
+    process.stdout.read(1)  # it generates
+    process.terminate()
+    assert process.wait(60) == 143
+    assert not folder.exists()

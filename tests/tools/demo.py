@@ -5,6 +5,7 @@ demo.py MODEL.gguf OPTION...        the options are those of `headrace generate`
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from run_daemon import Daemon, DaemonError
 
 def main() -> int:
     model = Path(sys.argv[1]).resolve()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # whatever ends this script, the daemon is stopped
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     try:
         with Daemon(models=[model.parent]) as daemon:
             print(f"headraced listens on {daemon.socket_path}", file=sys.stderr)
