@@ -249,7 +249,7 @@ def test_b066_every_type_number(daemon: Any) -> None:
 
 def test_b075_windows_against_big_integers(daemon: Any) -> None:
     """Random windows with extreme extents, strides and offsets: accepted exactly when every byte
-    they touch lies in the base and their elements can be counted, by arithmetic that cannot wrap."""
+    they touch lies in the base and their elements can be counted; nothing may wrap."""
     rng = random.Random(23)
     base_elements = 4096
     accepted = refused = 0
