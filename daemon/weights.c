@@ -328,11 +328,11 @@ static void verify(struct hr_weights *set) {
 
 static void chunk_copied(void *arg) {
         struct hr_weights_work *work = arg;
-        struct hr_weights_store *store = work->store;
+        /* Copied: after the decrement the engine may free the work, and the store with it. */
+        const struct hr_weights_store_config config = work->store->config;
 
-        /* From here on the engine may free the work. */
         atomic_fetch_sub_explicit(&work->in_flight, 1, memory_order_release);
-        store_wake(store);
+        config.wake(config.arg);
 }
 
 /* Moves the cursor over tensors that need no copy. False at the end. */
