@@ -107,6 +107,19 @@ void hr_device_memory(const struct hr_device *device, uint64_t *ret_free, uint64
         }
 }
 
+void hr_device_optimize_none(const struct hr_device *device, const struct hr_split_view *view,
+                             uint32_t *order, bool *joined) {
+}
+
+void hr_device_optimize(const struct hr_device *device, const struct hr_split_view *view,
+                        uint32_t *order, bool *joined) {
+        for (uint32_t i = 0; i < view->node_count; i++) {
+                order[i] = i;
+                joined[i] = false;
+        }
+        device->ops->optimize(device, view, order, joined);
+}
+
 /* ---- Buffer ---------------------------------------------------------------------------------- */
 
 /* Adds to the account unless the cap forbids it. */

@@ -91,6 +91,9 @@ struct hr_step {
         struct hr_operand result;
         uint32_t source_count;
         const struct hr_operand *sources; /* source_count; an absent one has data NULL, type UINT32_MAX */
+        uint32_t joined; /* that many steps after it are computed in one pass with it: the result of
+                          * each but the last has no memory (data NULL), and is a source of the next
+                          * step only */
 };
 
 #define HR_OPERAND_ABSENT UINT32_MAX
@@ -100,6 +103,20 @@ struct hr_steps {
         uint32_t count;
         const struct hr_step *steps;
 };
+
+/* Nodes of one split, as optimize() sees them: they compute something, one after the other, and
+ * what lies between them are views. */
+struct hr_split_view {
+        const struct hr_graph *graph;
+        const uint32_t *nodes; /* ascending, the graph's own order */
+        uint32_t node_count;
+        /* Per node: the place in `nodes` of the one that reads its result, when that one takes it as
+         * one source and nobody else needs it: it is no output, is not observed, has memory of its
+         * own, is nobody's base, and no other device reads it. HR_NO_READER otherwise. */
+        const uint32_t *reader;
+};
+
+#define HR_NO_READER UINT32_MAX
 
 /* ---- Device ---------------------------------------------------------------------------------- */
 
@@ -142,6 +159,14 @@ struct hr_device_ops {
         uint64_t (*program_bytes)(const struct hr_device *device, const struct hr_graph *graph,
                                   const uint32_t *nodes, uint32_t node_count);
         void (*memory)(const struct hr_device *device, uint64_t *ret_free, uint64_t *ret_total);
+        /* Chooses the order of a split's nodes, and which of them share one pass. A pure function of
+         * the view. `order` comes in as 0, 1, 2 ... and holds places in view->nodes; `joined`, all
+         * false, says of a place in `order` that it is computed in one pass with the one after it,
+         * which must be its reader. Every node still reads and overwrites what it does in the
+         * graph's own order. The result of a pass may lie over one of its sources, with the same
+         * address and layout, and over nothing else that it reads. */
+        void (*optimize)(const struct hr_device *device, const struct hr_split_view *view,
+                         uint32_t *order, bool *joined);
 };
 
 struct hr_device {
@@ -163,6 +188,13 @@ void hr_device_memory(const struct hr_device *device, uint64_t *ret_free, uint64
 /* Bytes of scratch that a program of these nodes will take. */
 uint64_t hr_device_program_bytes(const struct hr_device *device, const struct hr_graph *graph,
                                  const uint32_t *nodes, uint32_t node_count);
+
+/* Keeps the order, joins nothing: for devices without opinion. */
+void hr_device_optimize_none(const struct hr_device *device, const struct hr_split_view *view,
+                             uint32_t *order, bool *joined);
+/* Asks the device; fills order and joined, view->node_count elements each. */
+void hr_device_optimize(const struct hr_device *device, const struct hr_split_view *view,
+                        uint32_t *order, bool *joined);
 
 /* ---- Buffer ---------------------------------------------------------------------------------- */
 

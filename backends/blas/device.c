@@ -246,6 +246,7 @@ static const struct hr_device_ops blas_device_ops = {
         .program_new = blas_program_new,
         .program_bytes = blas_program_bytes,
         .memory = blas_memory,
+        .optimize = hr_device_optimize_none,
 };
 
 hr_status hr_blas_device_new(const struct hr_blas_config *config, struct hr_diag *diag,

@@ -338,6 +338,7 @@ static const struct hr_device_ops cpu_device_ops = {
         .program_new = cpu_program_new,
         .program_bytes = cpu_program_bytes,
         .memory = cpu_memory,
+        .optimize = hr_device_optimize_none,
 };
 
 /* ---- Configuration --------------------------------------------------------------------------- */

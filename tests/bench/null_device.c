@@ -183,6 +183,7 @@ static const struct hr_device_ops device_ops = {
         .program_new = program_new,
         .program_bytes = program_bytes,
         .memory = memory,
+        .optimize = hr_device_optimize_none,
 };
 
 struct hr_device *null_device_new(const char *name, hr_device_type type) {

@@ -146,6 +146,7 @@ static const struct hr_device_ops opaque_ops = {
         .program_new = opaque_program_new,
         .program_bytes = opaque_program_bytes,
         .memory = opaque_memory,
+        .optimize = hr_device_optimize_none,
 };
 
 struct hr_device *opaque_device_new(const char *name, uint32_t sleep_us, uint32_t seed) {
