@@ -35,6 +35,7 @@ static hr_status blas_device_new(const struct hr_backend_config *config, struct 
                 .batch_min = config->batch_min,
                 .spin_us = config->spin_us,
                 .memory_cap = config->memory_cap,
+                .to_f32 = hr_cpu_weights_to_f32(),
         };
 
         return hr_blas_device_new(&blas, diag, ret_device);

@@ -62,6 +62,9 @@ const struct hr_type_info *hr_type_info(uint32_t type);
 const char *hr_type_name(uint32_t type);
 /* The type of that name (case-insensitive), or -1. */
 int hr_type_from_name(const char *name);
+/* Converts `count` consecutive elements of one type to f32; of a block type count is a multiple of the
+ * block. Any alignment; pure. */
+typedef void (*hr_dequantize_fn)(const void *row, float *ret_values, int64_t count);
 /* Bytes of `elements` consecutive elements. False: no such type, elements negative or not a multiple
  * of the block, or the result does not fit. */
 HR_NODISCARD bool hr_type_row_bytes(uint32_t type, int64_t elements, uint64_t *ret_bytes);

@@ -15,15 +15,17 @@
 #include "backends/blas/gemm.h"
 #include "core/host.h"
 
-/* Below this many columns a product is bound by reading the weights, where the CPU kernels, which
- * read them packed, are ahead. */
-#define BATCH_MIN_DEFAULT 32
+/* From this many columns on it keeps up with the CPU's kernels for float weights, and is ahead where the
+ * weights do not fit a cache; with weights in blocks it never is (`./bench blas`). */
+#define BATCH_MIN_FLOATS 128
 #define SCRATCH_ALIGN 64
 
 struct blas_device {
         struct hr_device device;
         char name[32], description[64];
-        uint32_t threads, spin_us, batch_min;
+        uint32_t threads, spin_us;
+        uint32_t batch_min; /* 0: what was measured */
+        const hr_dequantize_fn *to_f32;
 };
 
 struct blas_program {
@@ -42,6 +44,13 @@ static struct blas_device *blas_cast(struct hr_device *device) {
 static const struct blas_device *blas_cast_const(const struct hr_device *device) {
         HR_ASSERT(device->ops == &blas_device_ops);
         return HR_CONTAINER_OF(device, const struct blas_device, device);
+}
+
+static bool blas_takes(const struct blas_device *blas, const struct hr_step *step) {
+        if (!blas->batch_min && hr_type_info(step->sources[0].type)->is_block)
+                return false;
+        return blas_gemm_supports(step, blas->to_f32,
+                                  blas->batch_min ? blas->batch_min : BATCH_MIN_FLOATS);
 }
 
 static void blas_destroy(struct hr_device *device) {
@@ -85,7 +94,7 @@ static bool blas_supports_op(const struct hr_device *device, const struct hr_gra
         if (op == HR_OP_NONE || hr_op_is_view(op))
                 return true;
         return product_of_tensor(graph, tensor, sources, &step) &&
-               blas_gemm_supports(&step, blas_cast_const(device)->batch_min);
+               blas_takes(blas_cast_const(device), &step);
 }
 
 static bool blas_reads_kind(const struct hr_device *device, const struct hr_buffer_kind *kind) {
@@ -141,7 +150,7 @@ static hr_status blas_program_new(struct hr_device *device, const struct hr_step
         for (uint32_t i = 0; i < steps->count && status == HR_OK; i++) {
                 const struct hr_step *step = &steps->steps[i];
 
-                if (!blas_gemm_supports(step, blas->batch_min))
+                if (!blas_takes(blas, step))
                         status = hr_fail_reason(diag, HR_E_UNSUPPORTED, "OP",
                                                 "%s: no kernel for node %u, %s", blas->name,
                                                 step->node, hr_op_name(step->op));
@@ -178,7 +187,7 @@ static uint64_t blas_program_bytes(const struct hr_device *device, const struct 
                 struct hr_step step;
 
                 if (product_of_tensor(graph, graph->leaf_count + nodes[i], sources, &step) &&
-                    blas_gemm_supports(&step, blas->batch_min))
+                    blas_takes(blas, &step))
                         most = HR_MAX(most, blas_gemm_scratch(&step));
         }
         return most * blas->threads;
@@ -189,6 +198,7 @@ static uint64_t blas_program_bytes(const struct hr_device *device, const struct 
 struct blas_job {
         const struct blas_program *program;
         const struct hr_step *step;
+        const hr_dequantize_fn *to_f32;
         struct hr_host_team *team;
         uint32_t blocks;
 };
@@ -202,13 +212,14 @@ static void job_run(void *arg, uint32_t member, uint32_t members) {
                 scratch = (float *) (void *) (job->program->scratch +
                                               member * job->program->thread_bytes);
         while ((block = hr_host_team_next(job->team, job->blocks)) < job->blocks)
-                blas_gemm_block(job->step, block, scratch);
+                blas_gemm_block(job->step, job->to_f32, block, scratch);
 }
 
 static void blas_compute(struct hr_program *base, uint32_t first, uint32_t count,
                          struct hr_host_team *team, struct hr_outcome *outcome) {
         struct blas_job job = {
                 .program = HR_CONTAINER_OF(base, struct blas_program, program),
+                .to_f32 = blas_cast(base->device)->to_f32,
                 .team = team,
         };
 
@@ -258,11 +269,13 @@ hr_status hr_blas_device_new(const struct hr_blas_config *config, struct hr_diag
         blas_gemm_init();
         (void) snprintf(blas->name, sizeof blas->name, "%s", config->name ? config->name : "blas");
         blas->threads = config->threads ? config->threads : hr_host_processors();
-        blas->batch_min = config->batch_min ? config->batch_min : BATCH_MIN_DEFAULT;
+        blas->batch_min = config->batch_min;
         blas->spin_us = config->spin_us;
+        blas->to_f32 = config->to_f32;
         (void) snprintf(blas->description, sizeof blas->description,
                         "OpenBLAS, %u thread%s, %u columns or more", blas->threads,
-                        blas->threads == 1 ? "" : "s", blas->batch_min);
+                        blas->threads == 1 ? "" : "s",
+                        blas->batch_min ? blas->batch_min : BATCH_MIN_FLOATS);
         blas->device.ops = &blas_device_ops;
         atomic_init(&blas->device.refs, 1);
         blas->device.memory_cap = config->memory_cap;

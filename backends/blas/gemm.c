@@ -8,7 +8,6 @@
 
 #include <cblas.h>
 #include <limits.h>
-#include <string.h>
 
 #define BLOCK_ROWS_MIN 32
 #define BLOCK_ROWS_MAX 512
@@ -29,24 +28,29 @@ static bool fits(int64_t extent) {
         return extent > 0 && extent <= INT_MAX;
 }
 
-/* Rows of the weight are dense, and their distance is one that cblas can be told. */
-static bool weight_is_usable(const struct hr_operand *a) {
-        uint32_t bytes;
+/* Rows of the weight are dense; those of f32 are read in place, at a distance that cblas can be told. */
+static bool weight_is_usable(const struct hr_operand *a, const hr_dequantize_fn *to_f32) {
+        const struct hr_type_info *info = hr_type_info(a->type);
+        bool in_place = a->type == HR_TYPE_F32;
+        uint64_t row;
 
-        if (a->type != HR_TYPE_F32 && a->type != HR_TYPE_F16 && a->type != HR_TYPE_BF16)
+        if (!info || !(in_place || to_f32[a->type]) || a->ne[0] % info->block_elements != 0)
                 return false;
-        bytes = hr_type_info(a->type)->block_bytes;
-        return (a->nb[0] == bytes || a->ne[0] == 1) && a->nb[1] % bytes == 0 &&
-               (a->ne[1] == 1 || a->nb[1] >= (uint64_t) a->ne[0] * bytes) &&
-               a->nb[1] / bytes <= INT_MAX;
+        row = (uint64_t) (a->ne[0] / info->block_elements) * info->block_bytes;
+        if (a->ne[0] != info->block_elements && a->nb[0] != info->block_bytes)
+                return false;
+        if (!in_place)
+                return true;
+        return a->nb[1] % sizeof(float) == 0 && (a->ne[1] == 1 || a->nb[1] >= row) &&
+               a->nb[1] / sizeof(float) <= INT_MAX;
 }
 
-bool blas_gemm_supports(const struct hr_step *step, uint32_t n_min) {
+bool blas_gemm_supports(const struct hr_step *step, const hr_dequantize_fn *to_f32, uint32_t n_min) {
         const struct hr_operand *a = &step->sources[0], *b = &step->sources[1],
                                 *c = &step->result;
 
-        if (step->op != HR_OP_MUL_MAT || step->source_count != 2 || !weight_is_usable(a) ||
-            b->type != HR_TYPE_F32 || c->type != HR_TYPE_F32)
+        if (step->op != HR_OP_MUL_MAT || step->source_count != 2 || b->type != HR_TYPE_F32 ||
+            c->type != HR_TYPE_F32 || !fits(a->ne[0]) || !weight_is_usable(a, to_f32))
                 return false;
         for (int i = 0; i < HR_DIMS; i++)
                 if (!fits(a->ne[i]) || !fits(b->ne[i]) || !fits(c->ne[i]))
@@ -79,29 +83,8 @@ uint64_t blas_gemm_scratch(const struct hr_step *step) {
         return step->sources[0].type == HR_TYPE_F32 ? 0 : (bytes + 63) / 64 * 64;
 }
 
-static void convert_f16(int64_t n, float *out, const uint16_t *in) {
-        for (int64_t i = 0; i < n; i++) {
-                uint32_t sign = (uint32_t) (in[i] & 0x8000) << 16, rest = in[i] & 0x7fff, bits;
-                float small = (float) (int32_t) rest * 0x1p-24f;
-
-                memcpy(&bits, &small, sizeof bits);
-                bits = rest >= 0x7c00  ? (rest << 13) | 0x7f800000U
-                       : rest >= 0x400 ? (rest << 13) + (112U << 23)
-                                       : bits;
-                bits |= sign;
-                memcpy(&out[i], &bits, sizeof bits);
-        }
-}
-
-static void convert_bf16(int64_t n, float *out, const uint16_t *in) {
-        for (int64_t i = 0; i < n; i++) {
-                uint32_t bits = (uint32_t) in[i] << 16;
-
-                memcpy(&out[i], &bits, sizeof bits);
-        }
-}
-
-void blas_gemm_block(const struct hr_step *step, uint32_t block, float *scratch) {
+void blas_gemm_block(const struct hr_step *step, const hr_dequantize_fn *to_f32, uint32_t block,
+                     float *scratch) {
         const struct hr_operand *a = &step->sources[0], *b = &step->sources[1],
                                 *c = &step->result;
         int64_t plane = block / blocks_per_plane(step);
@@ -121,14 +104,8 @@ void blas_gemm_block(const struct hr_step *step, uint32_t block, float *scratch)
                 dense = (const float *) (const void *) weight;
                 stride = HR_MAX((int64_t) (a->nb[1] / sizeof(float)), k);
         } else {
-                for (int64_t row = 0; row < rows; row++) {
-                        const void *from = weight + (uint64_t) row * a->nb[1];
-
-                        if (a->type == HR_TYPE_F16)
-                                convert_f16(k, scratch + row * k, from);
-                        else
-                                convert_bf16(k, scratch + row * k, from);
-                }
+                for (int64_t row = 0; row < rows; row++)
+                        to_f32[a->type](weight + (uint64_t) row * a->nb[1], scratch + row * k, k);
         }
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int) b->ne[1], (int) rows, (int) k,
                     1.0f, columns, (int) k, dense, (int) stride, 0.0f, out, (int) c->ne[0]);

@@ -19,6 +19,9 @@ struct hr_cpu_config {
                                   * kernels use it */
 };
 
+/* How to convert weights of each type to f32 with the best instructions of this processor:
+ * HR_TYPE_LIMIT functions, NULL for a type that is no weight. Static storage. Thread: any. */
+const hr_dequantize_fn *hr_cpu_weights_to_f32(void);
 /* HR_E_EXHAUSTED without threads or memory. */
 HR_NODISCARD hr_status hr_cpu_device_new(const struct hr_cpu_config *config, struct hr_diag *diag,
                                          struct hr_device **ret_device);

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "tools"))
 
 from run_daemon import Daemon, Device  # noqa: E402
-from tables import CLEAR_REFERENCE, REFERENCE, Start  # noqa: E402
+from tables import FLOAT_REFERENCE, REFERENCE, Start  # noqa: E402
 
 DEFAULT_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 MODEL_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -38,9 +38,9 @@ def reference() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def clear_reference() -> dict[str, Any]:
-    """The same for prompts without near-ties."""
-    data = json.loads(CLEAR_REFERENCE.read_text())
+def float_reference() -> dict[str, Any]:
+    """The same for the model whose weights are the same numbers as floats."""
+    data = json.loads(FLOAT_REFERENCE.read_text())
     return {prompt["name"]: prompt for prompt in data["prompts"]}
 
 

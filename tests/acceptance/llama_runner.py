@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,8 +22,8 @@ Array = np.ndarray[Any, Any]
 class Runner:
     """A model in a session: weights, a cache of keys and values, and the graphs already submitted.
 
-    split: how many layers each device takes; None: the daemon's default placement. overlay: a set whose
-    tensors stand for those of the same name in the file. options: those of Client.submit().
+    split: how many layers each device takes; None: the daemon's default placement. options: those
+    of Client.submit().
     """
 
     def __init__(
@@ -34,7 +33,6 @@ class Runner:
         *,
         n_ctx: int = 512,
         split: dict[str, int] | None = None,
-        overlay: WeightSet | None = None,
         **options: Any,
     ) -> None:
         self.client = client
@@ -48,8 +46,6 @@ class Runner:
         self.weights: WeightSet = first
         if placement:
             self.weights = client.load(file, f"{file} {sorted(split or {})}", placement)
-        self.sets = [overlay, self.weights] if overlay else [self.weights]
-        self.tensors = ChainMap(*map(dict, self.sets))
         self.state: State = client.state(kv_state(self.config, n_ctx), placement)
         self.graphs: dict[tuple[int, int], GraphHandle] = {}
         self.used = 0
@@ -59,11 +55,11 @@ class Runner:
         key = (n_tokens, n_kv)
         if key not in self.graphs or options:
             made = LlamaGraph(
-                self.config, self.tensors, n_tokens=n_tokens, n_kv=n_kv, n_ctx=self.n_ctx
+                self.config, self.weights, n_tokens=n_tokens, n_kv=n_kv, n_ctx=self.n_ctx
             )
             self.graphs[key] = self.client.submit(
                 made.graph,
-                weights=self.sets,
+                weights=[self.weights],
                 states=[self.state],
                 **{**self.options, **options},
             )

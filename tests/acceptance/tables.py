@@ -8,8 +8,8 @@ from pathlib import Path
 from run_daemon import Daemon, Device, device
 
 ROOT = Path(__file__).resolve().parents[2]
-CLEAR_REFERENCE = ROOT / "tests" / "golden" / "data" / "llama" / "smollm2-135m-q4_1-clear.json"
 REFERENCE = ROOT / "tests" / "golden" / "data" / "llama" / "smollm2-135m-q4_1.json"
+FLOAT_REFERENCE = ROOT / "tests" / "golden" / "data" / "llama" / "smollm2-135m-f32.json"
 
 # The fixture `start`: a daemon for a device table.
 Start = Callable[[tuple[Device, ...]], Daemon]

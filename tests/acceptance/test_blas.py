@@ -1,43 +1,57 @@
-"""BLAS and the CPU device share a model whose attention weights are floats: same choices."""
+"""BLAS and the CPU share a model of floats: llama.cpp's choices, wherever its products are computed."""
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import headrace
-import numpy as np
 import pytest
 from llama_runner import Runner
-from run_daemon import device
-from tables import Start
-from test_llama_reference import disagreements
+from run_daemon import Daemon, device
+from tables import BLAS, FLOAT_REFERENCE, Start
+from test_llama_reference import PROMPTS, disagreements
 
-# From one column on: BLAS computes the steps, too.
+# From one column on: BLAS computes the single steps, too.
 ALWAYS = (device("blas0", backend="blas", batch_min=1), device("cpu0", backend="cpu"))
-PART = "attn_"
 
 
-def float_weights(model: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The attention's matrices, as floats: exactly the values that the blocks stand for."""
-    return {
-        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        for tensor in gguf.GGUFReader(model).tensors
-        if PART in tensor.name and len(tensor.shape) == 2
-    }
+@pytest.fixture(scope="module")
+def float_model(
+    start: Start, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """The model's file with every weight as f32, made by the daemon."""
+    path = tmp_path_factory.mktemp("floats") / "f32.gguf"
+    address = start(BLAS).address
+    command = [sys.executable, "-m", "headrace.cli", "quantize", "--connect", address]
+    subprocess.run([*command, str(model), str(path), "f32"], check=True, capture_output=True)
+    yield path
+    path.unlink()
 
 
-@pytest.mark.parametrize("name", ["one", "twelve", "long"])
+def test_the_floats_are_those_of_the_reference(float_model: Path) -> None:
+    with float_model.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    assert f'"sha256": "{digest}"' in FLOAT_REFERENCE.read_text()
+
+
+@pytest.mark.parametrize("devices", [BLAS, ALWAYS], ids=["batches", "always"])
 def test_choices_with_products_on_blas(
-    start: Start, model: Path, clear_reference: dict[str, Any], name: str
+    float_model: Path, float_reference: dict[str, Any], devices: Any
 ) -> None:
-    expected = clear_reference[name]
-    with headrace.connect(start(ALWAYS).address) as client:
-        floats = client.put("attention", float_weights(model))
-        runner = Runner(client, model.name, overlay=floats)
-        assert len(floats) == 4 * runner.config.n_layers
-        logits = runner.forced(expected["prompt_tokens"], expected["continuation"])
-        for graph in runner.graphs.values():
-            assert {share.device: share.splits for share in graph.plan.devices}["blas0"] > 0
-    assert not disagreements(logits, expected)
+    with Daemon(models=[float_model.parent], devices=devices) as daemon:
+        for name in PROMPTS:
+            expected = float_reference[name]
+            with headrace.connect(daemon.address) as client:
+                runner = Runner(client, float_model.name)
+                logits = runner.forced(expected["prompt_tokens"], expected["continuation"])
+                assert len(logits) == 48
+                assert not disagreements(logits, expected), name
+                for (n_tokens, _), graph in runner.graphs.items():
+                    splits = {share.device: share.splits for share in graph.plan.devices}
+                    if devices is ALWAYS or n_tokens > 300:
+                        assert splits["blas0"] > 0

@@ -1,12 +1,11 @@
 """Records what llama.cpp chooses, token by token, for three prompts.
 
     python tests/golden/make_llama_reference.py MODEL.gguf > tests/golden/data/llama/NAME.json
-    python tests/golden/make_llama_reference.py --clear MODEL.gguf > ...
 
-With --clear, three other prompts: their continuations have no near-ties. Needs the package
-llama-cpp-python. The prompt is evaluated as one batch, then every token alone, greedily, 48 times. At each of the 48 positions the file keeps the two best ids with their logits;
-the ids of the first column are the continuation. End-of-text tokens do not end it. Log and progress
-go to stderr.
+Needs the package llama-cpp-python. The prompt is evaluated as one batch, then every token alone,
+greedily, 48 times. At each of the 48 positions the file keeps the two best ids with their logits; the
+ids of the first column are the continuation. End-of-text tokens do not end it. Log and progress go to
+stderr.
 """
 
 from __future__ import annotations
@@ -51,17 +50,6 @@ PROMPTS = {
         "that the first would grind in the morning, the second at noon and the third in the "
         "evening. This went well until"
     ),
-}
-
-
-# Chosen so that the two best logits are at least a percent of their magnitude apart everywhere: for
-# arithmetic that is not llama.cpp's, bit for bit. The long one begins its text a second time, so that
-# every choice depends on what stands three hundred tokens back.
-_TEXT = PROMPTS["long"][: PROMPTS["long"].index(" Many disputes")]
-CLEAR_PROMPTS = {
-    "one": "Click",
-    "twelve": "The miller opened the gate in the morning and the big",
-    "long": _TEXT + "\n\n" + _TEXT[: _TEXT.index(" little and sends part")],
 }
 
 
@@ -145,12 +133,10 @@ def record(model: Model, name: str, prompt: str) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--clear", action="store_true", help="the prompts without near-ties")
     args = parser.parse_args()
     silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
     llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
     model = Model(args.model)
-    prompts = CLEAR_PROMPTS if args.clear else PROMPTS
     result = {
         "file": args.model.name,
         "sha256": hashlib.sha256(args.model.read_bytes()).hexdigest(),
@@ -162,7 +148,7 @@ def main() -> None:
             "flash_attention": "default (automatic)",
             "kv_types": "F16",
         },
-        "prompts": [record(model, name, prompt) for name, prompt in prompts.items()],
+        "prompts": [record(model, name, prompt) for name, prompt in PROMPTS.items()],
     }
     text = json.dumps(result, indent=1)
     # Innermost lists of numbers go on one line each: the file stays readable and diffs stay small.

@@ -240,13 +240,8 @@ def suites(full: bool) -> list[Suite]:
         meson_suite("c", main, [], env=long_form),
         # The whole recorded sets; the parts of them in tests/golden/data run with suite c.
         program_suite("golden-plans", main, ["tests/golden/golden_plans"], RECORDED / "plans"),
-        # A type or op that no backend has is a skip there, with its reason in the log.
-        program_suite(
-            "golden-ops",
-            main,
-            ["tests/golden/golden_ops", "--allow-unsupported"],
-            RECORDED / "ops",
-        ),
+        program_suite("golden-ops", main, ["tests/golden/golden_ops"], RECORDED / "ops"),
+        # A device of one operator: the rest is not its.
         program_suite(
             "golden-ops-blas",
             main,

@@ -29,7 +29,6 @@
 
 #define CPU_FLOAT_CHUNK 1024
 
-typedef void (*cpu_dequantize_fn)(const void *row, float *ret_values, int64_t count);
 typedef void (*cpu_quantize_fn)(const float *values, void *ret_row, int64_t count);
 
 struct cpu_tile {
@@ -66,7 +65,7 @@ struct cpu_key_walk {
 struct cpu_dot {
         const char *name;
         uint32_t lanes, width;
-        cpu_dequantize_fn dequantize[HR_TYPE_LIMIT]; /* type -> f32; NULL = none */
+        hr_dequantize_fn dequantize[HR_TYPE_LIMIT]; /* type -> f32; NULL = none */
         cpu_quantize_fn quantize[HR_TYPE_LIMIT];     /* f32 -> type; NULL = none */
         const struct cpu_tile *tile[HR_TYPE_LIMIT];  /* NULL = not a weight or key type */
         /* Dot products of `rows` rows of f32, f16 or bf16 with `width` (any) columns of k floats,

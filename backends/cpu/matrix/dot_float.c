@@ -135,8 +135,8 @@ X(1_bf16, HR_TYPE_BF16, 1)
 static void take_rows(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
                       bool widen, int64_t first, int64_t end, float *spare,
                       const uint8_t *ret_row[ROWS]) {
-        cpu_dequantize_fn to_f32 = type == HR_TYPE_F16 ? CPU_ISA(dequantize_f16)
-                                                       : CPU_ISA(dequantize_bf16);
+        hr_dequantize_fn to_f32 = type == HR_TYPE_F16 ? CPU_ISA(dequantize_f16)
+                                                      : CPU_ISA(dequantize_bf16);
 
         for (uint32_t r = 0; r < rows; r++) {
                 ret_row[r] = base + stride * r;

@@ -5,6 +5,7 @@
  */
 #include <string.h>
 
+#include "backends/cpu/backend.h"
 #include "backends/cpu/matrix/dot.h"
 
 extern const struct cpu_dot cpu_dot_portable;
@@ -76,4 +77,8 @@ int cpu_partner_type(uint32_t type) {
         default:
                 return -1;
         }
+}
+
+const hr_dequantize_fn *hr_cpu_weights_to_f32(void) {
+        return cpu_dot_select(NULL)->dequantize;
 }
