@@ -105,3 +105,25 @@ def test_family(client: headrace.Client, family: str) -> None:
     assert wrong == []
     if not counts["checked"]:
         pytest.skip(f"no device supports any of them: {dict(counts)}")
+
+
+@pytest.mark.parametrize("gap", [0, 3])
+def test_conv_2d_dw_with_channels_innermost(client: headrace.Client, gap: int) -> None:
+    """Whether or not the pixels lie close together, the result's channels are innermost, too."""
+    random = np.random.default_rng(7)
+    channels, height, width = 5, 6, 7
+    image = random.standard_normal((height, width, channels + gap)).astype(np.float32)
+    kernel = random.standard_normal((channels, 1, 3, 3)).astype(np.float32)
+    graph = headrace.Graph()
+    pixels = graph.input("image", image.shape)
+    window = graph.view(pixels, (height, width, channels), pixels.strides)
+    made = graph.conv_2d_dw(
+        graph.input("kernel", kernel.shape), graph.permute(window, (2, 0, 1)), padding=(1, 1)
+    )
+    assert made.nb[2] < made.nb[0] < made.nb[1]
+    graph.output(graph.cont(made))
+    result = client.submit(graph).run({"image": image, "kernel": kernel})[0]
+    padded = np.pad(image[:, :, :channels], ((1, 1), (1, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(0, 1))
+    expected = np.einsum("hwckl,ckl->chw", windows, kernel[:, 0])
+    np.testing.assert_allclose(np.squeeze(result), expected, rtol=1e-4, atol=1e-5)

@@ -129,7 +129,7 @@ class VisionOps(GraphBase):
         ow = conv_extent(x.ne[0], kernel.ne[0], stride[1], padding[1], dilation[1])
         oh = conv_extent(x.ne[1], kernel.ne[1], stride[0], padding[0], dilation[0])
         nb: Quad | None = None
-        if op is Op.CONV_2D_DW and x.nb[2] == 4 and x.nb[0] == 4 * channels:
+        if op is Op.CONV_2D_DW and x.nb[2] == x.type.block_bytes < x.nb[0] < x.nb[1]:
             nb = (4 * channels, 4 * channels * ow, 4, 4 * channels * ow * oh)
         words = (*stride[::-1], *padding[::-1], *dilation[::-1])
         return self.node(op, Type.F32, (ow, oh, channels, x.ne[3]), (kernel, x), words, nb=nb)
