@@ -31,7 +31,7 @@ struct hr_limits {
         /* The others. */
         uint64_t pins, session_device_bytes, session_buffer_bytes;
         uint64_t weights_bytes, weights_tensors, session_weights, session_uploads;
-        uint64_t upload_window_bytes;
+        uint64_t upload_window_bytes, resident_bytes;
         uint64_t metadata_bytes, metadata_keys, manifest_bytes, placement_rules;
         uint64_t session_states, state_tensors;
         uint64_t connections, greetings, connection_requests, backlog;

@@ -78,6 +78,7 @@ const struct key hr_config_keys[] = {
         LIMIT(session_weights, KIND_COUNT, HR_DEFAULT_SESSION_WEIGHTS, 0, UINT64_C(1) << 20),
         LIMIT(session_uploads, KIND_COUNT, HR_DEFAULT_SESSION_UPLOADS, 0, UINT64_C(1) << 20),
         LIMIT(upload_window_bytes, KIND_SIZE, HR_DEFAULT_UPLOAD_WINDOW_BYTES, 4 * HR_KIB, HR_GIB),
+        LIMIT(resident_bytes, KIND_SIZE, HR_DEFAULT_RESIDENT_BYTES, 0, UINT64_C(1) << 60),
         LIMIT(metadata_bytes, KIND_SIZE, HR_DEFAULT_METADATA_BYTES, HR_KIB, 4 * HR_GIB),
         LIMIT(metadata_keys, KIND_COUNT, HR_DEFAULT_METADATA_KEYS, 1, UINT64_C(1) << 24),
         LIMIT(manifest_bytes, KIND_SIZE, HR_DEFAULT_MANIFEST_BYTES, HR_KIB, 4 * HR_GIB),

@@ -42,6 +42,7 @@ struct hr_conn {
         struct hr_list over_link;
         int polled; /* events asked for */
         uint32_t principal;
+        bool wants_progress; /* its hello names the feature */
         /* In. */
         hr_conn_stage stage;
         uint32_t filled; /* of the header or the message */

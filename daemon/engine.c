@@ -556,6 +556,7 @@ hr_status hr_engine_new(const struct hr_engine_config *config, struct hr_diag *d
         store_config = (struct hr_weights_store_config){
                 .fleet = config->fleet,
                 .bytes_max = config->config->limits.weights_bytes,
+                .resident_bytes_max = config->config->limits.resident_bytes,
                 .wake = store_wake,
                 .arg = engine,
         };

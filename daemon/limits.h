@@ -75,6 +75,9 @@
 #define HR_DEFAULT_SESSION_UPLOADS UINT64_C(8)
 /* Credit of one upload: what may be under way unasked; covers 10 Gbit/s at 3 ms. */
 #define HR_DEFAULT_UPLOAD_WINDOW_BYTES (4 * HR_MIB)
+/* Of one file, read into memory before its load is answered: as much as free memory holds, whatever
+ * this says. */
+#define HR_DEFAULT_RESIDENT_BYTES (1024 * HR_TIB)
 /* Key-values of a GGUF file: vocabularies of 256 K tokens with scores and merges take about 12 MB.
  * */
 #define HR_DEFAULT_METADATA_BYTES (64 * HR_MIB)

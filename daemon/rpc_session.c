@@ -10,7 +10,8 @@
 #include "core/log.h"
 #include "daemon/rpc.h"
 
-static const char *const features[] = {"load", "put", "state", "explain", "stats", "dry_run"};
+static const char *const features[] = {"load",  "put",     "state",   "explain",
+                                       "stats", "dry_run", "progress"};
 
 struct hello_context {
         struct hr_wire_hello hello;
@@ -35,6 +36,13 @@ static hr_status version_check(const struct hr_wire_hello *hello, struct hr_diag
                               "the client speaks protocols %u to %u, the daemon %u to %u",
                               hello->protocol_min, hello->protocol_max, HR_WIRE_PROTOCOL,
                               HR_WIRE_PROTOCOL);
+}
+
+static bool hello_names(const struct hr_wire_hello *hello, const char *feature) {
+        for (uint32_t i = 0; i < hello->feature_count; i++)
+                if (strcmp(hello->features[i], feature) == 0)
+                        return true;
+        return false;
 }
 
 static hr_status session_enter(struct hr_request *request, const struct hr_wire_hello *hello,
@@ -127,6 +135,7 @@ static hr_status hello_start(struct hr_request *request, struct hr_diag *diag) {
         }
         HR_TRY(session_enter(request, &context->hello, diag));
         request->session = hr_session_ref(conn->session);
+        conn->wants_progress = hello_names(&context->hello, "progress");
         reply->protocol = HR_WIRE_PROTOCOL;
         reply->feature_count = HR_ARRAY_LENGTH(features);
         for (size_t i = 0; i < HR_ARRAY_LENGTH(features); i++)

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/progress.h"
 #include "daemon/rpc.h"
 
 struct weights_object {
@@ -26,6 +27,7 @@ struct making {
         struct hr_job *kept; /* engine: the job that the end of store_job ends */
         bool ended;          /* engine: the end came before anybody waited */
         struct hr_upload *upload;
+        struct hr_progress progress;
         bool already, is_upload;
         hr_status status;
         struct hr_diag diag;
@@ -85,8 +87,19 @@ static hr_status making_begin(struct hr_request *request, struct hr_diag *diag,
 }
 
 static void making_release(struct hr_request *request) {
-        if (request->context)
-                hr_discharge(&request->session->uploads, 1);
+        struct making *making = request->context;
+
+        if (!making)
+                return;
+        hr_progress_end(&making->progress);
+        hr_discharge(&request->session->uploads, 1);
+}
+
+/* Tells the peer how far it is, until its request is released. */
+static void making_tell(struct hr_request *request, const char *phase) {
+        struct making *making = request->context;
+
+        hr_progress_begin(&making->progress, request, &making->store_job, phase);
 }
 
 /* Thread: engine. The store has ended the set's making. */
@@ -232,6 +245,7 @@ static hr_status load_finish(struct hr_request *request, struct hr_diag *diag) {
         struct hr_wire_set_info info;
         size_t bytes = 0;
 
+        hr_progress_complete(&making->progress);
         HR_TRY(set_publish(request, &info, diag));
         HR_TRY(hr_wire_load_reply_encode(&info, set->metadata_count, set->metadata_bytes,
                                          making->already, server->scratch, sizeof server->scratch,
@@ -246,6 +260,7 @@ static void load_done(struct hr_job *job) {
 
 static hr_status load_start(struct hr_request *request, struct hr_diag *diag) {
         (void) diag;
+        making_tell(request, "load");
         request->job.kind = HR_JOB_WORK;
         request->job.work = load_work;
         request->job.cancel = making_cancel;
@@ -324,9 +339,11 @@ static void put_wait_work(struct hr_job *job) {
 
 static hr_status put_finish(struct hr_request *request, struct hr_diag *diag) {
         struct hr_server *server = request->server;
+        struct making *making = request->context;
         struct hr_wire_set_info info;
         size_t bytes = 0;
 
+        hr_progress_complete(&making->progress);
         HR_TRY(set_publish(request, &info, diag));
         HR_TRY(hr_wire_put_reply_encode(&info, server->scratch, sizeof server->scratch, diag,
                                         &bytes));
@@ -371,6 +388,7 @@ static void put_done(struct hr_job *job) {
                 .done = put_wait_done,
         };
         hr_request_post(request, &making->wait);
+        making_tell(request, "place");
         if (stopped != HR_OK || request->failure) {
                 hr_engine_cancel(request->server->engine, &making->wait,
                                  stopped != HR_OK ? stopped : HR_E_CANCELLED);

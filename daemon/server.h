@@ -55,6 +55,7 @@ struct hr_server {
         struct hr_list idle_requests;
         uint32_t idle_request_count;
         struct hr_list deadlines; /* of requests that have one */
+        struct hr_list progresses; /* progress.h */
         uint64_t armed_ns;        /* when the deadline timer goes off; 0 = not armed */
         uint32_t greeting_count;  /* connections without hello */
         uint8_t boot_id[HR_WIRE_BOOT_ID_BYTES];
@@ -67,6 +68,7 @@ struct hr_server {
         uv_timer_t tick; /* connections' deadlines */
         uv_timer_t deadline_timer;
         uv_timer_t drain_timer;
+        uv_timer_t progress_timer;
         struct hr_server_stats stats;
         struct hr_frame_limits frame_limits;
         uint8_t window[HR_WINDOW_BYTES];            /* what a read leaves beyond a body */

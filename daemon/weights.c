@@ -89,6 +89,17 @@ static void job_answer(struct hr_weights_job *job, struct hr_weights *set, bool 
         store_wake(set->store);
 }
 
+static bool work_is_idle(const struct hr_weights_work *work) {
+        return atomic_load_explicit(&work->in_flight, memory_order_acquire) == 0 &&
+               hr_reader_is_over(&work->reading);
+}
+
+/* Of the tensors' bytes in their order: how many may be copied. */
+static uint64_t readable_bytes(const struct hr_weights_work *work) {
+        return work->is_upload ? UINT64_MAX
+                               : atomic_load_explicit(&work->reading.counted, memory_order_acquire);
+}
+
 static void store_take(struct hr_weights_store *store, struct hr_weights *set) {
         hr_list_append(&store->working, &set->link);
         store->stats.working++;
@@ -97,7 +108,8 @@ static void store_take(struct hr_weights_store *store, struct hr_weights *set) {
 
 /* Takes a set that will not become ready out of the store, unless chunks are in flight. */
 static void set_abandon(struct hr_weights *set) {
-        if (atomic_load_explicit(&set->work->in_flight, memory_order_acquire) > 0)
+        hr_reader_stop(&set->work->reading);
+        if (!work_is_idle(set->work))
                 return;
         set->store->stats.working--;
         set->store->stats.working_bytes -= set->bytes;
@@ -119,15 +131,50 @@ void hr_weights_job_cancel(struct hr_weights_job *job) {
 
 void hr_weights_job_progress(const struct hr_weights_job *job, uint64_t *ret_done,
                              uint64_t *ret_total) {
-        const struct hr_weights *set = job->set;
+        *ret_done = atomic_load(&job->done_bytes);
+        *ret_total = atomic_load(&job->total_bytes);
+}
 
-        *ret_total = set ? set->bytes : 0;
-        *ret_done = *ret_total;
-        if (set && set->work)
-                *ret_done = set->work->is_upload && !set->work->is_verified
-                                    ? hr_upload_received(&set->work->upload)
-                                    : set->work->bytes_done;
-        *ret_done = HR_MIN(*ret_done, *ret_total);
+static bool tensor_is_in_place(const struct hr_weights *set, uint32_t tensor) {
+        return set->work->in_place[set->homes[tensor].device];
+}
+
+/* Tensors of a mapped file that are used there and are brought in now. */
+static bool tensor_is_read_in_place(const struct hr_weights *set, uint32_t tensor) {
+        return tensor_is_in_place(set, tensor) && set->work->ranges &&
+               !set->work->ranges[tensor].skip;
+}
+
+/* Bytes that have been read, and copied where that is wanted: counted in the tensors' order, less
+ * what is still on its way and what is neither read nor copied. */
+static uint64_t bytes_arrived(const struct hr_weights *set) {
+        const struct hr_weights_work *work = set->work;
+        const uint64_t on_the_way = atomic_load(&work->in_flight) * COPY_CHUNK_BYTES;
+        uint64_t arrived = work->bytes_done;
+
+        if (work->tensor < set->manifest->tensor_count && tensor_is_read_in_place(set, work->tensor))
+                arrived = HR_MAX(arrived,
+                                 HR_MIN(readable_bytes(work),
+                                        arrived + set->manifest->tensors[work->tensor].bytes));
+        arrived -= HR_MIN(arrived, on_the_way + work->skipped_done);
+        return arrived;
+}
+
+/* Tells the jobs of a set how far it is. */
+static void publish_progress(const struct hr_weights *set) {
+        const struct hr_weights_work *work = set->work;
+        const uint64_t total = set->bytes - work->skipped_bytes;
+        const uint64_t done = bytes_arrived(set);
+
+        if (work->is_upload && !work->is_verified)
+                return;
+        HR_LIST_FOR_EACH(link, &work->jobs) {
+                struct hr_weights_job *job = HR_CONTAINER_OF(link, struct hr_weights_job, link);
+
+                atomic_store(&job->total_bytes, total);
+                if (done > atomic_load(&job->done_bytes))
+                        atomic_store(&job->done_bytes, HR_MIN(done, total));
+        }
 }
 
 /* ---- LOAD ------------------------------------------------------------------------------------ */
@@ -189,9 +236,11 @@ hr_status hr_weights_load(struct hr_weights_store *store, struct hr_weights_file
         set->metadata_count = file->gguf.metadata_count;
         HR_TRY(hr_weights_set_map(set, file->image, diag));
         HR_TRY(hr_weights_set_place(set, diag));
+        HR_TRY(hr_weights_set_read(set, file, diag));
         store->stats.loads++;
         store_take(store, set);
         job_join(job, set, false);
+        publish_progress(set);
         set = NULL; /* the store's now */
         return HR_OK;
 }
@@ -246,6 +295,9 @@ hr_status hr_weights_put(struct hr_weights_store *store, const struct hr_upload_
         work->upload.total_bytes = request->total_bytes;
         HR_TRY(hr_weights_set_allocate(set, plan.contents_bytes, diag));
         HR_TRY(hr_weights_set_place(set, diag));
+        for (uint32_t i = 0; i < set->manifest->tensor_count; i++)
+                if (tensor_is_in_place(set, i))
+                        work->skipped_bytes += set->manifest->tensors[i].bytes;
         store->stats.uploads++;
         store_take(store, set);
         job_join(job, set, false);
@@ -335,21 +387,29 @@ static void chunk_copied(void *arg) {
         config.wake(config.arg);
 }
 
-/* Moves the cursor over tensors that need no copy. False at the end. */
-static bool next_to_copy(struct hr_weights *set) {
+/* Moves the cursor over tensors that need no copy and are there. Gives the bytes that may be copied
+ * at the cursor, 0 at the end and where they have not been read yet. */
+static uint64_t next_to_copy(struct hr_weights *set) {
         struct hr_weights_work *work = set->work;
+        const uint64_t readable = readable_bytes(work);
 
         while (work->tensor < set->manifest->tensor_count) {
                 const struct hr_manifest_tensor *tensor = &set->manifest->tensors[work->tensor];
+                const uint64_t left = tensor->bytes - work->tensor_done;
+                const uint64_t there = readable - HR_MIN(readable, work->bytes_done);
 
-                if (work->tensor_done < tensor->bytes &&
-                    !work->in_place[set->homes[work->tensor].device])
-                        return true;
+                if (left > 0 && !tensor_is_in_place(set, work->tensor))
+                        return HR_MIN(left, there);
+                if (there < left)
+                        return 0;
+                if (tensor_is_in_place(set, work->tensor) &&
+                    !tensor_is_read_in_place(set, work->tensor))
+                        work->skipped_done += left;
                 work->bytes_done += tensor->bytes - work->tensor_done;
                 work->tensor++;
                 work->tensor_done = 0;
         }
-        return false;
+        return 0;
 }
 
 /* Queues one chunk. True when something was done. */
@@ -360,11 +420,13 @@ static bool copy_portion(struct hr_weights *set) {
         uint64_t bytes;
 
         if (work->failure.status != HR_OK || hr_outcome_failed(&work->outcome) ||
-            atomic_load(&work->in_flight) >= COPY_CHUNKS_IN_FLIGHT || !next_to_copy(set))
+            atomic_load(&work->in_flight) >= COPY_CHUNKS_IN_FLIGHT)
+                return false;
+        bytes = HR_MIN(next_to_copy(set), COPY_CHUNK_BYTES);
+        if (bytes == 0)
                 return false;
         home = &set->homes[work->tensor];
         tensor = &set->manifest->tensors[work->tensor];
-        bytes = HR_MIN(tensor->bytes - work->tensor_done, COPY_CHUNK_BYTES);
         atomic_fetch_add(&work->in_flight, 1);
         if (hr_transfer_write(hr_fleet_queue(set->store->config.fleet, home->device),
                               (uint8_t *) home->buffer->base + home->offset + work->tensor_done,
@@ -426,6 +488,7 @@ static void set_finish(struct hr_weights *set) {
         struct hr_weights_work *work = set->work;
         struct hr_weights *same = set->from_file ? NULL : find_same_upload(set);
 
+        publish_progress(set);
         if (same) {
                 store->stats.shared++;
                 answer_all(work, same, true);
@@ -446,14 +509,14 @@ static void set_finish(struct hr_weights *set) {
 /* One portion for one set; true when something was done. The set may be gone afterwards. */
 static bool set_step(struct hr_weights *set) {
         struct hr_weights_work *work = set->work;
-        const bool is_idle = atomic_load_explicit(&work->in_flight, memory_order_acquire) == 0;
+        const bool is_idle = work_is_idle(work);
         const struct hr_diag *failure = hr_outcome_diag(&work->outcome);
 
         if (hr_list_is_empty(&work->jobs)) {
-                if (is_idle)
-                        set_abandon(set);
+                set_abandon(set);
                 return is_idle;
         }
+        publish_progress(set);
         if (work->is_upload && !work->is_verified) {
                 if (hash_portion(work))
                         return true;
@@ -462,15 +525,21 @@ static bool set_step(struct hr_weights *set) {
                 verify(set);
                 return true;
         }
+        if (atomic_load(&work->reading.failed))
+                (void) hr_fail_reason(&work->failure, HR_E_DATA_LOSS, "FILE",
+                                      "the file of set '%.80s' has changed or cannot be read",
+                                      set->name);
         if (copy_portion(set))
                 return true;
-        if (!is_idle)
-                return false;
         if (failure && work->failure.status == HR_OK)
                 work->failure = *failure;
         if (work->failure.status != HR_OK)
+                hr_reader_stop(&work->reading);
+        if (!is_idle)
+                return false;
+        if (work->failure.status != HR_OK)
                 set_fail(set);
-        else if (next_to_copy(set))
+        else if (work->tensor < set->manifest->tensor_count)
                 return false;
         else
                 set_finish(set);
@@ -482,6 +551,7 @@ static bool set_step(struct hr_weights *set) {
 hr_status hr_weights_store_new(const struct hr_weights_store_config *config, struct hr_diag *diag,
                                struct hr_weights_store **ret_store) {
         struct hr_weights_store *store = calloc(1, sizeof *store);
+        hr_status status;
 
         if (!store)
                 return hr_fail(diag, HR_E_EXHAUSTED, "weight store");
@@ -489,8 +559,12 @@ hr_status hr_weights_store_new(const struct hr_weights_store_config *config, str
         hr_list_init(&store->working);
         hr_list_init(&store->ready);
         hr_list_init(&store->answered);
-        *ret_store = store;
-        return HR_OK;
+        status = hr_reader_new(diag, &store->reader);
+        if (status == HR_OK)
+                *ret_store = store;
+        else
+                free(store);
+        return status;
 }
 
 struct hr_weights_store *hr_weights_store_free(struct hr_weights_store *store) {
@@ -501,11 +575,13 @@ struct hr_weights_store *hr_weights_store_free(struct hr_weights_store *store) {
                 struct hr_weights *set = HR_CONTAINER_OF(link, struct hr_weights, link);
 
                 HR_ASSERT(hr_list_is_empty(&set->work->jobs));
-                while (atomic_load_explicit(&set->work->in_flight, memory_order_acquire) > 0)
+                hr_reader_stop(&set->work->reading);
+                while (!work_is_idle(set->work))
                         (void) usleep(200);
                 set_abandon(set);
         }
         HR_ASSERT(hr_list_is_empty(&store->ready));
+        (void) hr_reader_free(store->reader);
         free(store);
         return NULL;
 }

@@ -11,14 +11,21 @@
  *                                              +--> store_step ... -----+
  *   hr_weights_put --> upload_place/commit ----+                        +--> job.done(status)
  *
+ * A file's bytes are read by a thread of their own (weights_reader.h), ahead of the copies, so that
+ * neither the engine nor a device waits for a disk. A set is ready when those of its tensors that
+ * stay in the mapping have been brought in, as far as there is memory for them; the others are read
+ * when they are used.
+ *
  * Work is done by hr_weights_store_step() in bounded portions; the store calls `wake` (any thread)
  * when a step would find something to do.
  *
  * Threads: engine, unless a function says otherwise. Reference counts are the engine's. A file that
- * is truncated while it is mapped makes reads of it fail with SIGBUS; struct hr_image is the place
- * that knows the mapped ranges.
+ * is truncated while it is read makes the LOAD fail; one that is truncated later makes reads of its
+ * mapping fail with SIGBUS; struct hr_image is the place that knows the mapped ranges.
  */
 #pragma once
+
+#include <stdatomic.h>
 
 #include "core/list.h"
 #include "daemon/digest.h"
@@ -80,6 +87,7 @@ struct hr_weights_store;
 struct hr_weights_store_config {
         struct hr_fleet *fleet;          /* outlives the store */
         uint64_t bytes_max;              /* contents of all sets, ready or not */
+        uint64_t resident_bytes_max;     /* of one file that are read ahead of their first use */
         void (*wake)(void *arg);         /* thread: any; must not call back into the store */
         void *arg;
 };
@@ -125,13 +133,16 @@ struct hr_weights_job {
         struct hr_list link;
         struct hr_weights *set;
         bool already;
+        atomic_uint_fast64_t done_bytes, total_bytes;
 };
 
 /* Takes the job away from its set: done will not be called. The set's making is abandoned when no
  * other job waits for it. A no-op for a job that has ended or never began (zeroed). After it
  * returns nobody may write into an upload of that job. */
 void hr_weights_job_cancel(struct hr_weights_job *job);
-/* Bytes ready of all, for progress. */
+/* How much of a LOAD's bytes have been read and copied, or of a PUT's have been copied to devices
+ * once they are verified. A total of 0: nothing to tell (yet). Done never decreases, and the total
+ * does not change once it is known. Thread: any, while the job's storage lives. */
 void hr_weights_job_progress(const struct hr_weights_job *job, uint64_t *ret_done,
                              uint64_t *ret_total);
 
@@ -155,7 +166,8 @@ HR_NODISCARD hr_status hr_weights_file_open(const struct hr_weights_file_config 
 struct hr_weights_file *hr_weights_file_free(struct hr_weights_file *file);
 
 /* Begins a LOAD. Takes the file, also on failure. `name` NULL or "" means the path. job->done tells
- * the end, never from inside this call. The same file (path, identity, size and modification time)
+ * the end, never from inside this call: HR_E_DATA_LOSS (reason FILE) when the file cannot be read,
+ * or is shorter than it was. The same file (path, identity, size and modification time)
  * with the same placement is the same set. */
 HR_NODISCARD hr_status hr_weights_load(struct hr_weights_store *store,
                                        struct hr_weights_file *file, const char *name,

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/host.h"
 #include "daemon/beneath.h"
 
 HR_DEFINE_CLEANUP(struct hr_weights_file *, file_freep, hr_weights_file_free)
@@ -62,6 +63,8 @@ struct hr_weights_file *hr_weights_file_free(struct hr_weights_file *file) {
         if (file) {
                 hr_gguf_deinit(&file->gguf);
                 hr_image_unref(file->image);
+                if (file->fd >= 0)
+                        (void) close(file->fd);
                 free(file->metadata);
                 free(file->path);
                 free(file);
@@ -69,11 +72,11 @@ struct hr_weights_file *hr_weights_file_free(struct hr_weights_file *file) {
         return NULL;
 }
 
-static hr_status file_map(struct hr_weights_file *file, int fd, struct hr_diag *diag) {
+static hr_status file_map(struct hr_weights_file *file, struct hr_diag *diag) {
         struct stat facts;
         void *base;
 
-        if (fstat(fd, &facts) < 0 || facts.st_size <= 0)
+        if (fstat(file->fd, &facts) < 0 || facts.st_size <= 0)
                 return hr_fail_reason(diag, HR_E_INVALID, "GGUF", "the file is empty");
         file->identity = (struct hr_file_identity){
                 .device = facts.st_dev,
@@ -82,7 +85,7 @@ static hr_status file_map(struct hr_weights_file *file, int fd, struct hr_diag *
                 .modified_s = facts.st_mtim.tv_sec,
                 .modified_ns = facts.st_mtim.tv_nsec,
         };
-        base = mmap(NULL, file->identity.bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        base = mmap(NULL, file->identity.bytes, PROT_READ, MAP_PRIVATE, file->fd, 0);
         if (base == MAP_FAILED)
                 return hr_fail_reason(diag, HR_E_EXHAUSTED, "HOST_MEMORY",
                                       "no address space for a file of %" PRIu64 " bytes",
@@ -100,8 +103,6 @@ static hr_status file_read_contents(struct hr_weights_file *file,
                 return hr_fail(diag, HR_E_EXHAUSTED, "metadata of %" PRIu64 " bytes",
                                gguf->metadata_bytes);
         memcpy(file->metadata, file->image->base + gguf->metadata_offset, gguf->metadata_bytes);
-        /* The kernel begins to read while the set is being prepared; a refusal costs only time. */
-        (void) madvise(file->image->base, file->image->bytes, MADV_WILLNEED);
         return HR_OK;
 }
 
@@ -128,20 +129,63 @@ static hr_status find_file(const struct hr_weights_file_config *config, const ch
 hr_status hr_weights_file_open(const struct hr_weights_file_config *config, const char *path,
                                struct hr_diag *diag, struct hr_weights_file **ret_file) {
         HR_CLEANUP(file_freep) struct hr_weights_file *file = NULL;
-        hr_status status;
         int fd = -1;
 
         HR_TRY(find_file(config, path, diag, &fd));
         file = calloc(1, sizeof *file);
-        if (file)
-                file->path = strdup(path);
-        if (!file || !file->path)
-                status = hr_fail(diag, HR_E_EXHAUSTED, "table of a file");
-        else
-                status = file_map(file, fd, diag);
-        (void) close(fd);
-        HR_TRY(status);
+        if (!file) {
+                (void) close(fd);
+                return hr_fail(diag, HR_E_EXHAUSTED, "table of a file");
+        }
+        file->fd = fd;
+        file->path = strdup(path);
+        if (!file->path)
+                return hr_fail(diag, HR_E_EXHAUSTED, "table of a file");
+        HR_TRY(file_map(file, diag));
         HR_TRY(file_read_contents(file, &config->limits, diag));
         *ret_file = HR_STEAL(file);
+        return HR_OK;
+}
+
+/* What of a file's pages may be brought in for tensors that are used where they are mapped: pages
+ * beyond free memory would only push out those that came before. */
+static uint64_t resident_room(const struct hr_weights_store *store) {
+        uint64_t free_bytes = 0, total_bytes = 0;
+
+        hr_host_memory(&free_bytes, &total_bytes);
+        return HR_MIN(free_bytes - free_bytes / 8, store->config.resident_bytes_max);
+}
+
+hr_status hr_weights_set_read(struct hr_weights *set, struct hr_weights_file *file,
+                              struct hr_diag *diag) {
+        struct hr_weights_work *work = set->work;
+        const uint32_t count = set->manifest->tensor_count;
+        uint64_t room = resident_room(set->store);
+
+        work->ranges = calloc((size_t) count + 1, sizeof *work->ranges);
+        if (!work->ranges)
+                return hr_fail(diag, HR_E_EXHAUSTED, "table of %u tensors", count);
+        work->fd = file->fd;
+        file->fd = -1;
+        for (uint32_t i = 0; i < count; i++) {
+                const struct hr_manifest_tensor *tensor = &set->manifest->tensors[i];
+                struct hr_reader_range *range = &work->ranges[i];
+
+                *range = (struct hr_reader_range){.offset = tensor->offset, .bytes = tensor->bytes};
+                if (!work->in_place[set->homes[i].device])
+                        continue;
+                range->skip = tensor->bytes > room;
+                if (range->skip)
+                        work->skipped_bytes += tensor->bytes;
+                else
+                        room -= tensor->bytes;
+        }
+        work->reading.base = work->image->base;
+        work->reading.fd = work->fd;
+        work->reading.ranges = work->ranges;
+        work->reading.range_count = count;
+        work->reading.wake = set->store->config.wake;
+        work->reading.arg = set->store->config.arg;
+        hr_reader_add(set->store->reader, &work->reading);
         return HR_OK;
 }

@@ -14,13 +14,17 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 HR_DEFINE_CLEANUP(struct hr_weights *, set_freep, hr_weights_set_free)
 
 void hr_weights_work_free(struct hr_weights_work *work) {
         if (!work)
                 return;
-        HR_ASSERT(atomic_load(&work->in_flight) == 0);
+        HR_ASSERT(atomic_load(&work->in_flight) == 0 && hr_reader_is_over(&work->reading));
+        if (work->fd >= 0)
+                (void) close(work->fd);
+        free(work->ranges);
         hr_image_unref(work->image);
         hr_tree_digest_deinit(&work->digest);
         free(work->in_place);
@@ -69,6 +73,8 @@ static hr_status set_allocate_tables(struct hr_weights *set, const struct set_pl
         const uint32_t device_count = hr_fleet_device_count(plan->store->config.fleet);
         struct hr_weights_work *work = calloc(1, sizeof *work);
 
+        if (work)
+                work->fd = -1;
         set->work = work;
         set->name = strdup(plan->name);
         set->homes = calloc((size_t) set->manifest->tensor_count + 1, sizeof *set->homes);

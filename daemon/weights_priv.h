@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 
 #include "daemon/weights.h"
+#include "daemon/weights_reader.h"
 
 /* A range of memory mapped for one or more buffers: a file, or staging memory. Unmapped with the
  * last reference. Every mapped range of a file is known by one of these. Thread: any. */
@@ -25,6 +26,7 @@ struct hr_image *hr_image_unref(struct hr_image *image);
 
 struct hr_weights_file {
         char *path;
+        int fd; /* -1 once a set has it */
         struct hr_file_identity identity;
         struct hr_image *image;
         struct hr_gguf gguf;
@@ -55,6 +57,11 @@ struct hr_weights_work {
         uint32_t tensor; /* the next to copy, and how far */
         uint64_t tensor_done;
         uint64_t bytes_done;
+        /* A file: its tensors are read in their order, ahead of the copies. */
+        int fd;
+        struct hr_reader_range *ranges; /* one per tensor */
+        struct hr_reader_task reading;
+        uint64_t skipped_bytes, skipped_done; /* of tensors neither read nor copied */
         atomic_uint in_flight;
         struct hr_outcome outcome;
         struct hr_diag failure;
@@ -64,6 +71,7 @@ struct hr_weights_store {
         struct hr_weights_store_config config;
         struct hr_list working, ready;
         struct hr_list answered;
+        struct hr_reader *reader;
         struct hr_weights_store_stats stats;
 };
 
@@ -87,6 +95,10 @@ HR_NODISCARD hr_status hr_weights_set_map(struct hr_weights *set, struct hr_imag
 /* The contents are memory that a client fills. */
 HR_NODISCARD hr_status hr_weights_set_allocate(struct hr_weights *set, uint64_t bytes,
                                                struct hr_diag *diag);
+/* Begins to read the tensors: all that are copied, and of those that stay in the mapping as many as
+ * memory holds. Takes the file's descriptor. */
+HR_NODISCARD hr_status hr_weights_set_read(struct hr_weights *set, struct hr_weights_file *file,
+                                           struct hr_diag *diag);
 /* After either: buffers for the devices without a window, homes for all tensors. */
 HR_NODISCARD hr_status hr_weights_set_place(struct hr_weights *set, struct hr_diag *diag);
 void hr_weights_work_free(struct hr_weights_work *work);

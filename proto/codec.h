@@ -116,6 +116,18 @@ HR_NODISCARD hr_status hr_wire_go_away_encode(const char *reason, uint32_t retry
                                               uint8_t *buffer, size_t capacity,
                                               struct hr_diag *diag, size_t *ret_bytes);
 
+/* Progress. */
+struct hr_wire_progress {
+        uint64_t done_bytes, total_bytes;
+        const char *phase; /* not decoded */
+};
+#define HR_WIRE_PROGRESS_BYTES_MAX 40U
+HR_NODISCARD hr_status hr_wire_progress_encode(const struct hr_wire_progress *progress,
+                                               uint8_t *buffer, size_t capacity,
+                                               struct hr_diag *diag, size_t *ret_bytes);
+HR_NODISCARD hr_status hr_wire_progress_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                               struct hr_wire_progress *ret_progress);
+
 /* Messages without fields: Devices, Ops, WeightsList, Sync, StatsRequest. */
 HR_NODISCARD hr_status hr_wire_empty_decode(struct hr_wire_span message, struct hr_diag *diag);
 

@@ -212,3 +212,27 @@ hr_status hr_wire_go_away_encode(const char *reason, uint32_t retry_after_ms, ui
         hr_codec_text_copy(wire.reason, sizeof wire.reason, reason);
         return hr_codec_encode(headrace_v1_GoAway_fields, &wire, buffer, capacity, diag, ret_bytes);
 }
+
+hr_status hr_wire_progress_encode(const struct hr_wire_progress *progress, uint8_t *buffer,
+                                  size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        headrace_v1_Progress wire = {
+                .done_bytes = progress->done_bytes,
+                .total_bytes = progress->total_bytes,
+        };
+
+        hr_codec_text_copy(wire.phase, sizeof wire.phase, progress->phase);
+        return hr_codec_encode(headrace_v1_Progress_fields, &wire, buffer, capacity, diag,
+                               ret_bytes);
+}
+
+hr_status hr_wire_progress_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                  struct hr_wire_progress *ret_progress) {
+        headrace_v1_Progress wire = headrace_v1_Progress_init_zero;
+
+        HR_TRY(hr_codec_decode(message, headrace_v1_Progress_fields, &wire, diag));
+        *ret_progress = (struct hr_wire_progress){
+                .done_bytes = wire.done_bytes,
+                .total_bytes = wire.total_bytes,
+        };
+        return HR_OK;
+}

@@ -29,6 +29,7 @@ typedef enum hr_frame_type {
         HR_FRAME_CREDIT = 4,
         HR_FRAME_DATA = 5,
         HR_FRAME_GOAWAY = 6,
+        HR_FRAME_PROGRESS = 7,
         HR_FRAME_DEVICES = 16,
         HR_FRAME_OPS = 17,
         HR_FRAME_WEIGHTS_QUERY = 32,

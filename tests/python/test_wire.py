@@ -7,7 +7,7 @@ import struct
 import pytest
 from headrace import errors, wire
 from headrace import headrace_pb2 as pb
-from headrace.wire import Credit, Failure, GoingAway, Kind, Reply, Wire
+from headrace.wire import Credit, Failure, GoingAway, Kind, Progress, Reply, Wire
 from peer import END, MORE, crc32c, error_frame, frame
 
 
@@ -246,3 +246,17 @@ def test_a_message_that_is_none() -> None:
     call = w.call(Kind.PING, b"")
     with pytest.raises(errors.ProtocolError):
         w.feed(frame(0x82, call.call_id, b"\xff\xff\xff", flags=5))
+
+
+def test_progress_of_a_call() -> None:
+    w = Wire()
+    call, other = w.call(Kind.WEIGHTS_LOAD, b""), w.call(Kind.WEIGHTS_LOAD, b"")
+    told = pb.Progress(done_bytes=3, total_bytes=10, phase="load").SerializeToString()
+    assert w.feed(frame(7, call.call_id, told)) == [Progress(call.call_id, 3, 10, "load")]
+    w.abandon(other.call_id)
+    assert w.feed(frame(7, other.call_id, told)) == []
+    assert w.feed(frame(7, 12345, told)) == []
+    (reply,) = w.feed(frame(0x80 | 35, call.call_id))
+    assert isinstance(reply, Reply) and reply.call_id == call.call_id
+    with pytest.raises(errors.ProtocolError):
+        w.feed(frame(7, call.call_id, told, b"a push has no body"))

@@ -19,11 +19,11 @@ import numpy.typing as npt
 from headrace import flows, handles
 from headrace.client import TIMEOUT_S, UPLOAD_TIMEOUT_S
 from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
-from headrace.flows import Content, Flow, Inputs, Placement, Request
+from headrace.flows import Content, Flow, Inputs, OnProgress, Placement, Request
 from headrace.graph import Graph
 from headrace.transport import GRACE_S, open_socket
 from headrace.types import Array, TensorInfo, TypeLike
-from headrace.wire import Buffer, Call, Credit, Failure, GoingAway, Reply, Wire
+from headrace.wire import Buffer, Call, Credit, Failure, GoingAway, Progress, Reply, Wire
 
 T = TypeVar("T")
 
@@ -38,6 +38,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._uploads: dict[int, Call] = {}
+        self._watchers: dict[int, OnProgress] = {}
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -70,6 +71,8 @@ class _Connection(asyncio.BufferedProtocol):
                 self.draining = event
             elif isinstance(event, Credit):
                 self._upload(event.call_id)
+            elif isinstance(event, Progress):
+                self._tell(event)
             elif isinstance(event, Failure) and event.call_id == 0:
                 self.fail(event.error)
             else:
@@ -88,9 +91,24 @@ class _Connection(asyncio.BufferedProtocol):
                 future.set_exception(self.failure)
         self._replies.clear()
         self._uploads.clear()
+        self._watchers.clear()
+
+    def _tell(self, event: Progress) -> None:
+        """Passes progress on; what a callback raises ends its call."""
+        watcher = self._watchers.get(event.call_id)
+        if watcher is None:
+            return
+        try:
+            watcher(event.done, event.total)
+        except Exception as error:
+            del self._watchers[event.call_id]
+            future = self._replies.get(event.call_id)
+            if future is not None and not future.done():
+                future.set_exception(error)
 
     def _end(self, event: Reply | Failure) -> None:
         self._uploads.pop(event.call_id, None)
+        self._watchers.pop(event.call_id, None)
         future = self._replies.pop(event.call_id, None)
         if future is None or future.done():
             return
@@ -131,19 +149,24 @@ class _Connection(asyncio.BufferedProtocol):
         self._replies[call.call_id] = future
         if call.uploading:
             self._uploads[call.call_id] = call
+        if request.progress is not None:
+            self._watchers[call.call_id] = request.progress
         self._write(call.frames)
         try:
             return await asyncio.wait_for(future, None if timeout is None else timeout + GRACE_S)
         except TimeoutError:
             self._abandon(call)
             raise DeadlineExceeded("no answer within the deadline", reason="DEADLINE") from None
-        except asyncio.CancelledError:
+        except HeadraceError:
+            raise
+        except BaseException:  # cancelled, or stopped by a callback of the caller's
             self._abandon(call)
             raise
 
     def _abandon(self, call: Call) -> None:
         self._replies.pop(call.call_id, None)
         self._uploads.pop(call.call_id, None)
+        self._watchers.pop(call.call_id, None)
         if self.failure is None and call.call_id in self.wire.calls:
             self.wire.abandon(call.call_id)
             self._write(self.wire.cancel(call.call_id))
@@ -273,10 +296,11 @@ class AsyncClient:
         name: str = "",
         placement: Placement | None = None,
         *,
+        progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> handles.WeightSet:
-        """A GGUF file on the daemon's side, as a weight set."""
-        flow = flows.load(path, name, placement)
+        """A GGUF file on the daemon's side, as a weight set; progress is called by the loop."""
+        flow = flows.load(path, name, placement, progress)
         return await self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
 
     async def put(
@@ -286,10 +310,11 @@ class AsyncClient:
         placement: Placement | None = None,
         *,
         digest: bool = True,
+        progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> handles.WeightSet:
         """Uploads arrays as a weight set."""
-        flow = flows.put(name, tensors, placement, digest, self.body_max)
+        flow = flows.put(name, tensors, placement, digest, self.body_max, progress)
         return await self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
 
     async def weights(self, *, timeout: float | None = None) -> list[handles.SetInfo]:

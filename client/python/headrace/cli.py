@@ -20,6 +20,8 @@ from headrace.errors import HeadraceError, PeerError, Unavailable
 from headrace.types import TensorInfo, Type, as_type
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from headrace.models.generate import Context, Model
     from headrace.models.gguf_file import GgufFile
 
@@ -238,9 +240,8 @@ def progress(words: str) -> Iterator[None]:
         bar.update(task, total=1, completed=1)
 
 
-@contextmanager
-def progress_of(words: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr for `total` bytes; gives the function that takes the bytes done since."""
+def byte_bar(words: str) -> Progress | None:
+    """A bar for bytes on stderr; None, and the words, where rich is not installed."""
     try:
         from rich.console import Console
         from rich.progress import (
@@ -253,9 +254,8 @@ def progress_of(words: str, total: int) -> Iterator[Callable[[int], None]]:
         )
     except ModuleNotFoundError:
         print(f"{words} ...", file=sys.stderr)
-        yield lambda count: None
-        return
-    bar = Progress(
+        return None
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
@@ -263,9 +263,33 @@ def progress_of(words: str, total: int) -> Iterator[Callable[[int], None]]:
         TimeRemainingColumn(),
         console=Console(stderr=True),
     )
+
+
+@contextmanager
+def progress_of(words: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr for `total` bytes; gives the function that takes the bytes done since."""
+    bar = byte_bar(words)
+    if bar is None:
+        yield lambda count: None
+        return
     with bar:
         task = bar.add_task(words, total=total)
         yield lambda count: bar.update(task, advance=count)
+
+
+@contextmanager
+def progress_told(words: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr for what the daemon does; gives the function that takes what it tells: bytes
+    done and bytes in all. The bar pulses until it does, and goes when it never does.
+    """
+    bar = byte_bar(words)
+    if bar is None:
+        yield lambda done, total: None
+        return
+    with bar:
+        task = bar.add_task(words, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+        bar.update(task, visible=bar.tasks[0].total is not None)
 
 
 def load_model(client: Client, options: argparse.Namespace) -> Model:
@@ -274,8 +298,8 @@ def load_model(client: Client, options: argparse.Namespace) -> Model:
 
     file = options.model_option or options.model
     began = time.perf_counter()
-    with progress(f"Loading {file}"):
-        model = Model.load(client, file, options.devices)
+    with progress_told(f"Loading {file}") as update:
+        model = Model.load(client, file, options.devices, update)
     info = model.weights.info
     how = (
         "already in the daemon"

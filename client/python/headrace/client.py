@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from headrace import flows, handles
 from headrace.errors import DeadlineExceeded, HeadraceError
-from headrace.flows import Content, Flow, Inputs, Placement, Request
+from headrace.flows import Content, Flow, Inputs, OnProgress, Placement, Request
 from headrace.graph import Graph
 from headrace.transport import Pending, Transport, open_socket
 from headrace.types import Array, TensorInfo, TypeLike
@@ -45,6 +45,7 @@ class Operation(Generic[T]):
                 stream=request.stream,
                 timeout=self._timeout,
                 into=request.into,
+                progress=request.progress,
             )
         except StopIteration as stop:
             self._value, self._pending = stop.value, None
@@ -191,7 +192,7 @@ class Client:
         operation = self.begin(flow, timeout)
         try:
             return operation.result()
-        except KeyboardInterrupt:
+        except BaseException:  # interrupted, or stopped by a callback of the caller's
             operation.cancel()
             raise
 
@@ -225,14 +226,16 @@ class Client:
         name: str = "",
         placement: Placement | None = None,
         *,
+        progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> handles.WeightSet:
         """A GGUF file below one of the daemon's model directories, as a weight set.
 
         placement: which tensors live where: {glob: device} or pairs, the first match counts; device
-        "fit" spreads by free memory; no match: the last device.
+        "fit" spreads by free memory; no match: the last device. progress: is called by this thread
+        with the bytes done and the bytes in all that are read from the file and copied to devices.
         """
-        flow = flows.load(path, name, placement)
+        flow = flows.load(path, name, placement, progress)
         return self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
 
     def put(
@@ -242,10 +245,14 @@ class Client:
         placement: Placement | None = None,
         *,
         digest: bool = True,
+        progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> handles.WeightSet:
-        """Uploads arrays, or (type, shape, bytes) for types numpy lacks, as a weight set."""
-        flow = flows.put(name, tensors, placement, digest, self.body_max)
+        """Uploads arrays, or (type, shape, bytes) for types numpy lacks, as a weight set.
+
+        progress: as in load(), of what is copied to devices once everything has arrived.
+        """
+        flow = flows.put(name, tensors, placement, digest, self.body_max, progress)
         return self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
 
     def weights(self, *, timeout: float | None = None) -> list[handles.SetInfo]:

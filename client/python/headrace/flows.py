@@ -7,7 +7,7 @@ yield, so that an operation can answer it (a graph that was evicted is submitted
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,11 +22,14 @@ from headrace.handles import SubmittedGraph
 from headrace.types import Array, TensorInfo, TypeLike, as_bytes, as_type, from_bytes
 from headrace.wire import PROTOCOL, Buffer, Kind, Reply, parse
 
+FEATURES = ["progress"]
 PADDING = 64
 LEAF_BYTES = 4 << 20
 
 Placement = Mapping[str, str] | Sequence[tuple[str, str]]
 Inputs = Mapping[str, Any] | Sequence[Any]
+# Takes the bytes done and the bytes in all.
+OnProgress = Callable[[int, int], None]
 Content = npt.ArrayLike | tuple[TypeLike, Sequence[int], Buffer]
 
 T = TypeVar("T")
@@ -41,6 +44,7 @@ class Request:
     body: Sequence[Buffer] = ()
     into: memoryview | None = None
     stream: bool = False
+    progress: OnProgress | None = None
 
 
 Flow = Generator[Request, Reply, T]
@@ -60,6 +64,7 @@ def hello(client_name: str, session: str, credentials: bytes, token: bytes) -> F
     message = pb.Hello(
         protocol_min=PROTOCOL,
         protocol_max=PROTOCOL,
+        features=FEATURES,
         client_name=client_name,
         session_name=session,
         credentials=credentials,
@@ -109,10 +114,12 @@ def stats() -> Flow[handles.Stats]:
 # ---- weights -------------------------------------------------------------------------------------
 
 
-def load(path: str, name: str, placement: Placement | None) -> Flow[handles.WeightSet]:
+def load(
+    path: str, name: str, placement: Placement | None, progress: OnProgress | None = None
+) -> Flow[handles.WeightSet]:
     """A file on the daemon's side."""
     message = pb.WeightsLoad(path=path, name=name, placement=rules(placement))
-    reply = yield Request(Kind.WEIGHTS_LOAD, message.SerializeToString())
+    reply = yield Request(Kind.WEIGHTS_LOAD, message.SerializeToString(), progress=progress)
     loaded = parse(pb.WeightsLoadReply, reply.message)
     tensors = yield from set_tensors(loaded.set.handle)
     return handles.WeightSet(
@@ -151,6 +158,7 @@ def put(
     placement: Placement | None,
     digest: bool,
     body_max: int,
+    progress: OnProgress | None = None,
 ) -> Flow[handles.WeightSet]:
     """Uploads tensors as a set."""
     pairs = [content(key, value) for key, value in tensors.items()]
@@ -170,7 +178,11 @@ def put(
         manifest_bytes=declared(manifest, body_max),
     )
     reply = yield Request(
-        Kind.WEIGHTS_PUT, message.SerializeToString(), [manifest, *parts], stream=True
+        Kind.WEIGHTS_PUT,
+        message.SerializeToString(),
+        [manifest, *parts],
+        stream=True,
+        progress=progress,
     )
     info = handles.set_of(parse(pb.WeightsPutReply, reply.message).set)
     return handles.WeightSet(info, infos)

@@ -17,10 +17,10 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
-from headrace.wire import Buffer, Call, Credit, Event, Failure, GoingAway, Reply, Wire
+from headrace.wire import Buffer, Call, Credit, Event, Failure, GoingAway, Progress, Reply, Wire
 
 GRACE_S = 2.0
 IOV_MAX = 512
@@ -51,11 +51,18 @@ def open_socket(address: str, timeout: float | None) -> socket.socket:
 class Pending:
     """One call that has been sent: its reply or error once there is one."""
 
-    __slots__ = ("call", "deadline", "error", "granted", "reply", "waiter")
+    __slots__ = ("call", "deadline", "error", "granted", "news", "progress", "reply", "waiter")
 
-    def __init__(self, call: Call, deadline: float | None) -> None:
+    def __init__(
+        self,
+        call: Call,
+        deadline: float | None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
         self.call = call
         self.deadline = deadline
+        self.progress = progress
+        self.news: list[Progress] = []
         self.reply: Reply | None = None
         self.error: HeadraceError | None = None
         self.granted = False
@@ -98,8 +105,11 @@ class Transport:
         stream: bool = False,
         timeout: float | None = None,
         into: memoryview | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Pending:
-        """Sends a request. A body that needs credit is sent on by whoever waits for the reply."""
+        """Sends a request. A body that needs credit is sent on by whoever waits for the reply, who
+        also calls `progress`.
+        """
         timeout_ms = 0 if timeout is None else min(max(1, int(timeout * 1000)), 0xFFFFFFFF)
         deadline = None if timeout is None else time.monotonic() + timeout + GRACE_S
         with self._sending:
@@ -108,7 +118,7 @@ class Transport:
                 call = self.wire.call(
                     kind, message, body, stream=stream, timeout_ms=timeout_ms, into=into
                 )
-                pending = Pending(call, deadline)
+                pending = Pending(call, deadline, progress)
                 self._pending[call.call_id] = pending
             self._send(call.frames)
         return pending
@@ -143,6 +153,13 @@ class Transport:
                 raise TimeoutError("the call is still running")
             ends = [end for end in (limit, pending.deadline) if end is not None]
             self._progress(pending, min(ends) - now if ends else None)
+            self._tell(pending)
+
+    def _tell(self, pending: Pending) -> None:
+        """Passes on what the daemon has said of the call's progress. No lock is held."""
+        while pending.news and pending.progress is not None:
+            news = pending.news.pop(0)
+            pending.progress(news.done, news.total)
 
     def poll(self) -> None:
         """Takes in whatever has arrived, without waiting."""
@@ -218,7 +235,7 @@ class Transport:
     def _progress(self, pending: Pending, timeout: float | None) -> None:
         """Reads, or waits for the thread that reads, until something may have changed."""
         with self._state:
-            if pending.done or pending.granted:
+            if pending.done or pending.granted or pending.news:
                 pending.granted = False
                 return
             if self._failure is not None:
@@ -280,6 +297,11 @@ class Transport:
             pending = self._pending.get(event.call_id)
             if pending is not None:
                 pending.granted = True
+        elif isinstance(event, Progress):
+            pending = self._pending.get(event.call_id)
+            if pending is None or pending.progress is None:
+                return None
+            pending.news.append(event)
         else:
             if isinstance(event, Failure) and event.call_id == 0:
                 return event.error

@@ -50,6 +50,7 @@ class Kind(enum.IntEnum):
     CREDIT = 4
     DATA = 5
     GOAWAY = 6
+    PROGRESS = 7
     DEVICES = 16
     OPS = 17
     WEIGHTS_PUT = 33
@@ -67,6 +68,9 @@ class Kind(enum.IntEnum):
     RUN = 96
     SYNC = 98
     STATS = 113
+
+
+_PUSHES = (Kind.CREDIT, Kind.GOAWAY, Kind.PROGRESS)
 
 
 # ---- CRC-32C -------------------------------------------------------------------------------------
@@ -144,7 +148,7 @@ def decode_header(data: Buffer) -> Header:
         raise ProtocolError(f"framing version {version}", reason="BAD_VERSION")
     if _CRC.unpack_from(data, 28)[0] != header_crc(data[:28]):
         raise ProtocolError("a frame header's checksum is wrong", reason="BAD_HEADER_CRC")
-    if not type & REPLY and type not in (Kind.CREDIT, Kind.GOAWAY):
+    if not type & REPLY and type not in _PUSHES:
         raise ProtocolError(f"frame type {type} from the daemon", reason="BAD_TYPE")
     if flags & ~31 or flags & FDS or fds:
         raise ProtocolError(f"frame flags {flags:#x}, {fds} descriptors", reason="BAD_FLAGS")
@@ -184,6 +188,16 @@ class Credit:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a call is."""
+
+    call_id: int
+    done: int
+    total: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
 class GoingAway:
     """The daemon drains and takes no new requests."""
 
@@ -191,7 +205,7 @@ class GoingAway:
     retry_after: float
 
 
-Event = Reply | Failure | Credit | GoingAway
+Event = Reply | Failure | Credit | Progress | GoingAway
 
 
 @dataclass(slots=True)
@@ -395,7 +409,7 @@ class Wire:
     def _destination(self, head: Header, message: bytes) -> memoryview:
         """Where this frame's body goes; notes the message in its call."""
         call = self.calls.get(head.call_id)
-        if head.type in (Kind.CREDIT, Kind.GOAWAY):
+        if head.type in _PUSHES:
             self._pushed(head, message, call)
             if head.body_bytes:
                 raise ProtocolError("a push with a body", reason="PROTOCOL")
@@ -438,7 +452,7 @@ class Wire:
         self._body, self._body_at = _EMPTY, 0
         assert head is not None
         call = self.calls.get(head.call_id)
-        if head.type in (Kind.CREDIT, Kind.GOAWAY) or call is None:
+        if head.type in _PUSHES or call is None:
             return
         if head.flags & ERROR:
             del self.calls[head.call_id]
@@ -453,6 +467,15 @@ class Wire:
         if head.type == Kind.GOAWAY:
             goaway = parse(pb.GoAway, message)
             self._events.append(GoingAway(goaway.reason, goaway.retry_after_ms / 1000))
+            return
+        if head.type == Kind.PROGRESS:
+            progress = parse(pb.Progress, message)
+            if call is not None and not call.abandoned:
+                self._events.append(
+                    Progress(
+                        head.call_id, progress.done_bytes, progress.total_bytes, progress.phase
+                    )
+                )
             return
         granted = parse(pb.Credit, message).bytes
         if call is not None:

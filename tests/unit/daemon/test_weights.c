@@ -1,4 +1,4 @@
-#include "daemon/weights.h"
+#include "daemon/weights_priv.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -89,6 +89,15 @@ static void settle(struct bench *bench, struct told *told) {
                 if (!hr_weights_store_step(bench->store))
                         usleep(50);
         HR_EXPECT_EQ(told->count, 1);
+}
+
+/* Steps until something has been done. */
+static void step_once(struct bench *bench) {
+        unsigned tries = 0;
+
+        while (!hr_weights_store_step(bench->store) && tries++ < 100000)
+                usleep(50);
+        HR_EXPECT(tries < 100000);
 }
 
 static void step_all(struct bench *bench) {
@@ -219,6 +228,90 @@ HR_TEST(file_is_copied_to_devices_with_their_own_memory) {
         bench_deinit(&bench);
 }
 
+/* The numbers that a job's progress takes, in their order; 0 where it was not told of any. */
+static unsigned watch(struct bench *bench, struct told *told, uint64_t *ret_total) {
+        uint64_t done = 0, previous = UINT64_MAX;
+        unsigned values = 0;
+
+        *ret_total = 0;
+        for (unsigned i = 0; i < 100000 && told->count == 0; i++) {
+                uint64_t total;
+
+                hr_weights_job_progress(&told->job, &done, &total);
+                HR_EXPECT(*ret_total == 0 || total == *ret_total);
+                HR_EXPECT(previous == UINT64_MAX || done >= previous);
+                HR_EXPECT(done <= total);
+                values += total > 0 && done != previous;
+                *ret_total = total;
+                previous = done;
+                if (!hr_weights_store_step(bench->store))
+                        usleep(50);
+        }
+        HR_EXPECT_EQ(told->count, 1);
+        HR_EXPECT_EQ(done, *ret_total);
+        return values;
+}
+
+HR_TEST(progress_counts_what_is_read_and_copied) {
+        static const struct {
+                const char *device;
+                uint64_t resident_bytes_max, total; /* 400 of embd; blk.1 is in place as well */
+        } cases[] = {{"iso", UINT64_MAX, 400 + 4 * LAYER_FLOATS + 204},
+                     {"iso", 0, 4 * LAYER_FLOATS},
+                     {"iso", 400, 400 + 4 * LAYER_FLOATS},
+                     {"host0", UINT64_MAX, 400 + 4 * LAYER_FLOATS + 204},
+                     {"host0", 1000, 400 + 204},
+                     {"host0", 0, 0}};
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(cases); i++) {
+                const struct hr_placement_rule rule = {"blk.0.*", cases[i].device};
+                struct bench bench;
+                struct told told;
+                uint64_t total;
+                unsigned values;
+
+                bench_init(&bench, UINT64_MAX);
+                bench.store->config.resident_bytes_max = cases[i].resident_bytes_max;
+                write_file(&bench, "m.gguf", 3);
+                load(&bench, "m.gguf", &rule, 1, &told);
+                values = watch(&bench, &told, &total);
+                HR_EXPECT_OK(told.status, &told.diag);
+                HR_EXPECT_EQ(total, cases[i].total);
+                HR_EXPECT(total == 0 ? values == 0 : values >= 1U + (i < 3));
+                hr_weights_unref(told.set);
+                bench_deinit(&bench);
+        }
+}
+
+/* One page of a file that has become shorter is not there any more: a failure, no signal. */
+HR_TEST(file_that_shrinks_while_it_is_read) {
+        static const char *const devices[] = {"iso", "host0"};
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(devices); i++) {
+                const struct hr_placement_rule rule = {"*", devices[i]};
+                struct hr_weights_file *file = NULL;
+                struct hr_diag diag = {0};
+                struct bench bench;
+                struct told told;
+                char path[128];
+
+                bench_init(&bench, UINT64_MAX);
+                bench.store->config.resident_bytes_max = UINT64_MAX;
+                write_file(&bench, "m.gguf", 3);
+                told_init(&told);
+                HR_EXPECT_OK(hr_weights_file_open(&bench.files, "m.gguf", &diag, &file), &diag);
+                snprintf(path, sizeof path, "%s/m.gguf", bench.directory);
+                HR_EXPECT(truncate(path, 2 * LAYER_FLOATS) == 0);
+                HR_EXPECT_OK(hr_weights_load(bench.store, file, NULL, &rule, 1, &told.job, &diag),
+                             &diag);
+                settle(&bench, &told);
+                HR_EXPECT_EQ(told.status, HR_E_DATA_LOSS);
+                HR_EXPECT_STREQ(hr_diag_reason(&told.diag), "FILE");
+                HR_EXPECT_EQ(hr_weights_store_stats(bench.store).failures, 1);
+                bench_deinit(&bench);
+        }
+}
+
 /* A pipeline may hold a buffer longer than anybody holds the set. */
 HR_TEST(buffers_outlive_the_set) {
         struct bench bench;
@@ -282,7 +375,7 @@ HR_TEST(cancelled_loads) {
         write_file(&bench, "m.gguf", 1);
         load(&bench, "m.gguf", rules, 1, &first);
         load(&bench, "m.gguf", rules, 1, &second);
-        HR_EXPECT(hr_weights_store_step(bench.store));
+        step_once(&bench);
         hr_weights_job_cancel(&first.job); /* the other one goes on */
         hr_weights_job_cancel(&first.job);
         settle(&bench, &second);
@@ -296,7 +389,7 @@ HR_TEST(cancelled_loads) {
         HR_EXPECT_EQ(first.count, 0);
         hr_weights_unref(second.set);
         load(&bench, "m.gguf", rules, 1, &alone);
-        HR_EXPECT(hr_weights_store_step(bench.store));
+        step_once(&bench);
         hr_weights_job_cancel(&alone.job); /* with a chunk in flight */
         while (hr_weights_store_stats(bench.store).working > 0)
                 hr_weights_store_step(bench.store);

@@ -328,6 +328,21 @@ HR_TEST(numbers_and_empties) {
         HR_EXPECT_EQ(hr_wire_empty_decode(span(1), &diag), HR_E_INVALID);
 }
 
+HR_TEST(progress_round_trip) {
+        struct hr_wire_progress progress = {UINT64_MAX, UINT64_MAX - 1, "fifteen letters and more"};
+        struct hr_wire_progress back;
+        struct hr_diag diag = {0};
+        size_t bytes = 0;
+
+        HR_EXPECT_OK(hr_wire_progress_encode(&progress, buffer, HR_WIRE_PROGRESS_BYTES_MAX, &diag,
+                                             &bytes),
+                     &diag);
+        HR_EXPECT_EQ(bytes, 9 + 9 + 2 + 15); /* the phase is cut to the wire's cap */
+        HR_EXPECT_OK(hr_wire_progress_decode(span(bytes), &diag, &back), &diag);
+        HR_EXPECT(back.done_bytes == UINT64_MAX && back.total_bytes == UINT64_MAX - 1);
+        HR_EXPECT_EQ(hr_wire_progress_decode(span(bytes - 1), &diag, &back), HR_E_INVALID);
+}
+
 HR_TEST(manifest_round_trip) {
         static const uint32_t lengths[] = {3, 0, 5};
         static const uint32_t types[] = {0, 2, 26};

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from headrace.client import Client, GraphHandle
-from headrace.flows import Placement
+from headrace.flows import OnProgress, Placement
 from headrace.handles import WeightSet
 from headrace.models import llama
 from headrace.models.gguf_file import parse_metadata
@@ -58,13 +58,22 @@ class Model:
         self.tokenizer = Tokenizer(metadata)
 
     @classmethod
-    def load(cls, client: Client, path: str, split: Mapping[str, int] | None = None) -> Model:
-        """Loads a GGUF file of the daemon's; split: {device: layers}, see layer_placement()."""
+    def load(
+        cls,
+        client: Client,
+        path: str,
+        split: Mapping[str, int] | None = None,
+        progress: OnProgress | None = None,
+    ) -> Model:
+        """Loads a GGUF file of the daemon's; split: {device: layers}, see layer_placement().
+
+        progress: as in Client.load().
+        """
         placement, name = None, ""
         if split is not None:
             placement = llama.layer_placement(None, split)
             name = f"{path}@" + ",".join(f"{device}:{n}" for device, n in split.items())
-        weights = client.load(path, name, placement)
+        weights = client.load(path, name, placement, progress=progress)
         metadata = parse_metadata(weights.metadata, weights.metadata_count)
         return cls(client, weights, metadata, placement)
 
