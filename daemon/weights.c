@@ -152,7 +152,8 @@ static uint64_t bytes_arrived(const struct hr_weights *set) {
         const uint64_t on_the_way = atomic_load(&work->in_flight) * COPY_CHUNK_BYTES;
         uint64_t arrived = work->bytes_done;
 
-        if (work->tensor < set->manifest->tensor_count && tensor_is_read_in_place(set, work->tensor))
+        if (work->tensor < set->manifest->tensor_count &&
+            tensor_is_read_in_place(set, work->tensor))
                 arrived = HR_MAX(arrived,
                                  HR_MIN(readable_bytes(work),
                                         arrived + set->manifest->tensors[work->tensor].bytes));
