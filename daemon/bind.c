@@ -265,6 +265,7 @@ static hr_status pipeline_make(struct hr_request *request, struct hr_binding *bi
                 .states = homes->uses,
                 .state_count = homes->state_count,
                 .device_bytes_max = request->server->config->limits.session_device_bytes,
+                .workspace = request->session->workspace,
         };
         hr_status status;
 
@@ -321,6 +322,7 @@ void hr_graph_object_close_work(struct hr_job *job) {
 
         if (bound->pipeline) {
                 hr_engine_turn_take(server->engine);
+                hr_bound_forget(bound);
                 bound->pipeline = hr_pipeline_free(bound->pipeline);
                 hr_engine_turn_give(server->engine);
         }

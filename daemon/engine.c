@@ -49,6 +49,7 @@ struct hr_engine {
         /* Under the turn. */
         struct hr_list lanes;
         struct hr_list work;
+        struct hr_list settling; /* bound graphs that hold memory which has been replaced */
         struct hr_list ending; /* handed back at the end of the step: until then their lanes live */
         struct hr_engine_stats stats;
         /* The engine thread's. */
@@ -270,6 +271,11 @@ static void job_finish(struct hr_engine *engine, struct hr_job *job) {
                 for (uint32_t i = 0; i < run->bound->state_count; i++)
                         run->bound->states[i]->runs--;
                 hr_run_finish(&run->run);
+                if (hr_pipeline_wants_move(run->bound->pipeline) &&
+                    !hr_list_is_linked(&run->bound->settling)) {
+                        hr_list_append(&engine->settling, &run->bound->settling);
+                        engine_wake(engine);
+                }
                 job->status = run->run.outcome.diag.status;
                 if (job->status != HR_OK)
                         job->diag = run->run.outcome.diag;
@@ -472,6 +478,25 @@ static void kept_stop_jobs(struct hr_engine *engine) {
         }
 }
 
+void hr_bound_forget(struct hr_bound *bound) {
+        hr_list_remove(&bound->settling);
+}
+
+/* Pipelines leave memory that has been replaced as soon as no run of theirs is in flight. */
+static bool settle_one(struct hr_engine *engine) {
+        struct hr_list *link;
+
+        hr_engine_turn_take(engine);
+        link = hr_list_pop(&engine->settling);
+        if (link) {
+                struct hr_bound *bound = HR_CONTAINER_OF(link, struct hr_bound, settling);
+
+                (void) hr_workspace_settle(hr_pipeline_workspace(bound->pipeline));
+        }
+        hr_engine_turn_give(engine);
+        return link;
+}
+
 /* True when it did anything. */
 static bool engine_round(struct hr_engine *engine) {
         struct hr_job *job;
@@ -484,6 +509,7 @@ static bool engine_round(struct hr_engine *engine) {
                 work_do(job);
                 any = true;
         }
+        any = settle_one(engine) || any;
         if (atomic_exchange(&engine->store_wanted, false)) {
                 hr_engine_turn_take(engine);
                 if (hr_weights_store_step(engine->store))
@@ -498,7 +524,7 @@ static bool engine_has_work(struct hr_engine *engine) {
         bool any;
 
         hr_engine_turn_take(engine);
-        any = !hr_list_is_empty(&engine->work);
+        any = !hr_list_is_empty(&engine->work) || !hr_list_is_empty(&engine->settling);
         hr_engine_turn_give(engine);
         return any || atomic_load(&engine->store_wanted) || atomic_load(&engine->cancels_work) ||
                atomic_load(&engine->stopping);
@@ -551,6 +577,7 @@ hr_status hr_engine_new(const struct hr_engine_config *config, struct hr_diag *d
         hr_mpsc_init(&engine->out);
         hr_list_init(&engine->lanes);
         hr_list_init(&engine->work);
+        hr_list_init(&engine->settling);
         hr_list_init(&engine->ending);
         hr_list_init(&engine->kept);
         store_config = (struct hr_weights_store_config){

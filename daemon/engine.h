@@ -85,7 +85,11 @@ struct hr_bound {
         struct hr_pipeline *pipeline;
         struct hr_state **states; /* each distinct one, referenced */
         uint32_t state_count;
+        struct hr_list
+                settling; /* private: in the engine's list while its workspace is to settle */
 };
+/* Before the pipeline is freed. Under the turn. */
+void hr_bound_forget(struct hr_bound *bound);
 
 struct hr_run_job {
         struct hr_job job;

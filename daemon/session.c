@@ -227,6 +227,8 @@ hr_status hr_session_new(struct hr_server *server, uint32_t principal, struct hr
         if (!session)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a session");
         status = hr_random(session->token, sizeof session->token, diag);
+        if (status == HR_OK)
+                status = hr_workspace_new(diag, &session->workspace);
         if (status != HR_OK) {
                 free(session);
                 return status;
@@ -258,6 +260,7 @@ struct hr_session *hr_session_unref(struct hr_session *session) {
         hr_list_remove(&session->link);
         session->server->stats.sessions--;
         hr_handles_deinit(&session->handles);
+        (void) hr_workspace_unref(session->workspace);
         explicit_bzero(session->token, sizeof session->token);
         hr_server_session_gone(session->server);
         free(session);

@@ -93,6 +93,7 @@ struct hr_session {
         struct hr_list link; /* in the server's list */
         struct hr_list conns;
         struct hr_lane lane;
+        struct hr_workspace *workspace; /* compute memory of its graphs. The engine's */
         struct hr_handles handles;
         bool closed;
         uint64_t closing_ns; /* when it closes unless a connection joins; 0 = it has connections */

@@ -9,7 +9,8 @@
  *   free --start--> submitted --notifications--> done --finish--> free        (a slot)
  *
  * A run that uses a state which another pipeline used last first makes the lanes that touch states
- * wait for the ends of the other pipeline's lanes.
+ * wait for the ends of the other pipeline's lanes. So it is with memory that pipelines share
+ * (workspace.c).
  */
 #include "scheduler/exec.h"
 
@@ -225,18 +226,25 @@ static hr_status take_states(struct hr_pipeline *pipeline, uint32_t slot, struct
 
 static void submit_all(struct hr_pipeline *pipeline, struct hr_slot *slot, struct hr_run *run) {
         uint32_t commands = pipeline->plan->tape.count;
+        uint32_t gate = 0, gates = hr_gates_needed(pipeline);
         struct hr_diag diag = {0};
 
         if (take_states(pipeline, run->slot, &diag) != HR_OK)
                 (void) hr_outcome_fail(&run->outcome, diag.status, diag.reason, HR_DIAG_NO_INDEX,
                                        "%s", diag.words);
         for (uint32_t i = 0; i < commands; ++i) {
-                if (HR_LIKELY(submit(&slot->commands[i], slot, run, &diag) == HR_OK))
+                bool passed = true;
+
+                for (; gate < gates && pipeline->gates[gate].command == i; ++gate)
+                        passed = hr_gate_pass(pipeline, &pipeline->gates[gate], &diag) == HR_OK &&
+                                 passed;
+                if (HR_LIKELY(submit(&slot->commands[i], slot, run, &diag) == HR_OK && passed))
                         continue;
                 (void) hr_outcome_fail(&run->outcome, diag.status, diag.reason, HR_DIAG_NO_INDEX,
                                        "%s", diag.words);
                 hr_diag_clear(&diag);
         }
+        hr_gates_passed(pipeline);
 }
 
 static void count_start(struct hr_pipeline *pipeline, const struct hr_run *run) {

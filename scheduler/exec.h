@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include "core/list.h"
 #include "scheduler/plan.h"
 
 struct hr_exec_counters {
@@ -53,6 +54,79 @@ struct hr_bound_command {
         uint64_t from_offset, bytes;
 };
 
+/* ---- Memory that pipelines share ---------------------------------------------------------------
+ */
+
+/* A piece of memory of a workspace. Freed when no pipeline is bound to it. */
+struct hr_block {
+        struct hr_buffer *buffer;
+        uint32_t owner; /* device that it counts for */
+        uint32_t refs;
+        struct hr_pipeline
+                *user; /* whose run was submitted last; NULL: nothing in flight uses it */
+};
+
+/* What a workspace has of one kind of memory. */
+struct hr_workspace_part {
+        const struct hr_buffer_kind *kind;
+        struct hr_block *current; /* NULL = none; lives by the references of pipelines */
+        uint64_t wanted_bytes;
+};
+
+struct hr_workspace {
+        uint32_t refs;
+        uint32_t reserved;
+        struct hr_workspace_part *parts;
+        uint32_t part_count;
+        struct hr_list pipelines;
+        uint64_t *held_bytes; /* per device */
+        uint32_t device_count;
+        bool unsettled; /* some pipeline may hold replaced memory */
+        struct hr_workspace_stats stats;
+};
+
+/* Before the first command of a lane that touches shared memory of a kind, the lane waits for the
+ * pipeline that used that memory last. */
+struct hr_gate {
+        uint32_t command; /* of the tape */
+        uint32_t kind;    /* of the plan */
+        struct hr_queue *queue;
+};
+
+/* Blocks for all that passes through the pipeline's memory: those of the workspace, or new ones
+ * that take their place with hr_workspace_commit(). On failure nothing has changed. */
+HR_NODISCARD hr_status hr_workspace_take(struct hr_workspace *workspace,
+                                         struct hr_pipeline *pipeline, hr_realloc_policy policy,
+                                         struct hr_diag *diag);
+/* The pipeline is complete: its blocks are the workspace's. */
+void hr_workspace_commit(struct hr_workspace *workspace, struct hr_pipeline *pipeline,
+                         hr_realloc_policy policy);
+/* Gives the pipeline's blocks back, and takes it off the workspace's list. */
+void hr_workspace_give(struct hr_workspace *workspace, struct hr_pipeline *pipeline);
+/* The workspace's newest blocks in place of the pipeline's; the old ones are given to the caller.
+ */
+void hr_workspace_renew(struct hr_workspace *workspace, struct hr_pipeline *pipeline,
+                        struct hr_block **ret_old);
+void hr_workspace_restore(struct hr_workspace *workspace, struct hr_pipeline *pipeline,
+                          struct hr_block *const *old);
+void hr_workspace_leave(struct hr_workspace *workspace, struct hr_pipeline *pipeline,
+                        struct hr_block **old);
+/* Is a block of the pipeline not the workspace's newest any more? */
+bool hr_workspace_is_behind(const struct hr_workspace *workspace,
+                            const struct hr_pipeline *pipeline);
+/* Finds the gates of the pipeline's tape, in the order of its commands. */
+HR_NODISCARD hr_status hr_gates_find(struct hr_pipeline *pipeline, struct hr_diag *diag);
+/* The number of gates that the next run has to pass: all, or none where the pipeline was the last
+ * to use what it shares. */
+uint32_t hr_gates_needed(const struct hr_pipeline *pipeline);
+HR_NODISCARD hr_status hr_gate_pass(const struct hr_pipeline *pipeline, const struct hr_gate *gate,
+                                    struct hr_diag *diag);
+/* The run has been submitted. */
+void hr_gates_passed(struct hr_pipeline *pipeline);
+/* Programs and commands anew, for the newest blocks. Only without a run in flight. On failure all
+ * is as it was. */
+HR_NODISCARD hr_status hr_pipeline_move(struct hr_pipeline *pipeline, struct hr_diag *diag);
+
 struct hr_slot {
         bool taken;
         const struct hr_run_output **wanted; /* per output of the graph; NULL = not wanted */
@@ -65,12 +139,20 @@ struct hr_pipeline {
         struct hr_graph *graph;
         struct hr_fleet *fleet;
         struct hr_arena arena;
+        struct hr_arena bound; /* what holds addresses: steps, commands */
+        struct hr_workspace *workspace;
+        struct hr_list workspace_link;
+        struct hr_block **blocks; /* per kind of the plan: of the workspace; NULL = needs none */
+        struct hr_gate *gates;
+        uint32_t gate_count;
+        bool *touches_kind; /* lanes x kinds: shared memory that commands of the lane touch */
+        uint64_t moves;
         struct hr_leaf_home *homes; /* per leaf; buffers referenced; NULL without any */
         struct hr_state_use **states;
         uint32_t state_count;
         uint32_t slot_count;
         struct hr_slot *slots;
-        struct hr_buffer **pools; /* per kind of the plan */
+        struct hr_buffer **pools; /* per kind of the plan: its own, [kept][slot 0][slot 1]... */
         struct hr_expert_cache *expert_caches; /* per group of the plan */
         uint8_t *staging;         /* slot_count x staging_bytes */
         uint32_t *event_devices;  /* whose each event is */

@@ -196,7 +196,8 @@ static hr_status number_lanes(struct lanes *lanes) {
 
         plan->lane = planner_keep(lanes->planner, in->device_count, sizeof *plan->lane);
         plan->state_lane = planner_keep(lanes->planner, in->device_count, sizeof(bool));
-        if (!number || !plan->lane || !plan->state_lane)
+        plan->pool_lane = planner_keep(lanes->planner, in->kind_count, sizeof *plan->pool_lane);
+        if (!number || !plan->lane || !plan->state_lane || !plan->pool_lane)
                 return planner_out_of_memory(lanes->planner);
         for (uint32_t d = 0; d < in->device_count; ++d) {
                 uint32_t set = find(lanes, d);
@@ -208,6 +209,8 @@ static hr_status number_lanes(struct lanes *lanes) {
                         number[set] = ++plan->lane_count;
                 plan->lane[d] = number[set] - 1;
         }
+        for (uint32_t k = 0; k < in->kind_count; ++k)
+                plan->pool_lane[k] = number[find(lanes, in->device_count + k)] - 1;
         for (uint32_t b = 0; b < in->buffer_count; ++b) {
                 if (lanes->in_buffer[b])
                         plan->state_lane

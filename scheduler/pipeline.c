@@ -23,6 +23,14 @@ static void *take(struct hr_pipeline *pipeline, uint64_t count, uint64_t bytes) 
                                                 : NULL;
 }
 
+/* What holds addresses is made anew when the pipeline moves. */
+static void *take_bound(struct hr_pipeline *pipeline, uint64_t count, uint64_t bytes) {
+        uint64_t total;
+
+        return hr_mul_u64(count, bytes, &total) ? hr_arena_alloc(&pipeline->bound, total, 16)
+                                                : NULL;
+}
+
 static hr_status out_of_memory(struct hr_diag *diag) {
         return hr_fail(diag, HR_E_EXHAUSTED, "host memory for a pipeline");
 }
@@ -40,10 +48,14 @@ static void *address_of(const struct hr_pipeline *pipeline, const struct hr_plac
         case HR_WHERE_NONE:
                 break;
         case HR_WHERE_SHARED:
-                return (uint8_t *) pipeline->pools[place->index]->base + place->offset;
+                pool = &pipeline->plan->pools[place->index];
+                if (place->offset < pool->kept_bytes)
+                        return (uint8_t *) pipeline->pools[place->index]->base + place->offset;
+                return (uint8_t *) pipeline->blocks[place->index]->buffer->base + place->offset -
+                       pool->kept_bytes;
         case HR_WHERE_SLOT:
                 pool = &pipeline->plan->pools[place->index];
-                return (uint8_t *) pipeline->pools[place->index]->base + pool->shared_bytes +
+                return (uint8_t *) pipeline->pools[place->index]->base + pool->kept_bytes +
                        slot * pool->slot_bytes + place->offset;
         case HR_WHERE_HOME:
                 home = &pipeline->homes[place->index];
@@ -110,13 +122,14 @@ static hr_status reserve_pools(struct hr_pipeline *pipeline, uint64_t bytes_max,
         }
         for (uint32_t k = 0; k < plan->kind_count; ++k) {
                 const struct hr_plan_pool *pool = &plan->pools[k];
-                uint64_t bytes = pool->shared_bytes + pool->slot_bytes * pipeline->slot_count;
+                uint64_t own = pool->kept_bytes + pool->slot_bytes * pipeline->slot_count;
 
-                if (bytes == 0)
+                if (own + pool->shared_bytes == 0)
                         continue;
-                HR_TRY(hr_buffer_new(pipeline->fleet->devices[pool->owner], bytes, HR_USAGE_COMPUTE,
-                                     diag, &pipeline->pools[k]));
-                pipeline->device_bytes[pool->owner] += bytes;
+                if (own)
+                        HR_TRY(hr_buffer_new(pipeline->fleet->devices[pool->owner], own,
+                                             HR_USAGE_COMPUTE, diag, &pipeline->pools[k]));
+                pipeline->device_bytes[pool->owner] += own + pool->shared_bytes - pool->kept_bytes;
         }
         if (plan->staging_bytes) {
                 uint64_t bytes;
@@ -198,14 +211,10 @@ static hr_status fill_cache(struct hr_pipeline *pipeline, uint32_t g, struct hr_
                        : out_of_memory(diag);
 }
 
-static hr_status make_caches(struct hr_pipeline *pipeline, struct hr_diag *diag) {
+/* Where experts come from and go to. */
+static void aim_caches(struct hr_pipeline *pipeline) {
         const struct hr_plan *plan = pipeline->plan;
 
-        pipeline->expert_caches = take(pipeline, plan->group_count, sizeof(struct hr_expert_cache));
-        if (!pipeline->expert_caches)
-                return out_of_memory(diag);
-        for (uint32_t g = 0; g < plan->group_count; ++g)
-                HR_TRY(fill_cache(pipeline, g, diag));
         for (uint32_t c = 0; c < plan->copy_count; ++c) {
                 const struct hr_plan_copy *copy = &plan->copies[c];
                 struct hr_place from = tensor_place(plan, copy->tensor);
@@ -222,6 +231,17 @@ static hr_status make_caches(struct hr_pipeline *pipeline, struct hr_diag *diag)
                                 .bytes = copy->expert_bytes,
                         };
         }
+}
+
+static hr_status make_caches(struct hr_pipeline *pipeline, struct hr_diag *diag) {
+        const struct hr_plan *plan = pipeline->plan;
+
+        pipeline->expert_caches = take(pipeline, plan->group_count, sizeof(struct hr_expert_cache));
+        if (!pipeline->expert_caches)
+                return out_of_memory(diag);
+        for (uint32_t g = 0; g < plan->group_count; ++g)
+                HR_TRY(fill_cache(pipeline, g, diag));
+        aim_caches(pipeline);
         return HR_OK;
 }
 
@@ -252,7 +272,7 @@ static hr_status fill_step(struct hr_pipeline *pipeline, uint32_t node, uint32_t
         const struct hr_graph *graph = pipeline->graph;
         uint32_t id = graph->leaf_count + node;
         const struct hr_tensor *t = &graph->tensors[id];
-        struct hr_operand *sources = take(pipeline, t->source_count, sizeof *sources);
+        struct hr_operand *sources = take_bound(pipeline, t->source_count, sizeof *sources);
 
         if (!sources)
                 return out_of_memory(diag);
@@ -288,8 +308,8 @@ static hr_status fill_step(struct hr_pipeline *pipeline, uint32_t node, uint32_t
 static hr_status make_program(struct hr_pipeline *pipeline, uint32_t s, uint32_t slot,
                               struct hr_diag *diag) {
         const struct hr_plan_split *split = &pipeline->plan->splits[s];
-        struct hr_step *steps = take(pipeline, split->step_count, sizeof *steps);
-        struct hr_steps *list = take(pipeline, 1, sizeof *list);
+        struct hr_step *steps = take_bound(pipeline, split->step_count, sizeof *steps);
+        struct hr_steps *list = take_bound(pipeline, 1, sizeof *list);
         struct hr_program **program = &pipeline->slots[slot].programs[s];
 
         if (!steps || !list)
@@ -306,6 +326,13 @@ static hr_status make_program(struct hr_pipeline *pipeline, uint32_t s, uint32_t
 static hr_status make_programs(struct hr_pipeline *pipeline, struct hr_diag *diag) {
         const struct hr_plan *plan = pipeline->plan;
 
+        pipeline->computed_splits = pipeline->computed_nodes = 0;
+        for (uint32_t slot = 0; slot < pipeline->slot_count; ++slot) {
+                pipeline->slots[slot].programs =
+                        take_bound(pipeline, plan->split_count, sizeof(void *));
+                if (!pipeline->slots[slot].programs)
+                        return out_of_memory(diag);
+        }
         for (uint32_t s = 0; s < plan->split_count; ++s) {
                 const struct hr_plan_split *split = &plan->splits[s];
                 bool per_slot;
@@ -373,12 +400,24 @@ static hr_status bind_tape(struct hr_pipeline *pipeline, struct hr_diag *diag) {
         for (uint32_t slot = 0; slot < pipeline->slot_count; ++slot) {
                 struct hr_slot *s = &pipeline->slots[slot];
 
-                s->commands = take(pipeline, tape->count, sizeof *s->commands);
-                s->wanted = take(pipeline, pipeline->graph->output_count, sizeof(void *));
-                if (!s->commands || !s->wanted)
+                s->commands = take_bound(pipeline, tape->count, sizeof *s->commands);
+                if (!s->commands)
                         return out_of_memory(diag);
                 for (uint32_t i = 0; i < tape->count; ++i)
                         bind_command(pipeline, &tape->commands[i], slot, &s->commands[i]);
+        }
+        return HR_OK;
+}
+
+static hr_status count_tape(struct hr_pipeline *pipeline, struct hr_diag *diag) {
+        const struct hr_tape *tape = &pipeline->plan->tape;
+
+        for (uint32_t slot = 0; slot < pipeline->slot_count; ++slot) {
+                struct hr_slot *s = &pipeline->slots[slot];
+
+                s->wanted = take(pipeline, pipeline->graph->output_count, sizeof(void *));
+                if (!s->wanted)
+                        return out_of_memory(diag);
         }
         for (uint32_t i = 0; i < tape->count; ++i)
                 pipeline->notify_count += tape->commands[i].code == HR_COMMAND_NOTIFY;
@@ -532,22 +571,21 @@ static hr_status fill(struct hr_pipeline *pipeline, const struct hr_pipeline_req
 
         pipeline->pools = take(pipeline, plan->kind_count, sizeof *pipeline->pools);
         pipeline->slots = take(pipeline, pipeline->slot_count, sizeof *pipeline->slots);
+        pipeline->blocks = take(pipeline, plan->kind_count, sizeof *pipeline->blocks);
         pipeline->device_bytes = take(pipeline, plan->device_count, sizeof(uint64_t));
-        if (!pipeline->pools || !pipeline->slots || !pipeline->device_bytes)
+        if (!pipeline->pools || !pipeline->slots || !pipeline->blocks || !pipeline->device_bytes)
                 return out_of_memory(diag);
-        for (uint32_t s = 0; s < pipeline->slot_count; ++s) {
-                pipeline->slots[s].programs = take(pipeline, plan->split_count, sizeof(void *));
-                if (!pipeline->slots[s].programs)
-                        return out_of_memory(diag);
-        }
         HR_TRY(take_kinds(pipeline, plan_request, diag));
         HR_TRY(take_homes(pipeline, request->homes, diag));
         HR_TRY(take_states(pipeline, request, diag));
         HR_TRY(reserve_pools(pipeline, request->device_bytes_max, diag));
+        HR_TRY(hr_workspace_take(pipeline->workspace, pipeline, request->realloc, diag));
         HR_TRY(make_events(pipeline, diag));
+        HR_TRY(hr_gates_find(pipeline, diag));
         HR_TRY(make_caches(pipeline, diag));
         HR_TRY(make_programs(pipeline, diag));
         HR_TRY(bind_tape(pipeline, diag));
+        HR_TRY(count_tape(pipeline, diag));
         return write_constants(pipeline, diag);
 }
 
@@ -556,20 +594,28 @@ static hr_status bind(const struct hr_pipeline_request *request,
                       uint32_t slot_count, struct hr_diag *diag,
                       struct hr_pipeline **ret_pipeline) {
         struct hr_pipeline *pipeline = calloc(1, sizeof *pipeline);
-        hr_status status;
+        hr_status status = HR_OK;
 
         if (!pipeline)
                 return out_of_memory(diag);
         hr_arena_init(&pipeline->arena, 0);
+        hr_arena_init(&pipeline->bound, 0);
         pipeline->plan = hr_plan_ref(plan);
         pipeline->graph = hr_graph_ref(request->graph);
         pipeline->fleet = request->fleet;
         pipeline->slot_count = slot_count;
-        status = fill(pipeline, request, plan_request, diag);
+        if (request->workspace)
+                pipeline->workspace = hr_workspace_ref(request->workspace);
+        else
+                status = hr_workspace_new(diag, &pipeline->workspace);
+        if (status == HR_OK)
+                status = fill(pipeline, request, plan_request, diag);
         if (status != HR_OK) {
                 hr_pipeline_free(pipeline);
                 return status;
         }
+        hr_workspace_commit(pipeline->workspace, pipeline, request->realloc);
+        (void) hr_workspace_settle(pipeline->workspace);
         *ret_pipeline = pipeline;
         return HR_OK;
 }
@@ -651,6 +697,67 @@ static void settle_constants(struct hr_pipeline *pipeline) {
         }
 }
 
+static void free_programs(struct hr_pipeline *pipeline, struct hr_slot *slots) {
+        for (uint32_t s = 0; slots && s < pipeline->slot_count; ++s) {
+                struct hr_program **programs = slots[s].programs;
+
+                for (uint32_t i = 0; programs && i < pipeline->plan->split_count; ++i) {
+                        if (!programs[i])
+                                continue;
+                        pipeline->device_bytes[pipeline->plan->splits[i].device] -=
+                                programs[i]->scratch_bytes;
+                        programs[i] = hr_program_free(programs[i]);
+                }
+        }
+}
+
+/* The old programs and commands stay until the new ones are complete. */
+static hr_status move(struct hr_pipeline *pipeline, struct hr_slot *old_slots,
+                      struct hr_block **old_blocks, struct hr_diag *diag) {
+        size_t slots_bytes = pipeline->slot_count * sizeof *old_slots;
+        struct hr_arena old_bound = pipeline->bound;
+        hr_status status;
+
+        memcpy(old_slots, pipeline->slots, slots_bytes);
+        for (uint32_t s = 0; s < pipeline->slot_count; ++s)
+                pipeline->slots[s].programs = NULL;
+        hr_workspace_renew(pipeline->workspace, pipeline, old_blocks);
+        hr_arena_init(&pipeline->bound, 0);
+        status = make_programs(pipeline, diag);
+        if (status == HR_OK)
+                status = bind_tape(pipeline, diag);
+        if (status == HR_OK) {
+                free_programs(pipeline, old_slots);
+                hr_workspace_leave(pipeline->workspace, pipeline, old_blocks);
+                hr_arena_deinit(&old_bound);
+                ++pipeline->moves;
+        } else {
+                free_programs(pipeline, pipeline->slots);
+                memcpy(pipeline->slots, old_slots, slots_bytes);
+                hr_workspace_restore(pipeline->workspace, pipeline, old_blocks);
+                hr_arena_deinit(&pipeline->bound);
+                pipeline->bound = old_bound;
+        }
+        aim_caches(pipeline);
+        return status;
+}
+
+hr_status hr_pipeline_move(struct hr_pipeline *pipeline, struct hr_diag *diag) {
+        struct hr_slot *slots = calloc(pipeline->slot_count, sizeof *slots);
+        struct hr_block **blocks =
+                calloc((size_t) pipeline->plan->kind_count + 1, sizeof(struct hr_block *));
+        hr_status status;
+
+        HR_ASSERT(pipeline->in_flight == 0);
+        if (slots && blocks)
+                status = move(pipeline, slots, blocks, diag);
+        else
+                status = out_of_memory(diag);
+        free(slots);
+        free(blocks);
+        return status;
+}
+
 struct hr_pipeline *hr_pipeline_free(struct hr_pipeline *pipeline) {
         if (!pipeline)
                 return NULL;
@@ -661,11 +768,7 @@ struct hr_pipeline *hr_pipeline_free(struct hr_pipeline *pipeline) {
                 if (pipeline->states[i]->pipeline == pipeline)
                         pipeline->states[i]->pipeline = NULL;
         }
-        for (uint32_t s = 0; pipeline->slots && s < pipeline->slot_count; ++s) {
-                for (uint32_t i = 0; pipeline->slots[s].programs && i < pipeline->plan->split_count;
-                     ++i)
-                        hr_program_free(pipeline->slots[s].programs[i]);
-        }
+        free_programs(pipeline, pipeline->slots);
         for (uint64_t i = 0; pipeline->events && i < pipeline->event_count; ++i)
                 hr_fleet_event_give(pipeline->fleet, pipeline->event_devices[i],
                                     pipeline->events[i]);
@@ -675,7 +778,11 @@ struct hr_pipeline *hr_pipeline_free(struct hr_pipeline *pipeline) {
                 hr_buffer_unref(pipeline->pools[k]);
         for (uint32_t i = 0; pipeline->homes && i < pipeline->plan->leaf_count; ++i)
                 hr_buffer_unref(pipeline->homes[i].buffer);
+        if (pipeline->workspace)
+                hr_workspace_give(pipeline->workspace, pipeline);
+        hr_workspace_unref(pipeline->workspace);
         free(pipeline->staging);
+        hr_arena_deinit(&pipeline->bound);
         hr_arena_deinit(&pipeline->arena);
         hr_plan_unref(pipeline->plan);
         hr_graph_unref(pipeline->graph);
@@ -693,4 +800,17 @@ uint64_t hr_pipeline_bytes(const struct hr_pipeline *pipeline, uint32_t device) 
 
 bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline) {
         return !pipeline->slots[pipeline->sequence % pipeline->slot_count].taken;
+}
+
+uint64_t hr_pipeline_moves(const struct hr_pipeline *pipeline) {
+        return pipeline->moves;
+}
+
+bool hr_pipeline_wants_move(const struct hr_pipeline *pipeline) {
+        return pipeline->workspace->unsettled && pipeline->in_flight == 0 &&
+               hr_workspace_is_behind(pipeline->workspace, pipeline);
+}
+
+struct hr_workspace *hr_pipeline_workspace(const struct hr_pipeline *pipeline) {
+        return pipeline->workspace;
 }

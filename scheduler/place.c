@@ -568,6 +568,8 @@ hr_status hr_plan_place(struct hr_planner *planner) {
         place_homes(&placer);
         HR_TRY(place_constants(&placer));
         HR_TRY(place_experts(&placer));
+        for (uint32_t k = 0; k < planner->in->kind_count; ++k)
+                plan->pools[k].kept_bytes = placer.pools[k].end;
         for (uint32_t s = 0; s < plan->split_count; ++s) {
                 const struct hr_plan_split *split = &plan->splits[s];
 

@@ -181,10 +181,12 @@ struct hr_plan_split {
         uint32_t write_back;               /* copy to carry back, or HR_NO_COPY */
 };
 
-/* One kind's compute memory: [shared][slot 0][slot 1]... */
+/* One kind's compute memory: [shared: [kept][passing]][slot 0][slot 1]... What is kept lives as
+ * long as the pipeline; what passes is nothing between runs, and may serve other pipelines then. */
 struct hr_plan_pool {
         uint32_t owner;        /* device that allocates it */
-        uint64_t shared_bytes; /* a multiple of the alignment, as is slot_bytes */
+        uint64_t kept_bytes;   /* the first of shared_bytes; all three multiples of the alignment */
+        uint64_t shared_bytes;
         uint64_t slot_bytes;
 };
 
@@ -258,6 +260,7 @@ struct hr_plan {
         const char *copies_reason;
         uint32_t *lane; /* per device: lane, or HR_NO_INDEX where the run has no business */
         uint32_t lane_count;
+        uint32_t *pool_lane;        /* per kind: lane that computes in its pool, or HR_NO_INDEX */
         struct hr_place *place;     /* per tensor, valid for roots */
         struct hr_plan_pool *pools; /* per kind */
         uint64_t staging_bytes;     /* per slot */

@@ -124,6 +124,60 @@ HR_NODISCARD hr_status hr_plan_cache_get(struct hr_plan_cache *cache,
                                          uint32_t *ret_first_different);
 struct hr_plan_cache_stats hr_plan_cache_stats(const struct hr_plan_cache *cache);
 
+/* ---- Workspace: compute memory that pipelines share --------------------------------------------
+ */
+
+/* What passes through the memory of a run is nothing afterwards, so pipelines whose runs follow
+ * each other need it once: per kind of memory as much as the largest of them. A session has a
+ * workspace of its own, and no other session's pipelines ever touch that memory. Runs of different
+ * pipelines are ordered where they share: by events at the ends of the lanes that touch it. What
+ * runs in flight may hold at the same time (slots), and what stays (constants, experts), is each
+ * pipeline's own.
+ *
+ * Where a pipeline needs more than there is, larger memory takes the place of what there was: a
+ * reallocation. Pipelines move there when no run of theirs is in flight; what they leave is freed
+ * with the last of them. */
+struct hr_workspace;
+
+/* What a new pipeline may do to the workspace. */
+typedef enum hr_realloc_policy {
+        HR_REALLOC_COUNT,    /* a reallocation is counted */
+        HR_REALLOC_EXPECTED, /* ... is what the caller wants: for a reservation */
+        HR_REALLOC_FAIL,     /* ... is refused: HR_E_PRECONDITION, reason REALLOC */
+} hr_realloc_policy;
+
+/* The latest reallocation, and how many there were. Memory that is taken where the workspace held
+ * none of that kind counts only once something has been reserved. */
+struct hr_workspace_stats {
+        uint64_t reallocs;
+        uint32_t device, tensor; /* whose memory; the tensor that reaches furthest in it */
+        uint64_t old_bytes, new_bytes;
+        uint64_t moves; /* of pipelines to other memory */
+};
+
+HR_NODISCARD hr_status hr_workspace_new(struct hr_diag *diag, struct hr_workspace **ret_workspace);
+struct hr_workspace *hr_workspace_ref(struct hr_workspace *workspace);
+struct hr_workspace *hr_workspace_unref(struct hr_workspace *workspace);
+struct hr_workspace_stats hr_workspace_stats(const struct hr_workspace *workspace);
+/* Bytes of shared memory held, replaced memory that is still in use included. */
+uint64_t hr_workspace_bytes(const struct hr_workspace *workspace, uint32_t device);
+/* The next allocations are large enough for the plan, too; zero again with hr_workspace_forget().
+ */
+HR_NODISCARD hr_status hr_workspace_want(struct hr_workspace *workspace,
+                                         const struct hr_plan_request *request,
+                                         const struct hr_plan *plan, struct hr_diag *diag);
+void hr_workspace_forget(struct hr_workspace *workspace);
+/* From now on, or no longer, something is reserved. */
+void hr_workspace_reserve(struct hr_workspace *workspace);
+void hr_workspace_release(struct hr_workspace *workspace);
+/* Gives back what no pipeline needs, where memory for a smaller place can be had. */
+void hr_workspace_trim(struct hr_workspace *workspace);
+/* Counts from zero again. */
+void hr_workspace_reset(struct hr_workspace *workspace);
+/* Moves the pipelines that hold replaced memory and have no run in flight. True when none is left
+ * that does. One that cannot be moved for want of memory stays where it is, in good order. */
+bool hr_workspace_settle(struct hr_workspace *workspace);
+
 /* ---- Pipeline: a plan bound to memory, slots and events --------------------------------------- */
 
 struct hr_pipeline;
@@ -144,6 +198,8 @@ struct hr_pipeline_request {
         struct hr_state_use *const *states; /* every distinct state behind the homes */
         uint32_t state_count;
         uint64_t device_bytes_max;         /* refuse to hold more compute memory; 0 = no limit */
+        struct hr_workspace *workspace;    /* a reference is taken; NULL = one of its own */
+        hr_realloc_policy realloc;
 };
 
 /* Reserves all memory, writes the constants, prepares the programs. When memory does not suffice for
@@ -156,10 +212,17 @@ HR_NODISCARD hr_status hr_pipeline_new(const struct hr_pipeline_request *request
 /* Only when no run is in flight. */
 struct hr_pipeline *hr_pipeline_free(struct hr_pipeline *pipeline);
 uint32_t hr_pipeline_copies(const struct hr_pipeline *pipeline);
-/* Bytes of device memory held, per device index of the fleet. */
+/* Bytes of device memory held, per device index of the fleet: its own, and what it needs of the
+ * workspace. */
 uint64_t hr_pipeline_bytes(const struct hr_pipeline *pipeline, uint32_t device);
 /* True when a run could be admitted now: its slot (sequence mod n_copies) is free. */
 bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline);
+/* How often it was moved to other memory. */
+uint64_t hr_pipeline_moves(const struct hr_pipeline *pipeline);
+/* True when it holds memory that has been replaced and has no run in flight: hr_workspace_settle()
+ * is to be called. */
+bool hr_pipeline_wants_move(const struct hr_pipeline *pipeline);
+struct hr_workspace *hr_pipeline_workspace(const struct hr_pipeline *pipeline);
 
 /* ---- Run ------------------------------------------------------------------------------------- */
 
