@@ -78,8 +78,9 @@ static void engine_wake(struct hr_engine *engine) {
         (void) pthread_mutex_unlock(&engine->sleep_lock);
 }
 
+/* The first who finds it asleep wakes it; until it says that it sleeps again it is awake. */
 static void loop_wake(struct hr_engine *engine) {
-        if (!atomic_load(&engine->loop_awake))
+        if (!atomic_load(&engine->loop_awake) && !atomic_exchange(&engine->loop_awake, true))
                 engine->wake_loop(engine->wake_arg);
 }
 

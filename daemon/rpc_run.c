@@ -12,6 +12,7 @@
 #include "daemon/rpc.h"
 
 #define RUN_ALIGNMENT 64U
+#define IDLE_RUN_BYTES (UINT64_C(16) << 10)
 
 /* ---- run memory ------------------------------------------------------------------------------ */
 
@@ -86,9 +87,11 @@ static hr_status run_take(struct hr_graph_object *object, struct hr_diag *diag,
         return HR_OK;
 }
 
-/* Keeps as many as can be in flight, and one more that is being received. */
+/* Keeps as many as can be in flight, and one more that is being received; small ones also for a
+ * client that has many waiting. */
 static void run_give(struct hr_graph_object *object, struct hr_graph_run *run) {
-        if (object->idle_run_count > hr_pipeline_copies(object->bound.pipeline)) {
+        if (object->idle_run_count > hr_pipeline_copies(object->bound.pipeline) &&
+            object->idle_run_count >= IDLE_RUN_BYTES / HR_MAX(run_bytes(object), RUN_ALIGNMENT)) {
                 (void) run_free(object, run);
                 return;
         }

@@ -16,6 +16,8 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "backends/registry.h"
 #include "core/clock.h"
@@ -188,15 +190,23 @@ static void signal_kept_cb(uv_signal_t *handle, int number) {
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
-static void wake_cb(uv_async_t *handle) {
-        (void) handle; /* the news are looked for after every turn of the loop */
+/* The news are looked for after every turn of the loop. */
+static void wake_cb(uv_poll_t *handle, int status, int events) {
+        struct hr_server *server = handle->data;
+        uint64_t count;
+
+        (void) status;
+        (void) events;
+        (void) read(server->wake_fd, &count, sizeof count);
 }
 
-/* Thread: any. */
+/* Thread: any. Not a uv_async_t: that makes the loop spin, and give up the processor, until the
+ * sender is back from its system call, from which the loop itself has often displaced it. */
 static void server_wake(void *arg) {
         struct hr_server *server = arg;
+        const uint64_t one = 1;
 
-        (void) uv_async_send(&server->wake);
+        (void) write(server->wake_fd, &one, sizeof one);
 }
 
 /* Everything that is not an event of the kernel. */
@@ -249,8 +259,13 @@ static hr_status loop_init(struct hr_server *server, struct hr_diag *diag) {
         if (uv_loop_init(&server->loop) != 0)
                 return hr_fail(diag, HR_E_UNAVAILABLE, "no event loop");
         server->loop_is_made = true;
-        if (uv_async_init(&server->loop, &server->wake, wake_cb) != 0)
+        server->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+        if (server->wake_fd < 0 ||
+            uv_poll_init(&server->loop, &server->wake, server->wake_fd) != 0)
                 return hr_fail(diag, HR_E_UNAVAILABLE, "no descriptor for the event loop");
+        server->wake.data = server;
+        if (uv_poll_start(&server->wake, UV_READABLE, wake_cb) != 0)
+                return hr_fail(diag, HR_E_UNAVAILABLE, "the event loop cannot be woken");
         for (size_t i = 0; i < HR_ARRAY_LENGTH(timers); i++) {
                 (void) uv_timer_init(&server->loop, timers[i]);
                 timers[i]->data = server;
@@ -374,6 +389,8 @@ static void server_close(struct hr_server *server) {
                 }
                 (void) uv_loop_close(&server->loop);
         }
+        if (server->wake_fd >= 0)
+                (void) close(server->wake_fd);
         if (server->idle_requests.next)
                 hr_requests_deinit(server);
         free(server);
@@ -386,6 +403,7 @@ hr_status hr_server_run(const struct hr_config *config, struct hr_diag *diag) {
         if (!server)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the server");
         server->config = config;
+        server->wake_fd = -1;
         status = server_open(server, diag);
         if (status == HR_OK) {
                 hr_log(HR_LOG_NOTICE, "server", "headraced %s ready devices=%u start_ms=%.1f",

@@ -63,7 +63,8 @@ struct hr_server {
         uint64_t active_ns; /* last activity, for spinning */
         bool loop_is_made;
         bool draining, cancelled, stopping;
-        uv_async_t wake;
+        uv_poll_t wake;
+        int wake_fd; /* becomes readable when a thread has news for the loop */
         uv_signal_t signals[3];
         uv_timer_t tick; /* connections' deadlines */
         uv_timer_t deadline_timer;

@@ -1,9 +1,7 @@
 """Planning and dispatching on devices that compute nothing, beside ggml's scheduler if there is one.
 
 A miss is planned, placed and proven anew; a hit comes from the bytes of the wire; ggml splits and
-allocates the same graph. HEADRACE_GGML (`./bench --ggml PREFIX`) names a folder with a ggml that has
-been built: its headers, ggml-backend-impl.h among them, and libggml-base lie somewhere below it. The
-peer is compiled against it here. Without it the rows have no ratio.
+allocates the same graph, in a program compiled against it here.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
+import ggml  # noqa: E402
 from rows import Row  # noqa: E402
 from run_daemon import build_folder  # noqa: E402
 
@@ -25,7 +24,6 @@ REPETITIONS = 5
 # Layers, GPUs, copies. 32 layers are 996 nodes, 80 are 2484.
 DECODE = [(layers, gpus, copies) for layers in (32, 80) for gpus in (1, 2, 4, 8) for copies in (1, 4)]
 SIZES = [(32, 2, 1), (322, 2, 1), (3225, 2, 1)]
-PEER = "ggml"
 
 
 @dataclass(frozen=True)
@@ -51,28 +49,6 @@ def program() -> str:
     return str(build_folder() / "tests" / "bench" / "bench_plan")
 
 
-def build_peer() -> str | None:
-    prefix = os.environ.get("HEADRACE_GGML")
-    if not prefix:
-        return None
-
-    def folder(name: str) -> Path:
-        found = sorted(Path(prefix).rglob(name))
-        if not found:
-            raise OSError(f"no {name} below {prefix}")
-        return found[0].parent
-
-    library = folder("libggml-base.so")
-    target = build_folder() / "bench" / "ggml_plan_peer"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    command = ["cc", "-O2", "-std=gnu17", "-o", target]
-    command += [Path(__file__).with_name("ggml_plan_peer.c")]
-    command += [f"-I{folder('ggml.h')}", f"-I{folder('ggml-backend-impl.h')}"]
-    command += [f"-L{library}", "-lggml-base", f"-Wl,-rpath,{library}"]
-    subprocess.run([str(part) for part in command], check=True)
-    return str(target)
-
-
 def measure(case: Case, peer: str | None) -> tuple[dict[str, float], dict[str, float]]:
     """Medians of ours and of the peer's, which take turns."""
     shape = [str(case.layers), str(case.gpus)]
@@ -90,16 +66,16 @@ def measure(case: Case, peer: str | None) -> tuple[dict[str, float], dict[str, f
 
 def run() -> list[Row]:
     rows: list[Row] = []
-    peer = build_peer()
+    peer = ggml.build("ggml_plan_peer", ("ggml-base",))
     per_node: dict[str, list[float]] = {"miss": [], "hit from wire": []}
     for case in [Case(*values) for values in DECODE]:
         ours, theirs = measure(case, peer)
         name = case.name
         rows += [
-            Row(f"{name}: miss", ours["miss"], "ns/node", PEER, theirs.get("miss"), "<= 1"),
+            Row(f"{name}: miss", ours["miss"], "ns/node", ggml.NAME, theirs.get("miss"), "<= 1"),
             Row(f"{name}: hit from wire", ours["hit_wire"], "ns/node", goal="<= 150"),
             Row(f"{name}: dispatch", ours["dispatch"], "ns/split", goal="<= 100"),
-            Row(f"{name}: dispatch", ours["dispatch"], "ns/split", PEER, theirs.get("dispatch")),
+            Row(f"{name}: dispatch", ours["dispatch"], "ns/split", ggml.NAME, theirs.get("dispatch")),
         ]
     for case in [Case(*values) for values in SIZES]:
         ours, theirs = measure(case, peer if case.layers < 1000 else None)
@@ -107,7 +83,7 @@ def run() -> list[Row]:
         per_node["miss"].append(ours["miss"])
         per_node["hit from wire"].append(ours["hit_wire"])
         rows += [
-            Row(f"{name}: miss", ours["miss"], "ns/node", PEER, theirs.get("miss"), "<= 1"),
+            Row(f"{name}: miss", ours["miss"], "ns/node", ggml.NAME, theirs.get("miss"), "<= 1"),
             Row(f"{name}: hit from wire", ours["hit_wire"], "ns/node", goal="<= 150"),
         ]
     rows.append(Row("hit by handle", ours["handle"] / 1000, "us", goal="<= 1"))
