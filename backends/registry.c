@@ -1,11 +1,15 @@
 /* From a configuration to a device of one of the backends in this build. */
 #include "backends/registry.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "backends/cpu/backend.h"
 #ifdef HR_HAVE_BLAS
 #include "backends/blas/backend.h"
+#endif
+#ifdef HR_HAVE_FAKE
+#include "backends/fake/backend.h"
 #endif
 
 static hr_status cpu_device_new(const struct hr_backend_config *config, struct hr_diag *diag,
@@ -42,6 +46,27 @@ static hr_status blas_device_new(const struct hr_backend_config *config, struct 
 }
 #endif
 
+#ifdef HR_HAVE_FAKE
+/* All simulated devices of a process share a world that lets everything pass at once. It stays. */
+static hr_status fake_device_new(const struct hr_backend_config *config, struct hr_diag *diag,
+                                 struct hr_device **ret_device) {
+        static struct hr_fake_world *world;
+        struct hr_fake_config fake = {
+                .name = config->name,
+                .type = HR_DEVICE_GPU,
+                .peer = true,
+                .threads = config->threads,
+                .memory_cap = config->memory_cap,
+                .deny_ops = config->deny_ops,
+                .lose_folder = getenv("HEADRACE_FAKE_LOSE"),
+        };
+
+        if (!world)
+                HR_TRY(hr_fake_world_new(true, diag, &world));
+        return hr_fake_device_new(world, &fake, diag, ret_device);
+}
+#endif
+
 hr_status hr_backend_device_new(const struct hr_backend_config *config, struct hr_diag *diag,
                                 struct hr_device **ret_device) {
         if (strcmp(config->backend, "cpu") == 0)
@@ -49,6 +74,10 @@ hr_status hr_backend_device_new(const struct hr_backend_config *config, struct h
 #ifdef HR_HAVE_BLAS
         if (strcmp(config->backend, "blas") == 0)
                 return blas_device_new(config, diag, ret_device);
+#endif
+#ifdef HR_HAVE_FAKE
+        if (strcmp(config->backend, "fake") == 0)
+                return fake_device_new(config, diag, ret_device);
 #endif
         return hr_fail_reason(diag, HR_E_UNSUPPORTED, "BACKEND",
                               "this build has no backend \"%s\"", config->backend);
@@ -59,6 +88,9 @@ const char *const *hr_backend_names(void) {
                 "cpu",
 #ifdef HR_HAVE_BLAS
                 "blas",
+#endif
+#ifdef HR_HAVE_FAKE
+                "fake",
 #endif
                 NULL,
         };

@@ -4,7 +4,7 @@
 #include "core/device.h"
 
 struct hr_backend_config {
-        const char *backend;     /* "cpu" or "blas" */
+        const char *backend;     /* "cpu", "blas"; in tests "fake" */
         const char *name;        /* of the device */
         uint32_t threads;
         bool isolated;

@@ -120,6 +120,21 @@ void hr_device_optimize(const struct hr_device *device, const struct hr_split_vi
         device->ops->optimize(device, view, order, joined);
 }
 
+void hr_device_lose(struct hr_device *device) {
+        atomic_store(&device->lost, true);
+}
+
+bool hr_device_is_lost(const struct hr_device *device) {
+        return atomic_load_explicit(&device->lost, memory_order_acquire);
+}
+
+/* What a member of the device answered. */
+static hr_status device_heard(struct hr_device *device, hr_status status) {
+        if (HR_UNLIKELY(status == HR_E_DEVICE_LOST))
+                hr_device_lose(device);
+        return status;
+}
+
 /* ---- Buffer ---------------------------------------------------------------------------------- */
 
 /* Adds to the account unless the cap forbids it. */
@@ -154,7 +169,8 @@ hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes, hr_buffer_usag
                 }
                 return HR_E_EXHAUSTED;
         }
-        status = device->ops->buffer_new(device, bytes, usage, diag, ret_buffer);
+        status = device_heard(device,
+                              device->ops->buffer_new(device, bytes, usage, diag, ret_buffer));
         if (status != HR_OK) {
                 atomic_fetch_sub(&device->used_bytes, bytes);
                 return status;
@@ -235,7 +251,7 @@ uint64_t hr_device_program_bytes(const struct hr_device *device, const struct hr
 
 hr_status hr_program_new(struct hr_device *device, const struct hr_steps *steps,
                          struct hr_diag *diag, struct hr_program **ret_program) {
-        HR_TRY(device->ops->program_new(device, steps, diag, ret_program));
+        HR_TRY(device_heard(device, device->ops->program_new(device, steps, diag, ret_program)));
         HR_ASSERT((*ret_program)->steps == steps && (*ret_program)->device == device);
         return HR_OK;
 }
@@ -248,7 +264,7 @@ struct hr_program *hr_program_free(struct hr_program *program) {
 
 hr_status hr_queue_new(struct hr_device *device, struct hr_diag *diag,
                        struct hr_queue **ret_queue) {
-        HR_TRY(device->ops->queue_new(device, diag, ret_queue));
+        HR_TRY(device_heard(device, device->ops->queue_new(device, diag, ret_queue)));
         HR_ASSERT((*ret_queue)->device == device);
         (void) hr_device_ref(device);
         return HR_OK;
@@ -268,26 +284,30 @@ hr_status hr_queue_compute(struct hr_queue *queue, struct hr_program *program, u
                            uint32_t count, struct hr_outcome *outcome, struct hr_diag *diag) {
         HR_ASSERT(program->device == queue->device);
         HR_ASSERT((uint64_t) first + count <= program->steps->count);
-        return queue->ops->compute(queue, program, first, count, outcome, diag);
+        return device_heard(queue->device,
+                            queue->ops->compute(queue, program, first, count, outcome, diag));
 }
 
 hr_status hr_queue_write(struct hr_queue *queue, void *destination, const void *host,
                          uint64_t bytes, struct hr_outcome *outcome, struct hr_diag *diag) {
         HR_ASSERT(bytes == 0 || (destination && host));
-        return queue->ops->write(queue, destination, host, bytes, outcome, diag);
+        return device_heard(queue->device,
+                            queue->ops->write(queue, destination, host, bytes, outcome, diag));
 }
 
 hr_status hr_queue_read(struct hr_queue *queue, const void *source, void *host, uint64_t bytes,
                         struct hr_outcome *outcome, struct hr_diag *diag) {
         HR_ASSERT(bytes == 0 || (source && host));
-        return queue->ops->read(queue, source, host, bytes, outcome, diag);
+        return device_heard(queue->device,
+                            queue->ops->read(queue, source, host, bytes, outcome, diag));
 }
 
 hr_status hr_queue_copy(struct hr_queue *queue, const void *source, void *destination,
                         const struct hr_buffer_kind *to, uint64_t bytes,
                         struct hr_outcome *outcome, struct hr_diag *diag) {
         HR_ASSERT(bytes == 0 || (source && destination));
-        return queue->ops->copy(queue, source, destination, to, bytes, outcome, diag);
+        return device_heard(queue->device,
+                            queue->ops->copy(queue, source, destination, to, bytes, outcome, diag));
 }
 
 bool hr_queue_can_copy(const struct hr_queue *queue, const struct hr_buffer_kind *to) {
@@ -296,18 +316,18 @@ bool hr_queue_can_copy(const struct hr_queue *queue, const struct hr_buffer_kind
 
 hr_status hr_queue_wait(struct hr_queue *queue, struct hr_event *event, struct hr_diag *diag) {
         HR_ASSERT(event);
-        return queue->ops->wait(queue, event, diag);
+        return device_heard(queue->device, queue->ops->wait(queue, event, diag));
 }
 
 hr_status hr_queue_record(struct hr_queue *queue, struct hr_event *event, struct hr_diag *diag) {
         HR_ASSERT(event->device == queue->device);
-        return queue->ops->record(queue, event, diag);
+        return device_heard(queue->device, queue->ops->record(queue, event, diag));
 }
 
 hr_status hr_queue_notify(struct hr_queue *queue, hr_notify_fn fn, void *arg,
                           struct hr_diag *diag) {
         HR_ASSERT(fn);
-        return queue->ops->notify(queue, fn, arg, diag);
+        return device_heard(queue->device, queue->ops->notify(queue, fn, arg, diag));
 }
 
 hr_status hr_queue_copy_experts(struct hr_queue *queue, struct hr_expert_cache *cache,
@@ -316,12 +336,13 @@ hr_status hr_queue_copy_experts(struct hr_queue *queue, struct hr_expert_cache *
         HR_ASSERT(queue->device->props.experts);
         HR_ASSERT(weight < cache->weight_count);
         HR_ASSERT(ids);
-        return queue->ops->copy_experts(queue, cache, weight, ids, tally, outcome, diag);
+        return device_heard(queue->device,
+                            queue->ops->copy_experts(queue, cache, weight, ids, tally, outcome, diag));
 }
 
 hr_status hr_event_new(struct hr_device *device, struct hr_diag *diag,
                        struct hr_event **ret_event) {
-        HR_TRY(device->ops->event_new(device, diag, ret_event));
+        HR_TRY(device_heard(device, device->ops->event_new(device, diag, ret_event)));
         HR_ASSERT((*ret_event)->device == device);
         (void) hr_device_ref(device);
         return HR_OK;
@@ -343,5 +364,5 @@ bool hr_event_query(struct hr_event *event) {
 
 hr_status hr_event_synchronize(struct hr_event *event, uint64_t timeout_ns,
                                struct hr_diag *diag) {
-        return event->ops->synchronize(event, timeout_ns, diag);
+        return device_heard(event->device, event->ops->synchronize(event, timeout_ns, diag));
 }

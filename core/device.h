@@ -175,6 +175,7 @@ struct hr_device {
         atomic_uint refs;
         atomic_uint_fast64_t used_bytes; /* of buffers alive, kept by core/device.c */
         uint64_t memory_cap;             /* configured; 0 = none. Checked by hr_buffer_new */
+        atomic_bool lost;                /* for good; see hr_device_lose */
 };
 
 struct hr_device *hr_device_ref(struct hr_device *device);
@@ -188,6 +189,12 @@ void hr_device_memory(const struct hr_device *device, uint64_t *ret_free, uint64
 /* Bytes of scratch that a program of these nodes will take. */
 uint64_t hr_device_program_bytes(const struct hr_device *device, const struct hr_graph *graph,
                                  const uint32_t *nodes, uint32_t node_count);
+/* The device will not compute again, and what is in its memory is gone. A backend that finds out says
+ * so; a member that answers HR_E_DEVICE_LOST has said so. From then on nothing that it was given has
+ * an effect on memory any more, its commands fail their outcomes with HR_E_DEVICE_LOST, and waits,
+ * records and notifications that it took still happen. Thread: any. */
+void hr_device_lose(struct hr_device *device);
+bool hr_device_is_lost(const struct hr_device *device);
 
 /* Keeps the order, joins nothing: for devices without opinion. */
 void hr_device_optimize_none(const struct hr_device *device, const struct hr_split_view *view,

@@ -1,5 +1,5 @@
 /*
- * Lanes, the way of every copy, and the number of slots.
+ * Lanes and the way of every copy.
  *
  * Two devices that touch the same writable memory in place belong to one lane. The tape keeps the
  * work of a lane in plan order, so inside a lane every hazard is ordered by construction, in one
@@ -220,36 +220,6 @@ static hr_status number_lanes(struct lanes *lanes) {
         return HR_OK;
 }
 
-/* Two slots pay where the lane of the first split is free before the run ends. */
-static void choose_copies(struct hr_planner *planner) {
-        struct hr_plan *plan = planner->plan;
-        uint32_t first = HR_NO_INDEX, last_of_first = 0, last = 0;
-
-        if (plan->options.n_copies != 0) {
-                plan->n_copies = plan->options.n_copies;
-                plan->copies_reason = "as asked";
-                return;
-        }
-        for (uint32_t s = 0; s < plan->split_count; ++s) {
-                uint32_t lane = plan->lane[plan->splits[s].device];
-
-                if (plan->splits[s].step_count == 0)
-                        continue;
-                if (first == HR_NO_INDEX)
-                        first = lane;
-                if (lane == first)
-                        last_of_first = s;
-                last = s;
-        }
-        plan->n_copies = last_of_first == last ? 1 : 2;
-        if (plan->n_copies == 2)
-                plan->copies_reason = "the first device is free before the run ends";
-        else if (plan->lane_count < 2)
-                plan->copies_reason = "one device, or devices on common memory, compute";
-        else
-                plan->copies_reason = "the device that starts a run also ends it";
-}
-
 hr_status hr_plan_lanes(struct hr_planner *planner) {
         const struct hr_plan_input *in = planner->in;
         struct hr_plan *plan = planner->plan;
@@ -277,6 +247,5 @@ hr_status hr_plan_lanes(struct hr_planner *planner) {
         }
         HR_TRY(touch_outputs(&lanes));
         HR_TRY(number_lanes(&lanes));
-        choose_copies(planner);
-        return HR_OK;
+        return hr_plan_slots(planner);
 }

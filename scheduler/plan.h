@@ -335,6 +335,7 @@ HR_NODISCARD hr_status hr_plan_make(const struct hr_plan_input *input, struct hr
 HR_NODISCARD hr_status hr_plan_assign(struct hr_planner *planner); /* 1 to 4 */
 HR_NODISCARD hr_status hr_plan_split(struct hr_planner *planner);  /* 5 */
 HR_NODISCARD hr_status hr_plan_lanes(struct hr_planner *planner);  /* lanes and n_copies */
+HR_NODISCARD hr_status hr_plan_slots(struct hr_planner *planner);  /* called by the pass before */
 HR_NODISCARD hr_status hr_plan_place(struct hr_planner *planner);
 HR_NODISCARD hr_status hr_plan_tape(struct hr_planner *planner);
 /* Proves that every hazard has an edge. HR_E_INTERNAL names the first that has none. */

@@ -3,6 +3,9 @@
 
 #include <unistd.h>
 
+#ifdef CONFORMANCE_FAKE
+#include "backends/fake/backend.h"
+#endif
 #include "backends/registry.h"
 #include "tests/build.h"
 
@@ -40,6 +43,18 @@ void fixture_finish(struct hr_queue *queue) {
         event = hr_event_free(event);
 }
 
+#ifdef CONFORMANCE_FAKE
+void gate_close(struct gate *gate, struct hr_queue *queue) {
+        struct hr_diag diag = { 0 };
+
+        gate->queue = queue;
+        HR_EXPECT_OK(hr_fake_gate_close(queue, &diag), &diag);
+}
+
+void gate_open(struct gate *gate) {
+        hr_fake_gate_open(gate->queue);
+}
+#else
 static void gate_hold(void *arg) {
         struct gate *gate = arg;
 
@@ -57,6 +72,7 @@ void gate_close(struct gate *gate, struct hr_queue *queue) {
 void gate_open(struct gate *gate) {
         atomic_store(&gate->is_open, true);
 }
+#endif
 
 /* ---- Products -------------------------------------------------------------------------------- */
 

@@ -17,9 +17,10 @@ struct hr_device *fixture_device(void);
 void fixture_finish(struct hr_queue *queue);
 
 /* Holds a queue from gate_close until gate_open. Blocking inside a notification is against the rules of
- * notifications; here it stands for work that takes its time. */
+ * notifications; here it stands for work that takes its time. A simulated queue has gates of its own. */
 struct gate {
         atomic_bool is_open;
+        struct hr_queue *queue;
 };
 void gate_close(struct gate *gate, struct hr_queue *queue);
 void gate_open(struct gate *gate);

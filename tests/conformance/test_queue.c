@@ -405,6 +405,10 @@ HR_TEST(a_queue_waits_for_an_event_of_another_backend) {
         struct manual_event manual = { .event = { .ops = &ops, .device = rig.device } };
         atomic_bool passed = false;
 
+#ifdef CONFORMANCE_FAKE
+        rig_free(&rig);
+        hr_test_skip("a simulated queue has no thread to ask on");
+#endif
         HR_EXPECT_OK(hr_queue_wait(rig.queue, &manual.event, &rig.diag), &rig.diag);
         HR_EXPECT_OK(hr_queue_notify(rig.queue, set_flag, &passed, &rig.diag), &rig.diag);
         for (int i = 0; i < 100000 && atomic_load(&manual.asked) < 3; i++)

@@ -191,8 +191,8 @@ HR_TEST(the_text_of_a_plan) {
         HR_EXPECT_EQ(strlen(text), bytes);
         HR_EXPECT_STREQ(
                 text,
-                "plan: 1 leaves, 2 nodes, 2 splits, 2 copies (the first device is free before the "
-                "run ends), rules headrace\n"
+                "plan: 1 leaves, 2 nodes, 2 splits, 2 copies (so many runs can be under way at "
+                "once), rules headrace\n"
                 "copied between memories per run: 32 bytes; fallback nodes: 0\n"
                 "device 0 d0: 1 splits, 64 bytes of compute memory, 0 of scratch\n"
                 "device 1 d1: 1 splits, 192 bytes of compute memory, 0 of scratch\n"
