@@ -40,7 +40,15 @@ def main() -> int:
     parser.add_argument(
         "--ggml", metavar="PREFIX", help="a built ggml, the peer of `plan` (or HEADRACE_GGML)"
     )
+    parser.add_argument(
+        "--only", metavar="WORDS", action="append", help="rows of `ops` that have all of these words"
+    )
+    parser.add_argument("--quick", action="store_true", help="a first look at `ops` and `generate`")
     args = parser.parse_args()
+    if args.only:
+        os.environ["HEADRACE_BENCH_ONLY"] = "\n".join(args.only)
+    if args.quick:
+        os.environ["HEADRACE_BENCH_QUICK"] = "1"
     if args.ggml:
         os.environ["HEADRACE_GGML"] = str(Path(args.ggml).resolve())
     if args.list:

@@ -60,6 +60,18 @@ class Row:
         }
 
 
+def is_wanted(what: str) -> bool:
+    """Whether `./bench --only` asks for a row of that name: one of its texts has no word that is not in it."""
+    asked = [text for text in os.environ.get("HEADRACE_BENCH_ONLY", "").split("\n") if text]
+    words = what.split()
+    return not asked or any(set(text.split()) <= set(words) for text in asked)
+
+
+def is_quick() -> bool:
+    """`./bench --quick`: a first look."""
+    return bool(os.environ.get("HEADRACE_BENCH_QUICK"))
+
+
 def table(rows: list[Row]) -> str:
     """Aligned columns for a person."""
 
