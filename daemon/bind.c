@@ -251,6 +251,28 @@ static hr_status plan_find(struct hr_request *request, struct hr_binding *bindin
                                  &binding->origin, &binding->first_different);
 }
 
+/* What a plan that could not be bound lacks: a device on which all slots would fit is not why, and
+ * one slot takes at least its share of them. NULL when no device is short. */
+static const uint64_t *find_missing(struct hr_request *request, const struct hr_plan *plan) {
+        const struct hr_fleet *fleet = hr_engine_fleet(request->server->engine);
+        const struct hr_plan_summary summary = hr_plan_summary(plan);
+        uint64_t *missing =
+                hr_arena_alloc(&request->arena, summary.device_count * sizeof *missing, 8);
+        bool any = false;
+
+        for (uint32_t i = 0; missing && i < summary.device_count; i++) {
+                const uint64_t wanted = summary.compute_bytes[i] + summary.scratch_bytes[i];
+                const uint64_t least = wanted / summary.n_copies;
+                uint64_t free_bytes = 0, total_bytes = 0;
+
+                hr_device_memory(hr_fleet_device(fleet, i), &free_bytes, &total_bytes);
+                if (wanted > free_bytes)
+                        missing[i] = least > free_bytes ? least - free_bytes : 1;
+                any |= missing[i] > 0;
+        }
+        return any ? missing : NULL;
+}
+
 static hr_status pipeline_make(struct hr_request *request, struct hr_binding *binding,
                                struct hr_graph *graph, const struct homes *homes,
                                struct hr_diag *diag) {
@@ -278,6 +300,8 @@ static hr_status pipeline_make(struct hr_request *request, struct hr_binding *bi
         hr_engine_turn_take(engine);
         status = hr_pipeline_new(&pipeline_request, diag, &bound->pipeline);
         hr_engine_turn_give(engine);
+        if (status == HR_E_EXHAUSTED)
+                binding->missing = find_missing(request, binding->plan);
         HR_TRY(status);
         object->plan = HR_STEAL(binding->plan);
         binding->n_copies = hr_pipeline_copies(bound->pipeline);
@@ -302,22 +326,8 @@ static hr_status bind_graph(struct hr_request *request, struct hr_binding *bindi
         return pipeline_make(request, binding, graph, homes, diag);
 }
 
-hr_status hr_bind(struct hr_request *request, struct hr_diag *diag) {
-        struct hr_graph_object *object = hr_graph_object(request->object);
-        struct hr_binding *binding = request->context;
-        struct homes homes = {0};
-        hr_status status;
-
-        HR_TRY(graph_find(request, binding, diag, &object->entry));
-        status = bind_graph(request, binding, hr_graph_entry_graph(object->entry), &homes, diag);
-        homes_deinit(&homes);
-        return status;
-}
-
-void hr_graph_object_close_work(struct hr_job *job) {
-        struct hr_object *base = HR_CONTAINER_OF(job, struct hr_object, closing);
-        struct hr_graph_object *object = hr_graph_object(base);
-        struct hr_server *server = base->session->server;
+/* Gives back what an object has been filled with so far; the graph itself stays. */
+static void object_empty(struct hr_server *server, struct hr_graph_object *object) {
         struct hr_bound *bound = &object->bound;
 
         if (bound->pipeline) {
@@ -332,6 +342,41 @@ void hr_graph_object_close_work(struct hr_job *job) {
         bound->states = NULL;
         bound->state_count = 0;
         object->plan = hr_plan_unref(object->plan);
+}
+
+/* An earlier try has failed: everything but the graph is found anew. */
+static void bind_again(struct hr_server *server, struct hr_binding *binding,
+                       struct hr_graph_object *object) {
+        object_empty(server, object);
+        free(object->input_bytes);
+        free(object->output_bytes);
+        object->input_bytes = object->output_bytes = NULL;
+        object->input_total = object->output_total = 0;
+        binding->plan = hr_plan_unref(binding->plan);
+        binding->missing = NULL;
+}
+
+hr_status hr_bind(struct hr_request *request, struct hr_diag *diag) {
+        struct hr_graph_object *object = hr_graph_object(request->object);
+        struct hr_binding *binding = request->context;
+        struct homes homes = {0};
+        hr_status status;
+
+        if (object->entry)
+                bind_again(request->server, binding, object);
+        else
+                HR_TRY(graph_find(request, binding, diag, &object->entry));
+        status = bind_graph(request, binding, hr_graph_entry_graph(object->entry), &homes, diag);
+        homes_deinit(&homes);
+        return status;
+}
+
+void hr_graph_object_close_work(struct hr_job *job) {
+        struct hr_object *base = HR_CONTAINER_OF(job, struct hr_object, closing);
+        struct hr_graph_object *object = hr_graph_object(base);
+        struct hr_server *server = base->session->server;
+
+        object_empty(server, object);
         object->entry = hr_graph_entry_unref(server->graphs, object->entry);
         hr_engine_job_end(job);
 }

@@ -47,11 +47,13 @@ struct hr_binding {
         uint32_t n_copies;
         uint32_t input_count, output_count;
         struct hr_plan *plan;   /* of a dry run; freed with the request */
+        const uint64_t *missing; /* after HR_E_EXHAUSTED: bytes per device, at least, see evict.h;
+                                  * NULL when device memory is not why */
         bool digest_is_unknown; /* asked by digest only, and not there */
 };
 
 /* Decodes, validates, binds, plans, makes the pipeline; results in the request's binding and object
- * (whose fields it fills). Thread: engine, without the turn. */
+ * (whose fields it fills). May be called again after a failure. Thread: engine, without the turn. */
 HR_NODISCARD hr_status hr_bind(struct hr_request *request, struct hr_diag *diag);
 /* Gives back what the engine owns of a graph object. Thread: engine, without the turn. */
 void hr_graph_object_close_work(struct hr_job *job);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core/clock.h"
+#include "daemon/evict.h"
 #include "daemon/rpc.h"
 
 #define IDLE_REQUESTS_MAX 64U
@@ -132,6 +133,22 @@ void hr_request_grant(struct hr_request *request, uint64_t bytes) {
                              .message = message,
                              .message_bytes = message_bytes,
                      });
+}
+
+hr_status hr_request_take_object(struct hr_request *request, uint64_t handle, hr_object_kind kind,
+                                 struct hr_diag *diag) {
+        const uint8_t *digest;
+        hr_status status;
+
+        status = hr_session_object(request->session, handle, kind, diag, &request->object);
+        if (status != HR_E_NOT_FOUND || kind != HR_OBJECT_GRAPH)
+                return status;
+        digest = hr_evicted_digest(request->session, handle);
+        if (digest)
+                request->digest = hr_arena_alloc(&request->arena, HR_DIGEST_BYTES, 1);
+        if (request->digest)
+                memcpy(request->digest, digest, HR_DIGEST_BYTES);
+        return status;
 }
 
 /* ---- work ------------------------------------------------------------------------------------ */

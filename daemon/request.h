@@ -70,6 +70,11 @@ HR_NODISCARD hr_status hr_request_expect_body(struct hr_request *request, uint64
 /* Sends CREDIT for `bytes` more. */
 void hr_request_grant(struct hr_request *request, uint64_t bytes);
 
+/* Finds the object a handle of the session stands for and keeps a reference in request->object.
+ * HR_E_NOT_FOUND with the kind's name as reason, and with the digest of a graph that was evicted. */
+HR_NODISCARD hr_status hr_request_take_object(struct hr_request *request, uint64_t handle,
+                                              hr_object_kind kind, struct hr_diag *diag);
+
 /* Posts a job; the request is WORKING until its done(). */
 void hr_request_post(struct hr_request *request, struct hr_job *job);
 /* The usual job: work on the engine's thread. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/bind.h"
+#include "daemon/evict.h"
 #include "daemon/rpc.h"
 
 /* ---- SUBMIT ---------------------------------------------------------------------------------- */
@@ -52,8 +53,10 @@ static hr_status submit_begin(struct hr_request *request, struct hr_wire_span me
                             &binding->weights));
         HR_TRY(objects_take(request, submit->states, submit->state_count, HR_OBJECT_STATE, diag,
                             &binding->states));
+        /* Those on their way may be as many as those there: a handle is made room for at the end.
+         */
         HR_TRY(hr_object_new(request->session, HR_OBJECT_GRAPH, sizeof(struct hr_graph_object),
-                             limits->session_graphs, diag, &request->object));
+                             2 * limits->session_graphs, diag, &request->object));
         request->object->close = hr_graph_object_close_work;
         request->object->free = hr_graph_object_free;
         hr_list_init(&hr_graph_object(request->object)->idle_runs);
@@ -73,6 +76,8 @@ static void submit_release(struct hr_request *request) {
                 (void) hr_object_unref(binding->states[i]);
         binding->plan = hr_plan_unref(binding->plan);
 }
+
+static void submit_done(struct hr_job *job);
 
 /* Thread: engine. */
 static void submit_work(struct hr_job *job) {
@@ -125,6 +130,8 @@ static hr_status submit_finish(struct hr_request *request, struct hr_diag *diag)
 
         if (binding->submit.dry_run)
                 return submit_reply(request, 0, binding->plan, diag);
+        HR_TRY(hr_evict_for_handle(request->session, request->server->config->limits.session_graphs,
+                                   diag));
         HR_TRY(hr_session_publish(request->session, &object->base, diag));
         (void) hr_object_ref(&object->base); /* the handle's */
         return submit_reply(request, object->base.handle, object->plan, diag);
@@ -136,6 +143,13 @@ static void submit_done(struct hr_job *job) {
 
         if (binding->digest_is_unknown)
                 request->digest = binding->digest;
+        /* Memory is short on some devices: what the session does not use there makes way. */
+        if (binding->missing && request->stopped == HR_OK && !request->failure &&
+            hr_evict_for_memory(request->session, binding->missing)) {
+                (void) hr_request_of(job);
+                hr_request_post_work(request, submit_work, submit_done);
+                return;
+        }
         hr_request_finish(job, submit_finish);
 }
 
@@ -153,7 +167,7 @@ static hr_status handle_begin(struct hr_request *request, struct hr_wire_span me
 
         (void) header;
         HR_TRY(hr_wire_fixed64_decode(message, diag, &handle));
-        return hr_session_object(request->session, handle, HR_OBJECT_GRAPH, diag, &request->object);
+        return hr_request_take_object(request, handle, HR_OBJECT_GRAPH, diag);
 }
 
 /* Thread: engine. */

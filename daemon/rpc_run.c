@@ -168,8 +168,7 @@ static hr_status run_begin(struct hr_request *request, struct hr_wire_span messa
 
         (void) header;
         HR_TRY(hr_wire_run_decode(message, &request->arena, diag, &wire));
-        HR_TRY(hr_session_object(request->session, wire.handle, HR_OBJECT_GRAPH, diag,
-                                 &request->object));
+        HR_TRY(hr_request_take_object(request, wire.handle, HR_OBJECT_GRAPH, diag));
         object = hr_graph_object(request->object);
         if (wire.input_bytes != 0 && wire.input_bytes != object->input_total)
                 return hr_fail_reason(diag, HR_E_INVALID, "SIZE",

@@ -38,6 +38,7 @@ struct hr_server_stats {
         uint64_t runs_in_flight;
         uint64_t run_ns, queue_ns; /* sums over runs */
         uint64_t *device_splits;   /* of runs that ended well, per device */
+        uint64_t evictions_for_handles, evictions_for_memory; /* of graphs */
 };
 
 struct hr_server {

@@ -179,10 +179,16 @@ struct hr_object *hr_object_ref(struct hr_object *object) {
         return object;
 }
 
+void hr_object_discharge(struct hr_object *object) {
+        if (!object->is_discharged)
+                hr_discharge(&object->session->object_count[object->kind], 1);
+        object->is_discharged = true;
+}
+
 void hr_object_closed(struct hr_object *object) {
         struct hr_session *session = object->session;
 
-        hr_discharge(&session->object_count[object->kind], 1);
+        hr_object_discharge(object);
         hr_discharge(&session->state_bytes, object->state_bytes);
         hr_discharge(&session->server->stats.objects, 1);
         if (object->free)
@@ -238,6 +244,7 @@ hr_status hr_session_new(struct hr_server *server, uint32_t principal, struct hr
         session->principal = principal;
         hr_lane_init(&session->lane);
         hr_list_init(&session->conns);
+        hr_list_init(&session->graphs);
         hr_list_append(&server->sessions, &session->link);
         server->stats.sessions_total++;
         server->stats.sessions++;
@@ -261,6 +268,7 @@ struct hr_session *hr_session_unref(struct hr_session *session) {
         session->server->stats.sessions--;
         hr_handles_deinit(&session->handles);
         (void) hr_workspace_unref(session->workspace);
+        free(session->evicted);
         explicit_bzero(session->token, sizeof session->token);
         hr_server_session_gone(session->server);
         free(session);
@@ -337,6 +345,10 @@ hr_status hr_session_object(struct hr_session *session, uint64_t handle, hr_obje
         if (!object || object->kind != kind)
                 return hr_fail_reason(diag, HR_E_NOT_FOUND, hr_object_kind_name(kind),
                                       "no such handle in this session");
+        if (kind == HR_OBJECT_GRAPH) {
+                hr_list_remove(&object->used_link);
+                hr_list_append(&session->graphs, &object->used_link);
+        }
         *ret_object = hr_object_ref(object);
         return HR_OK;
 }
@@ -346,7 +358,12 @@ hr_status hr_session_publish(struct hr_session *session, struct hr_object *objec
         HR_ASSERT(object->handle == 0);
         if (session->closed)
                 return hr_fail(diag, HR_E_CANCELLED, "the session has closed");
-        return hr_handles_add(&session->handles, object, diag, &object->handle);
+        HR_TRY(hr_handles_add(&session->handles, object, diag, &object->handle));
+        if (object->kind == HR_OBJECT_GRAPH) {
+                hr_list_append(&session->graphs, &object->used_link);
+                session->graph_handles++;
+        }
+        return HR_OK;
 }
 
 void hr_session_forget(struct hr_session *session, struct hr_object *object) {
@@ -354,5 +371,9 @@ void hr_session_forget(struct hr_session *session, struct hr_object *object) {
                 return;
         (void) hr_handles_remove(&session->handles, object->handle);
         object->handle = 0;
+        if (object->kind == HR_OBJECT_GRAPH) {
+                hr_list_remove(&object->used_link);
+                session->graph_handles--;
+        }
         (void) hr_object_unref(object);
 }

@@ -65,7 +65,10 @@ struct hr_object {
         uint32_t refs;
         uint64_t handle; /* 0 = none (any more) */
         struct hr_session *session;
-        uint64_t state_bytes; /* charged for a state */
+        uint64_t state_bytes;     /* charged for a state */
+        bool is_reserved;         /* never evicted; set and cleared by whoever reserves a graph */
+        bool is_discharged;       /* no longer counted under its kind */
+        struct hr_list used_link; /* a graph with a handle: in session->graphs */
         /* Closing. `close` frees what is the engine's (thread: engine), `free` the rest (loop). */
         hr_job_fn close;
         void (*free)(struct hr_object *object); /* NULL: free() */
@@ -77,6 +80,8 @@ struct hr_object {
 HR_NODISCARD hr_status hr_object_new(struct hr_session *session, hr_object_kind kind, size_t size,
                                      uint64_t limit, struct hr_diag *diag,
                                      struct hr_object **ret_object);
+/* Takes it out of its kind's count, ahead of its closing. Idempotent. */
+void hr_object_discharge(struct hr_object *object);
 struct hr_object *hr_object_ref(struct hr_object *object);
 /* With the last reference the object closes. Returns NULL. */
 struct hr_object *hr_object_unref(struct hr_object *object);
@@ -87,6 +92,8 @@ void hr_object_closed(struct hr_object *object);
 
 /* ---- Sessions -------------------------------------------------------------------------------- */
 
+struct hr_evicted;
+
 struct hr_session {
         uint32_t refs; /* connections, requests, objects, and one until it closes */
         struct hr_server *server;
@@ -95,6 +102,10 @@ struct hr_session {
         struct hr_lane lane;
         struct hr_workspace *workspace; /* compute memory of its graphs. The engine's */
         struct hr_handles handles;
+        struct hr_list graphs; /* those with a handle, the latest use last */
+        uint64_t graph_handles;
+        struct hr_evicted *evicted; /* evict.h */
+        uint32_t evicted_next;
         bool closed;
         uint64_t closing_ns; /* when it closes unless a connection joins; 0 = it has connections */
         uint32_t principal;  /* uid of a Unix peer */
@@ -123,7 +134,8 @@ bool hr_sessions_expire(struct hr_server *server, uint64_t now_ns, bool all);
 struct hr_session *hr_session_find(struct hr_server *server, uint32_t principal,
                                    const uint8_t *token, size_t token_bytes);
 
-/* Finds an object and takes a reference. HR_E_NOT_FOUND with the kind's name as reason. */
+/* Finds an object and takes a reference; for a graph this is a use. HR_E_NOT_FOUND with the kind's
+ * name as reason. */
 HR_NODISCARD hr_status hr_session_object(struct hr_session *session, uint64_t handle,
                                          hr_object_kind kind, struct hr_diag *diag,
                                          struct hr_object **ret_object);

@@ -176,9 +176,9 @@ def test_b08_counts_of_everything(address: str) -> None:
         conn.call(raw.DROP, pb.WeightsDrop(handle=sets[0].handle))
         soon(conn.put, "again", tensors)
         graphs = [conn.submit(add_graph(i + 1)).handle for i in range(20)]
-        refused(conn.submit, add_graph(50))
-        conn.call(raw.RELEASE, pb.Release(handle=graphs[0]))
-        soon(conn.submit, add_graph(50))
+        conn.submit(add_graph(50))  # the graph that has been idle longest makes way
+        assert conn.fails(raw.RELEASE, pb.Release(handle=graphs[0])).code == raw.NOT_FOUND
+        conn.call(raw.RELEASE, pb.Release(handle=graphs[1]))
         many = [(f"t{i}", F32, [1], bytes(4)) for i in range(11)]
         refused(conn.put, "many", many)
         refused(alloc, conn, 1, "host", 11)

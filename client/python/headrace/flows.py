@@ -333,9 +333,18 @@ def _submitted(handle: SubmittedGraph, reply: Reply) -> None:
 
 
 def renewed(handle: SubmittedGraph, seen: int, body_max: int) -> Flow[None]:
-    """Submits again unless somebody has done so since generation `seen`."""
-    if handle.generation == seen:
+    """Submits again unless somebody has done so since generation `seen`, or is about to: two handles
+    of one graph would only evict others.
+    """
+    while not handle.begin_renewal(seen):
+        if handle.generation != seen:
+            return
+        # The daemon plans and lists in the order in which it is asked, so this waits for the other.
+        yield Request(Kind.WEIGHTS_LIST)
+    try:
         yield from submit(handle, body_max)
+    finally:
+        handle.end_renewal()
 
 
 def input_body(handle: SubmittedGraph, inputs: Inputs) -> list[memoryview]:

@@ -179,6 +179,7 @@ class SubmittedGraph:
         self.input_bytes = sum(t.nbytes for t in self.inputs)
         self.handle = 0
         self.generation = 0
+        self.renewing = False
         self.released = False
         self.plan: PlanSummary
         self.lock = threading.Lock()
@@ -190,6 +191,19 @@ class SubmittedGraph:
             self.handle, self.plan = handle, plan
             self.generation += 1
             self._messages = {}
+
+    def begin_renewal(self, seen: int) -> bool:
+        """True for the one caller that is to submit again the graph of generation `seen`."""
+        with self.lock:
+            if self.renewing or self.generation != seen:
+                return False
+            self.renewing = True
+            return True
+
+    def end_renewal(self) -> None:
+        """The graph has been submitted, or could not be."""
+        with self.lock:
+            self.renewing = False
 
     def positions(self, wanted: Sequence[int | str] | None) -> tuple[int, ...] | None:
         """Positions of the outputs asked for; None: all."""

@@ -1,0 +1,112 @@
+/*
+ * The order of use is the session's list `graphs`: published graphs only, the latest use last. The
+ * memory of evictions is a ring, so its size is bounded whatever a client does.
+ */
+#include "daemon/evict.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/bind.h"
+
+struct hr_evicted {
+        uint64_t handle; /* 0 = none */
+        uint8_t digest[HR_DIGEST_BYTES];
+};
+
+static void evicted_remember(struct hr_session *session, uint64_t handle, const uint8_t *digest) {
+        struct hr_evicted *entry;
+
+        if (!session->evicted)
+                session->evicted = calloc(HR_EVICTED_MAX, sizeof *session->evicted);
+        if (!session->evicted)
+                return; /* the handle is not found, without a digest */
+        entry = &session->evicted[session->evicted_next++ % HR_EVICTED_MAX];
+        entry->handle = handle;
+        memcpy(entry->digest, digest, HR_DIGEST_BYTES);
+}
+
+const uint8_t *hr_evicted_digest(const struct hr_session *session, uint64_t handle) {
+        for (uint32_t i = 0; session->evicted && handle != 0 && i < HR_EVICTED_MAX; i++)
+                if (session->evicted[i].handle == handle)
+                        return session->evicted[i].digest;
+        return NULL;
+}
+
+static bool object_is_idle(const struct hr_object *object) {
+        return object->refs == 1 && !object->is_reserved;
+}
+
+static void object_evict(struct hr_object *object, uint64_t *counter) {
+        struct hr_session *session = object->session;
+
+        evicted_remember(session, object->handle,
+                         hr_graph_entry_digest(hr_graph_object(object)->entry));
+        hr_object_discharge(object);
+        hr_session_forget(session, object);
+        ++*counter;
+}
+
+static bool graph_helps(const struct hr_object *object, const uint64_t *missing,
+                        uint32_t device_count) {
+        const struct hr_pipeline *pipeline =
+                HR_CONTAINER_OF(object, struct hr_graph_object, base)->bound.pipeline;
+
+        for (uint32_t i = 0; i < device_count; i++)
+                if (missing[i] > 0 && hr_pipeline_bytes(pipeline, i) > 0)
+                        return true;
+        return false;
+}
+
+/* Bytes of a device that the session's idle graphs hold. */
+static uint64_t idle_bytes(const struct hr_session *session, uint32_t device) {
+        uint64_t bytes = 0;
+
+        HR_LIST_FOR_EACH(link, &session->graphs) {
+                struct hr_object *object = HR_CONTAINER_OF(link, struct hr_object, used_link);
+
+                if (object_is_idle(object))
+                        bytes += hr_pipeline_bytes(hr_graph_object(object)->bound.pipeline, device);
+        }
+        return bytes;
+}
+
+bool hr_evict_for_memory(struct hr_session *session, const uint64_t *missing) {
+        const uint32_t device_count = hr_fleet_device_count(session->server->fleet);
+
+        for (uint32_t i = 0; i < device_count; i++)
+                if (missing[i] > 0 && idle_bytes(session, i) < missing[i])
+                        return false;
+        HR_LIST_FOR_EACH(link, &session->graphs) {
+                struct hr_object *object = HR_CONTAINER_OF(link, struct hr_object, used_link);
+
+                if (!object_is_idle(object) || !graph_helps(object, missing, device_count))
+                        continue;
+                object_evict(object, &session->server->stats.evictions_for_memory);
+                return true;
+        }
+        return false;
+}
+
+/* The idle graph that was used longest ago, or NULL. */
+static struct hr_object *idle_graph(const struct hr_session *session) {
+        HR_LIST_FOR_EACH(link, &session->graphs) {
+                struct hr_object *object = HR_CONTAINER_OF(link, struct hr_object, used_link);
+
+                if (object_is_idle(object))
+                        return object;
+        }
+        return NULL;
+}
+
+hr_status hr_evict_for_handle(struct hr_session *session, uint64_t limit, struct hr_diag *diag) {
+        while (session->graph_handles >= limit) {
+                struct hr_object *object = idle_graph(session);
+                uint64_t held = session->graph_handles;
+
+                if (!object)
+                        return hr_charge(&held, 1, limit, "session_graphs", diag);
+                object_evict(object, &session->server->stats.evictions_for_handles);
+        }
+        return HR_OK;
+}

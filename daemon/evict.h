@@ -1,0 +1,30 @@
+/*
+ * Graphs that make way for others of their session.
+ *
+ * A session's graphs are kept in the order of their latest use. When there is no handle or no
+ * device memory left for another one, the graph that has been idle longest goes: its handle, its
+ * pipeline, and with them its memory. What has been evicted is remembered for a while, so that a
+ * later use of the handle is told the graph's digest and the client can submit it again.
+ *
+ * Idle is a graph that nothing but its handle refers to: no run of it is received, queued or in
+ * flight, no other request uses it, and it is not reserved. Thread: loop.
+ */
+#pragma once
+
+#include "daemon/session.h"
+
+/* Evictions that a session remembers: 40 KiB, taken with the first one. */
+#define HR_EVICTED_MAX 1024U
+
+/* Evicts the idle graph that was used longest ago among those with memory on a device where some is
+ * missing: at least missing[device] bytes, 0 where nothing is. False when there is none, or when
+ * all of them together would not do. The engine closes it before it takes up work that is posted
+ * from now on. */
+bool hr_evict_for_memory(struct hr_session *session, const uint64_t *missing);
+/* Makes room for one more handle of a graph under `limit`. HR_E_EXHAUSTED (reason LIMIT) when none
+ * is idle. */
+HR_NODISCARD hr_status hr_evict_for_handle(struct hr_session *session, uint64_t limit,
+                                           struct hr_diag *diag);
+/* The digest of the graph that a handle stood for until it was evicted, or NULL: never one, or too
+ * long ago. Valid until the next eviction. */
+const uint8_t *hr_evicted_digest(const struct hr_session *session, uint64_t handle);
