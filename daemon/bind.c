@@ -251,26 +251,37 @@ static hr_status plan_find(struct hr_request *request, struct hr_binding *bindin
                                  &binding->origin, &binding->first_different);
 }
 
-/* What a plan that could not be bound lacks: a device on which all slots would fit is not why, and
- * one slot takes at least its share of them. NULL when no device is short. */
-static const uint64_t *find_missing(struct hr_request *request, const struct hr_plan *plan) {
+/* What a plan that could not be bound lacks: a device on which all slots would fit is not why, one
+ * slot takes at least its share of them, and what the session's graphs share may be given back with
+ * the last of them. NULL when no device is short. */
+static const struct hr_shortage *find_shortages(struct hr_request *request,
+                                                const struct hr_plan *plan) {
         const struct hr_fleet *fleet = hr_engine_fleet(request->server->engine);
         const struct hr_plan_summary summary = hr_plan_summary(plan);
-        uint64_t *missing =
-                hr_arena_alloc(&request->arena, summary.device_count * sizeof *missing, 8);
+        struct hr_shortage *shortages =
+                hr_arena_alloc(&request->arena, summary.device_count * sizeof *shortages, 8);
         bool any = false;
 
-        for (uint32_t i = 0; missing && i < summary.device_count; i++) {
+        for (uint32_t i = 0; shortages && i < summary.device_count; i++) {
+                const uint64_t shared = hr_workspace_bytes(request->session->workspace, i);
                 const uint64_t wanted = summary.compute_bytes[i] + summary.scratch_bytes[i];
                 const uint64_t least = wanted / summary.n_copies;
                 uint64_t free_bytes = 0, total_bytes = 0;
 
                 hr_device_memory(hr_fleet_device(fleet, i), &free_bytes, &total_bytes);
-                if (wanted > free_bytes)
-                        missing[i] = least > free_bytes ? least - free_bytes : 1;
-                any |= missing[i] > 0;
+                shortages[i].is_short = wanted > free_bytes;
+                shortages[i].missing_bytes = least - HR_MIN(least, free_bytes + shared);
+                any |= shortages[i].is_short;
         }
-        return any ? missing : NULL;
+        return any ? shortages : NULL;
+}
+
+static void shares_fill(struct hr_graph_object *object, uint32_t device_count) {
+        for (uint32_t i = 0; i < device_count; i++)
+                object->shares[i] = (struct hr_graph_share){
+                        hr_pipeline_bytes(object->bound.pipeline, i),
+                        hr_pipeline_own_bytes(object->bound.pipeline, i),
+                };
 }
 
 static hr_status pipeline_make(struct hr_request *request, struct hr_binding *binding,
@@ -292,16 +303,20 @@ static hr_status pipeline_make(struct hr_request *request, struct hr_binding *bi
         hr_status status;
 
         bound->states = calloc((size_t) homes->state_count + 1, sizeof(struct hr_state *));
-        if (!bound->states)
+        object->shares =
+                calloc(hr_fleet_device_count(pipeline_request.fleet), sizeof *object->shares);
+        if (!bound->states || !object->shares)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a table of states");
         for (uint32_t i = 0; i < homes->state_count; i++)
                 bound->states[i] = hr_state_ref(homes->states[i]);
         bound->state_count = homes->state_count;
         hr_engine_turn_take(engine);
         status = hr_pipeline_new(&pipeline_request, diag, &bound->pipeline);
+        if (status == HR_OK)
+                shares_fill(object, hr_fleet_device_count(pipeline_request.fleet));
+        else if (status == HR_E_EXHAUSTED)
+                binding->shortages = find_shortages(request, binding->plan);
         hr_engine_turn_give(engine);
-        if (status == HR_E_EXHAUSTED)
-                binding->missing = find_missing(request, binding->plan);
         HR_TRY(status);
         object->plan = HR_STEAL(binding->plan);
         binding->n_copies = hr_pipeline_copies(bound->pipeline);
@@ -350,10 +365,12 @@ static void bind_again(struct hr_server *server, struct hr_binding *binding,
         object_empty(server, object);
         free(object->input_bytes);
         free(object->output_bytes);
+        free(object->shares);
         object->input_bytes = object->output_bytes = NULL;
+        object->shares = NULL;
         object->input_total = object->output_total = 0;
         binding->plan = hr_plan_unref(binding->plan);
-        binding->missing = NULL;
+        binding->shortages = NULL;
 }
 
 hr_status hr_bind(struct hr_request *request, struct hr_diag *diag) {

@@ -21,6 +21,17 @@ struct hr_graph_run {
         uint64_t wanted_bytes;
 };
 
+/* Of a device's memory. */
+struct hr_graph_share {
+        uint64_t bytes, own_bytes; /* own: not shared with other graphs of the session */
+};
+
+/* What a device lacks for a graph. */
+struct hr_shortage {
+        bool is_short;
+        uint64_t missing_bytes; /* at least so many have to come from what graphs own */
+};
+
 struct hr_graph_object {
         struct hr_object base;
         struct hr_graph_entry *entry;
@@ -30,6 +41,7 @@ struct hr_graph_object {
         uint32_t input_count, output_count;
         uint64_t *input_bytes, *output_bytes;
         uint64_t input_total, output_total;
+        struct hr_graph_share *shares; /* per device: what the pipeline took when it was made */
         /* The loop's. */
         struct hr_list idle_runs;
         uint32_t idle_run_count;
@@ -47,8 +59,8 @@ struct hr_binding {
         uint32_t n_copies;
         uint32_t input_count, output_count;
         struct hr_plan *plan;   /* of a dry run; freed with the request */
-        const uint64_t *missing; /* after HR_E_EXHAUSTED: bytes per device, at least, see evict.h;
-                                  * NULL when device memory is not why */
+        const struct hr_shortage *shortages; /* after HR_E_EXHAUSTED: per device; NULL when device
+                                              * memory is not why */
         bool digest_is_unknown; /* asked by digest only, and not there */
 };
 

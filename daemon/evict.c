@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/bind.h"
-
 struct hr_evicted {
         uint64_t handle; /* 0 = none */
         uint8_t digest[HR_DIGEST_BYTES];
@@ -47,18 +45,15 @@ static void object_evict(struct hr_object *object, uint64_t *counter) {
         ++*counter;
 }
 
-static bool graph_helps(const struct hr_object *object, const uint64_t *missing,
+static bool graph_helps(const struct hr_graph_object *graph, const struct hr_shortage *shortages,
                         uint32_t device_count) {
-        const struct hr_pipeline *pipeline =
-                HR_CONTAINER_OF(object, struct hr_graph_object, base)->bound.pipeline;
-
         for (uint32_t i = 0; i < device_count; i++)
-                if (missing[i] > 0 && hr_pipeline_bytes(pipeline, i) > 0)
+                if (shortages[i].is_short && graph->shares[i].bytes > 0)
                         return true;
         return false;
 }
 
-/* Bytes of a device that the session's idle graphs hold. */
+/* Bytes of a device that the session's idle graphs own. */
 static uint64_t idle_bytes(const struct hr_session *session, uint32_t device) {
         uint64_t bytes = 0;
 
@@ -66,21 +61,23 @@ static uint64_t idle_bytes(const struct hr_session *session, uint32_t device) {
                 struct hr_object *object = HR_CONTAINER_OF(link, struct hr_object, used_link);
 
                 if (object_is_idle(object))
-                        bytes += hr_pipeline_bytes(hr_graph_object(object)->bound.pipeline, device);
+                        bytes += hr_graph_object(object)->shares[device].own_bytes;
         }
         return bytes;
 }
 
-bool hr_evict_for_memory(struct hr_session *session, const uint64_t *missing) {
+bool hr_evict_for_memory(struct hr_session *session, const struct hr_shortage *shortages) {
         const uint32_t device_count = hr_fleet_device_count(session->server->fleet);
 
         for (uint32_t i = 0; i < device_count; i++)
-                if (missing[i] > 0 && idle_bytes(session, i) < missing[i])
+                if (shortages[i].is_short && shortages[i].missing_bytes > 0 &&
+                    idle_bytes(session, i) < shortages[i].missing_bytes)
                         return false;
         HR_LIST_FOR_EACH(link, &session->graphs) {
                 struct hr_object *object = HR_CONTAINER_OF(link, struct hr_object, used_link);
 
-                if (!object_is_idle(object) || !graph_helps(object, missing, device_count))
+                if (!object_is_idle(object) ||
+                    !graph_helps(hr_graph_object(object), shortages, device_count))
                         continue;
                 object_evict(object, &session->server->stats.evictions_for_memory);
                 return true;

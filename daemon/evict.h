@@ -11,16 +11,15 @@
  */
 #pragma once
 
-#include "daemon/session.h"
+#include "daemon/bind.h"
 
 /* Evictions that a session remembers: 40 KiB, taken with the first one. */
 #define HR_EVICTED_MAX 1024U
 
-/* Evicts the idle graph that was used longest ago among those with memory on a device where some is
- * missing: at least missing[device] bytes, 0 where nothing is. False when there is none, or when
- * all of them together would not do. The engine closes it before it takes up work that is posted
- * from now on. */
-bool hr_evict_for_memory(struct hr_session *session, const uint64_t *missing);
+/* Evicts the idle graph that was used longest ago among those with memory on a device that is short
+ * of it (`shortages`: per device). False when there is none, or when all of them together would not
+ * do. The engine closes it before it takes up work that is posted from now on. */
+bool hr_evict_for_memory(struct hr_session *session, const struct hr_shortage *shortages);
 /* Makes room for one more handle of a graph under `limit`. HR_E_EXHAUSTED (reason LIMIT) when none
  * is idle. */
 HR_NODISCARD hr_status hr_evict_for_handle(struct hr_session *session, uint64_t limit,

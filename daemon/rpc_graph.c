@@ -144,8 +144,8 @@ static void submit_done(struct hr_job *job) {
         if (binding->digest_is_unknown)
                 request->digest = binding->digest;
         /* Memory is short on some devices: what the session does not use there makes way. */
-        if (binding->missing && request->stopped == HR_OK && !request->failure &&
-            hr_evict_for_memory(request->session, binding->missing)) {
+        if (binding->shortages && request->stopped == HR_OK && !request->failure &&
+            hr_evict_for_memory(request->session, binding->shortages)) {
                 (void) hr_request_of(job);
                 hr_request_post_work(request, submit_work, submit_done);
                 return;

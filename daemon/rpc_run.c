@@ -107,6 +107,7 @@ void hr_graph_object_free(struct hr_object *base) {
                 (void) run_free(object, HR_CONTAINER_OF(link, struct hr_graph_run, link));
         free(object->input_bytes);
         free(object->output_bytes);
+        free(object->shares);
         free(object);
 }
 

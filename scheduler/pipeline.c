@@ -798,6 +798,18 @@ uint64_t hr_pipeline_bytes(const struct hr_pipeline *pipeline, uint32_t device) 
         return device < pipeline->plan->device_count ? pipeline->device_bytes[device] : 0;
 }
 
+uint64_t hr_pipeline_own_bytes(const struct hr_pipeline *pipeline, uint32_t device) {
+        uint64_t bytes = hr_pipeline_bytes(pipeline, device);
+
+        for (uint32_t k = 0; k < pipeline->plan->kind_count; ++k) {
+                const struct hr_plan_pool *pool = &pipeline->plan->pools[k];
+
+                if (pool->owner == device)
+                        bytes -= pool->shared_bytes - pool->kept_bytes;
+        }
+        return bytes;
+}
+
 bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline) {
         return !pipeline->slots[pipeline->sequence % pipeline->slot_count].taken;
 }

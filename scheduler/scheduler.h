@@ -215,6 +215,8 @@ uint32_t hr_pipeline_copies(const struct hr_pipeline *pipeline);
 /* Bytes of device memory held, per device index of the fleet: its own, and what it needs of the
  * workspace. */
 uint64_t hr_pipeline_bytes(const struct hr_pipeline *pipeline, uint32_t device);
+/* Of these its own: what is free once it has been freed, whoever shares the rest. */
+uint64_t hr_pipeline_own_bytes(const struct hr_pipeline *pipeline, uint32_t device);
 /* True when a run could be admitted now: its slot (sequence mod n_copies) is free. */
 bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline);
 /* How often it was moved to other memory. */

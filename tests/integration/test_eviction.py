@@ -146,12 +146,16 @@ def test_dry_runs_and_failures_evict_nothing(served: Daemon) -> None:
 # ---- device memory -------------------------------------------------------------------------------
 
 
-def wide(floats: int, factor: int = 1) -> Graph:
-    """Holds at least 4 * floats bytes of compute memory."""
+def wide(floats: int, kept: float | None = None) -> Graph:
+    """out = x + x, or x + kept. A constant is the graph's own memory; what is computed lies in memory
+    that the session's graphs share."""
     graph = Graph()
-    last = graph.leaf(INPUT, F32, [floats], "x")
-    for number in range(factor):
-        last = graph.node("ADD", F32, [floats], (last, last), output=number == factor - 1)
+    x = graph.leaf(INPUT, F32, [floats], "x")
+    other = x
+    if kept is not None:
+        data = struct.pack("<f", kept) * floats
+        other = graph.leaf(raw.CONSTANT, F32, [floats], "c", constant=data)
+    graph.node("ADD", F32, [floats], (x, other), output=True)
     return graph
 
 
@@ -171,29 +175,38 @@ def on(name: str) -> list[Any]:
 
 
 def test_memory_of_a_device_is_made_room_for(small: Daemon) -> None:
+    count = 64 * KIB // 4  # floats: 64 KiB of constants each, so that about a dozen fit
     with Conn(small.address) as conn, Conn(small.address) as neighbour:
         theirs = neighbour.submit(wide(1000), pins=on("tiny"), n_copies=1).handle
-        elsewhere = conn.submit(wide(20 * KIB), pins=on("other"), n_copies=1).handle
-        handles = []
-        for factor in (1, 2, 3, 4, 5, 6):
-            handles.append(
-                conn.submit(wide(64 * KIB, factor), pins=on("tiny"), n_copies=1).handle
-            )
+        elsewhere = conn.submit(wide(count, 1.0), pins=on("other"), n_copies=1).handle
+        kept = list(range(1, 25))
+        handles = [
+            conn.submit(wide(count, number), pins=on("tiny"), n_copies=1).handle for number in kept
+        ]
         assert stat(conn, "memory") > 0
-        data = np.ones(64 * KIB, np.float32)
         gone_count = 0
-        for factor, handle in zip((1, 2, 3, 4, 5, 6), handles, strict=True):
+        for number, handle in zip(kept, handles, strict=True):
             try:
-                out = np.frombuffer(conn.run(handle, data.tobytes()), np.float32)
+                out = np.frombuffer(conn.run(handle, bytes(4 * count)), np.float32)
             except raw.RawError as error:
                 assert (error.code, error.reason) == (NOT_FOUND, "GRAPH")
                 gone_count += 1
-                assert gone_count == factor, "the oldest go first"
+                assert gone_count == number, "the oldest go first"
             else:
-                assert (out == 2.0**factor).all()
-        assert 0 < gone_count < 6
-        assert len(conn.run(elsewhere, bytes(80 * KIB))) == 80 * KIB, "of no use on the other device"
+                assert (out == number).all()
+        assert 0 < gone_count < 24
+        assert len(conn.run(elsewhere, bytes(4 * count))) == 4 * count, "its memory is of no use"
         assert len(neighbour.run(theirs, bytes(4000))) == 4000
+
+
+def test_memory_that_graphs_share_is_made_room_for(small: Daemon) -> None:
+    """Growing takes the larger memory before it gives the smaller one back."""
+    with Conn(small.address) as conn:
+        first = wide(160 * KIB)
+        handle = conn.submit(first, pins=on("tiny"), n_copies=1).handle
+        large = conn.submit(wide(200 * KIB), pins=on("tiny"), n_copies=1).handle
+        gone(conn, handle, hashlib.sha256(first.encode().SerializeToString()).digest())
+        assert len(conn.run(large, bytes(800 * KIB))) == 800 * KIB
 
 
 def test_what_never_fits_evicts_nothing(small: Daemon) -> None:
@@ -216,11 +229,11 @@ def test_memory_in_use_is_not_taken(launch: Callable[..., Daemon]) -> None:
         big = wide(160 * KIB)
         handle = conn.submit(big, pins=on("tiny"), n_copies=1).handle
         calls = [conn.send(raw.RUN, pb.Run(handle=handle), bytes(640 * KIB)) for _ in range(3)]
-        error = conn.submit_fails(wide(160 * KIB, 2), pins=on("tiny"), n_copies=1)
+        error = conn.submit_fails(wide(200 * KIB), pins=on("tiny"), n_copies=1)
         assert error.code == EXHAUSTED
         for call in calls:
             assert len(conn.reply(call)[1]) == 640 * KIB
-        conn.submit(wide(160 * KIB, 2), pins=on("tiny"), n_copies=1)
+        conn.submit(wide(200 * KIB), pins=on("tiny"), n_copies=1)
         gone(conn, handle, hashlib.sha256(big.encode().SerializeToString()).digest())
 
 
