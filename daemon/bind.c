@@ -59,7 +59,7 @@ static hr_status graph_find(struct hr_request *request, struct hr_binding *bindi
             !hr_digest_equal(submit->digest, binding->digest))
                 return hr_fail_reason(diag, HR_E_DATA_LOSS, "DIGEST",
                                       "the graph's digest is not the one announced");
-        *ret_entry = hr_graphs_find(server->graphs, request->session->principal, binding->digest);
+        *ret_entry = hr_graphs_find(server->graphs, request->session->principal->id, binding->digest);
         if (*ret_entry)
                 return HR_OK;
         if (body.size == 0) {
@@ -68,7 +68,7 @@ static hr_status graph_find(struct hr_request *request, struct hr_binding *bindi
                                       "no graph with this digest is held");
         }
         HR_TRY(hr_bind_decode(server, body, diag, &graph));
-        return hr_graphs_add(server->graphs, request->session->principal, binding->digest, graph,
+        return hr_graphs_add(server->graphs, request->session->principal->id, binding->digest, graph,
                              diag, ret_entry);
 }
 

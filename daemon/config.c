@@ -25,6 +25,19 @@ struct hr_config_given {
 /* ---- Sections ---------------------------------------------------------------------------------
  * */
 
+/* Sections of which there are many: "device NAME" in a file, "device.NAME" in an override. */
+static enum section find_named_section(const char *text, char separator, const char **ret_name) {
+        for (enum section i = SECTION_DEVICE; i < SECTION_COUNT; i++) {
+                const size_t bytes = strlen(hr_config_sections[i]);
+
+                if (strncmp(text, hr_config_sections[i], bytes) == 0 && text[bytes] == separator) {
+                        *ret_name = text + bytes + 1;
+                        return i;
+                }
+        }
+        return SECTION_NONE;
+}
+
 static enum section find_section(const char *name) {
         for (enum section i = SECTION_DAEMON; i < SECTION_DEVICE; i++)
                 if (strcmp(hr_config_sections[i], name) == 0)
@@ -32,14 +45,20 @@ static enum section find_section(const char *name) {
         return SECTION_NONE;
 }
 
-static struct hr_config_device *find_device(struct hr_config *config, const char *name) {
-        for (uint32_t i = 0; i < config->device_count; i++)
-                if (strcmp(config->devices[i].name, name) == 0)
-                        return &config->devices[i];
+/* A device or principal by its name; NULL when there is none. Index: its number. */
+static void *find_named(const struct hr_config *config, enum section section, const char *name) {
+        if (section == SECTION_DEVICE)
+                for (uint32_t i = 0; i < config->device_count; i++)
+                        if (strcmp(config->devices[i].name, name) == 0)
+                                return &config->devices[i];
+        if (section == SECTION_PRINCIPAL)
+                for (uint32_t i = 0; i < config->principal_count; i++)
+                        if (strcmp(config->principals[i].name, name) == 0)
+                                return &config->principals[i];
         return NULL;
 }
 
-static bool device_name_is_valid(const char *name) {
+static bool name_is_valid(const char *name) {
         const size_t bytes = strlen(name);
 
         return bytes >= 1 && bytes <= HR_DEVICE_NAME_BYTES_MAX && strcmp(name, "fit") != 0 &&
@@ -47,26 +66,44 @@ static bool device_name_is_valid(const char *name) {
                        bytes;
 }
 
-static hr_status add_device(const struct origin *origin, struct hr_config *config, const char *name,
-                            struct hr_config_device **ret_device) {
-        struct hr_config_device *grown;
+/* Room for one more of `size` bytes, zero-filled; the name is the first member of each. */
+static void *grow(void **array, uint32_t *count, size_t size, const char *name) {
+        char *grown = reallocarray(*array, *count + 1, size), *copy;
 
-        if (!device_name_is_valid(name))
-                return hr_config_fail(origin, NULL,
-                                      "'%.40s' is no device name (1 to %d of letters, "
-                                      "digits, _ and -; not 'fit')",
-                                      name, HR_DEVICE_NAME_BYTES_MAX);
-        grown = reallocarray(config->devices, config->device_count + 1, sizeof *grown);
         if (!grown)
-                return hr_fail(origin->diag, HR_E_EXHAUSTED, "device %s", name);
-        config->devices = grown;
-        grown += config->device_count;
-        *grown = (struct hr_config_device){.name = strdup(name)};
-        if (!grown->name)
-                return hr_fail(origin->diag, HR_E_EXHAUSTED, "device %s", name);
-        config->device_count++;
-        *ret_device = grown;
-        return hr_config_set_defaults(true, config, grown, origin->diag);
+                return NULL;
+        *array = grown;
+        grown += *count * size;
+        memset(grown, 0, size);
+        copy = strdup(name);
+        if (!copy)
+                return NULL;
+        memcpy(grown, &copy, sizeof copy);
+        ++*count;
+        return grown;
+}
+
+static hr_status add_named(const struct origin *origin, struct hr_config *config,
+                           enum section section, const char *name, void **ret_object) {
+        void *devices = config->devices, *principals = config->principals, *made;
+
+        if (!name_is_valid(name))
+                return hr_config_fail(origin, NULL,
+                                      "'%.40s' is no %s name (1 to %d of letters, "
+                                      "digits, _ and -; not 'fit')",
+                                      name, hr_config_sections[section], HR_DEVICE_NAME_BYTES_MAX);
+        if (section == SECTION_DEVICE)
+                made = grow(&devices, &config->device_count, sizeof *config->devices, name);
+        else
+                made = grow(&principals, &config->principal_count, sizeof *config->principals,
+                            name);
+        config->devices = devices;
+        config->principals = principals;
+        if (!made)
+                return hr_fail(origin->diag, HR_E_EXHAUSTED, "%s %s", hr_config_sections[section],
+                               name);
+        *ret_object = made;
+        return hr_config_set_defaults(section, config, made, origin->diag);
 }
 
 /* ---- The file -------------------------------------------------------------------------------- */
@@ -76,13 +113,13 @@ struct reader {
         struct origin origin;
         const char *next, *end;
         enum section section; /* open */
-        uint32_t device;      /* index of the open device */
+        void *object;         /* what the open section is about */
         hr_status status;
 };
 
 /* A header line: opens the section. `line` begins with '['. */
 static hr_status open_section(struct reader *reader, const char *line) {
-        struct hr_config_device *device = NULL;
+        const char *object_name = "";
         char name[96];
         const char *close = strchr(line, ']');
         const char *after = close ? close + 1 + strspn(close + 1, " \t\r\n") : "";
@@ -91,17 +128,16 @@ static hr_status open_section(struct reader *reader, const char *line) {
             (size_t) (close - line) > sizeof name)
                 return hr_config_fail(&reader->origin, NULL, "a section header is [NAME] alone");
         snprintf(name, sizeof name, "%.*s", (int) (close - line - 1), line + 1);
-        if (strncmp(name, "device ", 7) == 0) {
-                const char *device_name = name + 7 + strspn(name + 7, " ");
-
-                if (find_device(reader->config, device_name))
-                        return hr_config_fail(&reader->origin, NULL, "second section [device %s]",
-                                              device_name);
-                HR_TRY(add_device(&reader->origin, reader->config, device_name, &device));
-                reader->device = reader->config->device_count - 1;
-                reader->section = SECTION_DEVICE;
-                return HR_OK;
+        reader->section = find_named_section(name, ' ', &object_name);
+        if (reader->section != SECTION_NONE) {
+                object_name += strspn(object_name, " ");
+                if (find_named(reader->config, reader->section, object_name))
+                        return hr_config_fail(&reader->origin, NULL, "second section [%s %s]",
+                                              hr_config_sections[reader->section], object_name);
+                return add_named(&reader->origin, reader->config, reader->section, object_name,
+                                 &reader->object);
         }
+        reader->object = reader->config;
         reader->section = find_section(name);
         if (reader->section == SECTION_NONE)
                 return hr_config_fail(&reader->origin, NULL, "unknown section [%s]", name);
@@ -144,8 +180,6 @@ static char *reader_line(char *buffer, int size, void *stream) {
 
 static hr_status take_pair(struct reader *reader, const char *name, const char *value) {
         struct hr_config *config = reader->config;
-        struct hr_config_device *device = NULL;
-        void *object = config;
         bool *given;
         int64_t index;
 
@@ -157,15 +191,17 @@ static hr_status take_pair(struct reader *reader, const char *name, const char *
                 return hr_config_fail(&reader->origin, NULL, "unknown key '%.40s' in [%s]", name,
                                       hr_config_sections[reader->section]);
         given = &config->given->file_keys[index];
-        if (reader->section == SECTION_DEVICE) {
-                device = &config->devices[reader->device];
-                object = device;
-                given = &device->given[index - hr_config_find_key(SECTION_DEVICE, "backend")];
-        }
+        if (reader->section == SECTION_DEVICE)
+                given = &((struct hr_config_device *) reader->object)
+                                 ->given[index - hr_config_find_key(SECTION_DEVICE, "backend")];
+        if (reader->section == SECTION_PRINCIPAL)
+                given = &((struct hr_config_principal *) reader->object)
+                                 ->given[index - hr_config_find_key(SECTION_PRINCIPAL, "uid")];
         if (*given && hr_config_keys[index].kind != KIND_DIRECTORIES)
                 return hr_config_fail(&reader->origin, &hr_config_keys[index], "given twice");
         *given = true;
-        return hr_config_set_value(&reader->origin, &hr_config_keys[index], value, config, object);
+        return hr_config_set_value(&reader->origin, &hr_config_keys[index], value, config,
+                                   reader->object);
 }
 
 static int reader_pair(void *user, const char *section, const char *name, const char *value) {
@@ -226,21 +262,20 @@ hr_status hr_config_read_file(struct hr_config *config, const char *path, struct
 
 static hr_status set_override(struct hr_config *config, const struct origin *origin, char *section,
                               const char *name, const char *value) {
-        enum section number = find_section(section);
+        const char *object_name = "";
+        enum section number = find_named_section(section, '.', &object_name);
         void *object = config;
         int64_t index;
 
-        if (strncmp(section, "device.", 7) == 0)
-                number = SECTION_DEVICE;
+        if (number == SECTION_NONE)
+                number = find_section(section);
         index = hr_config_find_key(number, name);
         if (number == SECTION_NONE || index < 0)
                 return hr_config_fail(origin, NULL, "unknown key '%.40s.%.40s'", section, name);
-        if (number == SECTION_DEVICE) {
-                struct hr_config_device *device = find_device(config, section + 7);
-
-                if (!device)
-                        HR_TRY(add_device(origin, config, section + 7, &device));
-                object = device;
+        if (number >= SECTION_DEVICE) {
+                object = find_named(config, number, object_name);
+                if (!object)
+                        HR_TRY(add_named(origin, config, number, object_name, &object));
         }
         if (hr_config_keys[index].kind == KIND_DIRECTORIES &&
             !config->given->override_directories) {
@@ -288,12 +323,13 @@ hr_status hr_config_set(struct hr_config *config, const char *assignment, struct
 /* ---- The whole ------------------------------------------------------------------------------- */
 
 hr_status hr_config_init(struct hr_config *config, struct hr_diag *diag) {
-        hr_status status;
+        hr_status status = HR_OK;
 
         *config = (struct hr_config){.given = calloc(1, sizeof *config->given)};
         if (!config->given)
                 return hr_fail(diag, HR_E_EXHAUSTED, "configuration");
-        status = hr_config_set_defaults(false, config, config, diag);
+        for (enum section i = SECTION_DAEMON; i < SECTION_DEVICE && status == HR_OK; i++)
+                status = hr_config_set_defaults(i, config, config, diag);
         if (status != HR_OK)
                 hr_config_deinit(config);
         return status;
@@ -305,21 +341,29 @@ void hr_config_deinit(struct hr_config *config) {
                 free(config->devices[i].deny_ops);
         }
         free(config->devices);
+        for (uint32_t i = 0; i < config->principal_count; i++)
+                hr_config_clear_principal(&config->principals[i]);
+        free(config->principals);
         hr_config_clear_directories(config);
         free(config->unix_path);
-        free(config->tcp);
+        free(config->tcp.text);
+        free(config->tls.text);
+        free(config->tls_certificate);
+        free(config->tls_key);
+        free(config->tls_client_ca);
         free(config->given);
         *config = (struct hr_config){0};
 }
 
 hr_status hr_config_finish(struct hr_config *config, struct hr_diag *diag) {
         const struct origin origin = {.label = "configuration", .diag = diag};
-        struct hr_config_device *device = NULL;
+        const struct hr_config_device *device;
+        void *made;
 
         HR_ASSERT(config->given && !config->given->is_finished);
         config->given->is_finished = true;
         if (config->device_count == 0)
-                HR_TRY(add_device(&origin, config, "cpu0", &device));
+                HR_TRY(add_named(&origin, config, SECTION_DEVICE, "cpu0", &made));
         device = &config->devices[config->device_count - 1];
         if (strcmp(device->backend, "cpu") != 0)
                 return hr_config_fail(&origin, NULL,
@@ -332,8 +376,7 @@ hr_status hr_config_finish(struct hr_config *config, struct hr_diag *diag) {
                                               "device '%s': only backend cpu can "
                                               "have memory = isolated",
                                               config->devices[i].name);
-        if (!config->unix_path && !config->tcp)
-                return hr_config_fail(&origin, NULL, "neither listen.unix nor listen.tcp is given");
+        HR_TRY(hr_config_check_access(&origin, config));
         if (config->limits.output_queue_bytes < config->limits.body_bytes)
                 return hr_config_fail(&origin, NULL,
                                       "limits.output_queue_bytes is less than "

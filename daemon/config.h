@@ -6,10 +6,11 @@
  * value that is no value of its type or out of bounds is HR_E_INVALID with file, line and key in
  * the words.
  *
- * Sections: [daemon] [listen] [models] [limits] and one [device NAME] per device, in priority
- * order. Without any device there is one: `cpu0`, backend cpu, shared memory, all processors. The
- * last device must have backend cpu. Thread: main, before anything else starts; read-only from then
- * on.
+ * Sections: [daemon] [listen] [tls] [models] [limits], one [principal NAME] per identity that may come
+ * in, and one [device NAME] per device, in priority order. Without any device there is one: `cpu0`,
+ * backend cpu, shared memory, all processors. The last device must have backend cpu. Without any
+ * principal everybody who can open the Unix socket, or a plain TCP connection, may do everything.
+ * Thread: main, before anything else starts; read-only from then on.
  */
 #pragma once
 
@@ -20,7 +21,9 @@
 #include "core/status.h"
 #include "daemon/limits.h"
 
-#define HR_DEVICE_NAME_BYTES_MAX 31
+#define HR_DEVICE_NAME_BYTES_MAX 31 /* of principals, too */
+#define HR_SECTION_KEYS_MAX 16      /* of a section of which there are many */
+#define HR_TOKEN_DIGEST_BYTES 32
 
 struct hr_limits {
         /* Told in the hello. */
@@ -35,7 +38,7 @@ struct hr_limits {
         uint64_t metadata_bytes, metadata_keys, manifest_bytes, placement_rules;
         uint64_t session_states, state_tensors;
         uint64_t connections, greetings, connection_requests, backlog;
-        uint64_t hello_timeout_ns, progress_timeout_ns, output_timeout_ns;
+        uint64_t hello_timeout_ns, refusal_delay_ns, progress_timeout_ns, output_timeout_ns;
 };
 
 struct hr_config_device {
@@ -50,7 +53,38 @@ struct hr_config_device {
         char *deny_ops;       /* comma-separated op names, checked; NULL = none */
         uint64_t delay_ns;    /* added before each split */
         uint64_t batch_min;   /* blas: columns from which it takes a product; 0 = its default */
-        bool given[16];       /* keys given, by position in the table; private */
+        bool given[HR_SECTION_KEYS_MAX]; /* keys given, by position in the table; private */
+};
+
+/* What a principal may do. */
+#define HR_PERMIT_RUN 1U   /* graphs, states, runs; weight sets that are there */
+#define HR_PERMIT_LOAD 2U  /* bring in weights: files, uploads */
+#define HR_PERMIT_ADMIN 4U /* figures of the whole daemon */
+#define HR_PERMIT_ALL 7U
+
+/* Numbers of users or groups. */
+struct hr_id_list {
+        uint32_t *ids;
+        uint32_t count;
+};
+
+/* An identity, and by what it is known: any of what is given. */
+struct hr_config_principal {
+        char *name;
+        struct hr_id_list uids, gids; /* of a Unix peer */
+        bool has_token;
+        uint8_t token_digest[HR_TOKEN_DIGEST_BYTES]; /* SHA-256 of its token */
+        char *certificate;    /* common name of its client certificate; NULL = none */
+        uint64_t permissions; /* HR_PERMIT_... */
+        bool given[HR_SECTION_KEYS_MAX];
+};
+
+/* ADDRESS:PORT. */
+struct hr_address {
+        char *text;                     /* as written, NULL = none */
+        struct sockaddr_storage socket; /* parsed */
+        socklen_t socket_bytes;         /* 0 = none */
+        bool is_loopback;
 };
 
 struct hr_config {
@@ -63,9 +97,11 @@ struct hr_config {
         /* [listen] */
         char *unix_path;             /* NULL = no Unix socket */
         uint64_t unix_mode;          /* permission bits, e.g. 0660 */
-        char *tcp;                   /* as written, NULL = none */
-        struct sockaddr_storage tcp_address; /* parsed; loopback only */
-        socklen_t tcp_address_bytes; /* 0 = none */
+        struct hr_address tcp, tls;
+        bool insecure;               /* tcp may be off the loopback */
+        /* [tls] */
+        char *tls_certificate, *tls_key; /* PEM files; the certificate with its chain */
+        char *tls_client_ca;         /* PEM file of who signs clients' certificates; NULL = none asked for */
         /* [models] */
         char **directories;
         uint32_t directory_count;
@@ -74,6 +110,9 @@ struct hr_config {
         /* [device NAME] */
         struct hr_config_device *devices;
         uint32_t device_count;
+        /* [principal NAME] */
+        struct hr_config_principal *principals;
+        uint32_t principal_count;
         /* Private: what has been given, and by whom. */
         struct hr_config_given *given;
 };
@@ -88,8 +127,8 @@ HR_NODISCARD hr_status hr_config_read_file(struct hr_config *config, const char 
 HR_NODISCARD hr_status hr_config_read_text(struct hr_config *config, const char *label,
                                            const char *text, size_t text_bytes,
                                            struct hr_diag *diag);
-/* One override, "section.key=value" or "device.NAME.key=value"; replaces what the file said, the
- * last one wins. A device that does not exist yet is added after the others. */
+/* One override, "section.key=value", "device.NAME.key=value" or "principal.NAME.key=value"; replaces
+ * what the file said, the last one wins. A device that does not exist yet is added after the others. */
 HR_NODISCARD hr_status hr_config_set(struct hr_config *config, const char *assignment,
                                      struct hr_diag *diag);
 /* Adds the default device when there is none and checks what concerns several keys. Must be called

@@ -3,8 +3,9 @@
 
 #include "daemon/config.h"
 
-enum section { SECTION_NONE, SECTION_DAEMON, SECTION_LISTEN, SECTION_MODELS, SECTION_LIMITS,
-               SECTION_DEVICE, SECTION_COUNT };
+/* From SECTION_DEVICE on there may be many, each with a name. */
+enum section { SECTION_NONE, SECTION_DAEMON, SECTION_LISTEN, SECTION_TLS, SECTION_MODELS,
+               SECTION_LIMITS, SECTION_DEVICE, SECTION_PRINCIPAL, SECTION_COUNT };
 
 /* "daemon"...; indexed by section. */
 extern const char *const hr_config_sections[SECTION_COUNT];
@@ -20,8 +21,13 @@ enum kind {
         KIND_CHOICE,      /* const char *, one of choices */
         KIND_PATH,        /* char *, NULL when empty */
         KIND_OPS,         /* char *, names of ops, NULL when empty */
-        KIND_TCP,         /* char * tcp and the parsed address */
+        KIND_ADDRESS,     /* struct hr_address */
         KIND_DIRECTORIES, /* the list of directories */
+        KIND_USERS,       /* struct hr_id_list: names or numbers, with commas */
+        KIND_GROUPS,      /* likewise */
+        KIND_PERMISSIONS, /* uint64_t: run load admin, with commas */
+        KIND_TOKEN,       /* has_token and token_digest of the principal: 64 hexadecimal digits */
+        KIND_NAME,        /* char *, NULL when empty; plain text */
 };
 
 struct key {
@@ -51,11 +57,21 @@ hr_status hr_config_fail(const struct origin *origin, const struct key *key, con
                          ...);
 /* Index of a key of that section, or -1. */
 int64_t hr_config_find_key(enum section section, const char *name);
-/* Stores a value. `object` is the configuration, or the device for keys of [device]. Directories
- * are appended. */
+/* Stores a value. `object` is the configuration, or the device or principal for keys of those.
+ * Directories are appended. */
 hr_status hr_config_set_value(const struct origin *origin, const struct key *key, const char *text,
                               struct hr_config *config, void *object);
-/* Stores the defaults of [device], or of all other sections. */
-hr_status hr_config_set_defaults(bool of_device, struct hr_config *config, void *object,
+/* Stores the defaults of one section. */
+hr_status hr_config_set_defaults(enum section section, struct hr_config *config, void *object,
                                  struct hr_diag *diag);
 void hr_config_clear_directories(struct hr_config *config);
+
+/* Values of who may come in (config_access.c), parsed and as a file says them. */
+hr_status hr_config_set_string(const struct origin *origin, const struct key *key, const char *text,
+                               char **field);
+hr_status hr_config_set_access(const struct origin *origin, const struct key *key, const char *text,
+                               void *object);
+void hr_config_dump_access(const struct key *key, const void *object, FILE *stream);
+/* What concerns listeners, certificates and principals together. */
+hr_status hr_config_check_access(const struct origin *origin, const struct hr_config *config);
+void hr_config_clear_principal(struct hr_config_principal *principal);

@@ -7,10 +7,8 @@
  */
 #include "daemon/config_priv.h"
 
-#include <arpa/inet.h>
 #include <ctype.h>
 #include <inttypes.h>
-#include <netinet/in.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,14 +18,15 @@
 #include "core/clock.h"
 #include "core/op.h"
 
-const char *const hr_config_sections[SECTION_COUNT] = {NULL,     "daemon", "listen",
-                                                       "models", "limits", "device"};
+const char *const hr_config_sections[SECTION_COUNT] = {
+        NULL, "daemon", "listen", "tls", "models", "limits", "device", "principal"};
 
 #define MS HR_NS_PER_MS
 #define US UINT64_C(1000)
 #define DAY (UINT64_C(86400) * HR_NS_PER_S)
 #define FIELD(name) offsetof(struct hr_config, name)
 #define DEVICE_FIELD(name) offsetof(struct hr_config_device, name)
+#define PRINCIPAL_FIELD(name) offsetof(struct hr_config_principal, name)
 #define LIMIT(name, kind, fallback, low, high)                                                     \
         { SECTION_LIMITS, #name, kind, FIELD(limits.name), fallback, low, high, NULL, NULL }
 #define LIMIT_TIME(name, fallback_ms)                                                              \
@@ -53,7 +52,13 @@ const struct key hr_config_keys[] = {
         {SECTION_LISTEN, "unix", KIND_PATH, FIELD(unix_path), 0, 1,
          sizeof((struct sockaddr_un *) 0)->sun_path - 1, "/run/headrace/headrace.sock", NULL},
         {SECTION_LISTEN, "unix_mode", KIND_MODE, FIELD(unix_mode), 0660, 0, 0777, NULL, NULL},
-        {SECTION_LISTEN, "tcp", KIND_TCP, FIELD(tcp), 0, 0, 0, NULL, NULL},
+        {SECTION_LISTEN, "tcp", KIND_ADDRESS, FIELD(tcp), 0, 0, 0, NULL, NULL},
+        {SECTION_LISTEN, "tls", KIND_ADDRESS, FIELD(tls), 0, 0, 0, NULL, NULL},
+        {SECTION_LISTEN, "insecure", KIND_BOOL, FIELD(insecure), false, 0, 0, NULL, NULL},
+
+        {SECTION_TLS, "certificate", KIND_PATH, FIELD(tls_certificate), 0, 0, 4096, NULL, NULL},
+        {SECTION_TLS, "key", KIND_PATH, FIELD(tls_key), 0, 0, 4096, NULL, NULL},
+        {SECTION_TLS, "client_ca", KIND_PATH, FIELD(tls_client_ca), 0, 0, 4096, NULL, NULL},
 
         {SECTION_MODELS, "directories", KIND_DIRECTORIES, 0, 0, 0, 0, NULL, NULL},
 
@@ -91,6 +96,7 @@ const struct key hr_config_keys[] = {
               UINT64_C(1) << 20),
         LIMIT(backlog, KIND_COUNT, HR_DEFAULT_BACKLOG, 1, 65535),
         LIMIT_TIME(hello_timeout, HR_DEFAULT_HELLO_TIMEOUT_MS),
+        LIMIT_TIME(refusal_delay, HR_DEFAULT_REFUSAL_DELAY_MS),
         LIMIT_TIME(progress_timeout, HR_DEFAULT_PROGRESS_TIMEOUT_MS),
         LIMIT_TIME(output_timeout, HR_DEFAULT_OUTPUT_TIMEOUT_MS),
 
@@ -110,6 +116,14 @@ const struct key hr_config_keys[] = {
          NULL, NULL},
         {SECTION_DEVICE, "batch_min", KIND_COUNT, DEVICE_FIELD(batch_min), 0, 0, UINT32_MAX, NULL,
          NULL},
+
+        {SECTION_PRINCIPAL, "uid", KIND_USERS, PRINCIPAL_FIELD(uids), 0, 0, 0, NULL, NULL},
+        {SECTION_PRINCIPAL, "gid", KIND_GROUPS, PRINCIPAL_FIELD(gids), 0, 0, 0, NULL, NULL},
+        {SECTION_PRINCIPAL, "token_sha256", KIND_TOKEN, 0, 0, 0, 0, NULL, NULL},
+        {SECTION_PRINCIPAL, "certificate", KIND_NAME, PRINCIPAL_FIELD(certificate), 0, 0, 64, NULL,
+         NULL},
+        {SECTION_PRINCIPAL, "permissions", KIND_PERMISSIONS, PRINCIPAL_FIELD(permissions), 0, 0, 0,
+         "run, load", NULL},
 };
 
 const uint32_t hr_config_key_count = HR_ARRAY_LENGTH(hr_config_keys);
@@ -209,8 +223,8 @@ static hr_status set_choice(const struct origin *origin, const struct key *key, 
         return hr_config_fail(origin, key, "'%.40s' is none of:%s", text, list);
 }
 
-static hr_status set_string(const struct origin *origin, const struct key *key, const char *text,
-                            char **field) {
+hr_status hr_config_set_string(const struct origin *origin, const struct key *key, const char *text,
+                               char **field) {
         char *copy = NULL;
 
         if (*text != '\0') {
@@ -245,51 +259,6 @@ static hr_status check_ops(const struct origin *origin, const struct key *key, c
                 if (*next == ',' && *++next == '\0')
                         return hr_config_fail(origin, key, "ends with a comma");
         }
-        return HR_OK;
-}
-
-/* "ADDRESS:PORT" with a loopback address: 127.x.y.z, [::1] or localhost. */
-static bool parse_tcp(const char *text, struct sockaddr_storage *ret_address,
-                      socklen_t *ret_address_bytes) {
-        struct sockaddr_in *v4 = (struct sockaddr_in *) ret_address;
-        struct sockaddr_in6 *v6 = (struct sockaddr_in6 *) ret_address;
-        const char *colon = strrchr(text, ':'), *rest = "";
-        char host[64];
-        uint64_t port = 0;
-
-        if (!colon || (size_t) (colon - text) >= sizeof host ||
-            !parse_number(colon + 1, 10, &port, &rest) || *rest != '\0' || port > 65535)
-                return false;
-        snprintf(host, sizeof host, "%.*s", (int) (colon - text), text);
-        memset(ret_address, 0, sizeof *ret_address);
-        if (strcmp(host, "[::1]") == 0) {
-                *v6 = (struct sockaddr_in6){.sin6_family = AF_INET6,
-                                            .sin6_port = htons((uint16_t) port),
-                                            .sin6_addr = IN6ADDR_LOOPBACK_INIT};
-                *ret_address_bytes = sizeof *v6;
-                return true;
-        }
-        *v4 = (struct sockaddr_in){.sin_family = AF_INET,
-                                   .sin_port = htons((uint16_t) port),
-                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-        *ret_address_bytes = sizeof *v4;
-        return strcmp(host, "localhost") == 0 || (inet_pton(AF_INET, host, &v4->sin_addr) == 1 &&
-                                                  ntohl(v4->sin_addr.s_addr) >> 24 == 127);
-}
-
-static hr_status set_tcp(const struct origin *origin, const struct key *key, const char *text,
-                         struct hr_config *config) {
-        struct sockaddr_storage address = {0};
-        socklen_t address_bytes = 0;
-
-        if (*text != '\0' && !parse_tcp(text, &address, &address_bytes))
-                return hr_config_fail(origin, key,
-                                      "'%.60s' is not ADDRESS:PORT on the loopback "
-                                      "(127.0.0.1, [::1] or localhost)",
-                                      text);
-        HR_TRY(set_string(origin, key, text, &config->tcp));
-        config->tcp_address = address;
-        config->tcp_address_bytes = address_bytes;
         return HR_OK;
 }
 
@@ -389,7 +358,7 @@ hr_status hr_config_set_value(const struct origin *origin, const struct key *key
                 return set_choice(origin, key, text, field);
         case KIND_OPS:
                 HR_TRY(check_ops(origin, key, text));
-                return set_string(origin, key, text, field);
+                return hr_config_set_string(origin, key, text, field);
         case KIND_PATH:
                 if (!path_is_plain(text, strlen(text)))
                         return hr_config_fail(origin, key,
@@ -398,11 +367,16 @@ hr_status hr_config_set_value(const struct origin *origin, const struct key *key
                 if (strlen(text) > key->high)
                         return hr_config_fail(origin, key, "longer than %" PRIu64 " bytes",
                                               key->high);
-                return set_string(origin, key, text, field);
-        case KIND_TCP:
-                return set_tcp(origin, key, text, config);
+                return hr_config_set_string(origin, key, text, field);
         case KIND_DIRECTORIES:
                 return add_directories(origin, key, text, config);
+        case KIND_ADDRESS:
+        case KIND_USERS:
+        case KIND_GROUPS:
+        case KIND_PERMISSIONS:
+        case KIND_TOKEN:
+        case KIND_NAME:
+                return hr_config_set_access(origin, key, text, object);
         }
         return hr_fail(origin->diag, HR_E_INTERNAL, "key of no kind");
 }
@@ -410,7 +384,7 @@ hr_status hr_config_set_value(const struct origin *origin, const struct key *key
 /* ---- The table --------------------------------------------------------------------------------
  * */
 
-hr_status hr_config_set_defaults(bool of_device, struct hr_config *config, void *object,
+hr_status hr_config_set_defaults(enum section section, struct hr_config *config, void *object,
                                  struct hr_diag *diag) {
         const struct origin origin = {.label = "defaults", .diag = diag};
 
@@ -418,7 +392,7 @@ hr_status hr_config_set_defaults(bool of_device, struct hr_config *config, void 
                 const struct key *key = &hr_config_keys[i];
                 void *field = (char *) object + key->offset;
 
-                if ((key->section == SECTION_DEVICE) != of_device)
+                if (key->section != section)
                         continue;
                 if (key->text_fallback)
                         HR_TRY(hr_config_set_value(&origin, key, key->text_fallback, config,
@@ -488,9 +462,16 @@ static void dump_value(const struct key *key, const struct hr_config *config, co
         case KIND_CHOICE:
         case KIND_PATH:
         case KIND_OPS:
-        case KIND_TCP:
                 text = *(const char *const *) field;
                 break;
+        case KIND_ADDRESS:
+        case KIND_USERS:
+        case KIND_GROUPS:
+        case KIND_PERMISSIONS:
+        case KIND_TOKEN:
+        case KIND_NAME:
+                hr_config_dump_access(key, object, stream);
+                return;
         }
         fputs(text ? text : "", stream);
 }
@@ -515,6 +496,11 @@ void hr_config_dump(const struct hr_config *config, FILE *stream) {
         for (uint32_t i = 0; i < config->device_count; i++) {
                 fprintf(stream, "[device %s]\n", config->devices[i].name);
                 dump_section(SECTION_DEVICE, config, &config->devices[i], stream);
+                fputc('\n', stream);
+        }
+        for (uint32_t i = 0; i < config->principal_count; i++) {
+                fprintf(stream, "[principal %s]\n", config->principals[i].name);
+                dump_section(SECTION_PRINCIPAL, config, &config->principals[i], stream);
                 fputc('\n', stream);
         }
 }

@@ -34,6 +34,8 @@
 #define CONTROL_BYTES 512
 #define LINGER_NS (500 * HR_NS_PER_MS)
 #define DATA_MESSAGE_BYTES 16U
+#define REFUSAL_GROWTH_MAX 8
+#define REFUSAL_MEMORY_NS (10 * HR_NS_PER_S)
 
 struct output {
         struct hr_list link;
@@ -77,8 +79,7 @@ static void conn_poll_update(struct hr_conn *conn) {
 
 hr_status hr_conn_open(struct hr_server *server, int fd, bool is_tcp, struct hr_diag *diag) {
         struct hr_conn *conn = calloc(1, sizeof *conn);
-        struct ucred credentials;
-        socklen_t length = sizeof credentials;
+        hr_status status;
 
         if (!conn) {
                 (void) close(fd);
@@ -87,14 +88,19 @@ hr_status hr_conn_open(struct hr_server *server, int fd, bool is_tcp, struct hr_
         conn->server = server;
         conn->fd = fd;
         conn->is_tcp = is_tcp;
-        conn->principal = UINT32_MAX;
-        if (!is_tcp && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0)
-                conn->principal = credentials.uid;
+        status = is_tcp ? hr_principal_of_tcp(server->principals, NULL, &conn->principal)
+                        : hr_principal_of_unix(server->principals, fd, NULL, &conn->principal);
+        if (status != HR_OK && status != HR_E_UNAUTHENTICATED) { /* that may show a token */
+                (void) close(fd);
+                free(conn);
+                return hr_fail(diag, status, "no memory for a principal");
+        }
         hr_list_init(&conn->requests);
         hr_list_init(&conn->outputs);
         conn->opened_ns = conn->read_ns = conn->write_ns = hr_clock_now_ns();
         if (uv_poll_init(&server->loop, &conn->poll, fd) != 0) {
                 (void) close(fd);
+                conn->principal = hr_principal_unref(conn->principal);
                 free(conn);
                 return hr_fail(diag, HR_E_UNAVAILABLE, "a socket cannot be watched");
         }
@@ -160,6 +166,7 @@ static void conn_take_down(struct hr_conn *conn) {
         free(conn->message);
         conn->message = NULL;
         conn_leave_session(conn);
+        conn->principal = hr_principal_unref(conn->principal);
         hr_list_remove(&conn->link);
         conn->server->stats.connections--;
         uv_close((uv_handle_t *) &conn->poll, conn_freed_cb);
@@ -221,10 +228,9 @@ static void conn_log_failure(const struct hr_conn *conn, const struct hr_diag *f
         const bool shown = count <= 32 || (count & (count - 1)) == 0;
 
         hr_log(shown ? HR_LOG_NOTICE : HR_LOG_DEBUG, "conn",
-               "connection cut: %s (%.120s) %s uid=%lld count=%llu", hr_diag_reason(failure),
-               failure->words, conn->is_tcp ? "tcp" : "unix",
-               conn->principal == UINT32_MAX ? -1LL : (long long) conn->principal,
-               (unsigned long long) count);
+               "connection cut: %s (%.120s) %s principal=\"%s\" count=%llu",
+               hr_diag_reason(failure), failure->words, conn->is_tcp ? "tcp" : "unix",
+               conn->principal ? conn->principal->name : "", (unsigned long long) count);
 }
 
 void hr_conn_fail(struct hr_conn *conn, const struct hr_diag *failure) {
@@ -245,6 +251,43 @@ void hr_conn_fail(struct hr_conn *conn, const struct hr_diag *failure) {
                                      .message = message,
                                      .message_bytes = bytes,
                              });
+        hr_conn_finish(conn);
+}
+
+/* Each refusal soon after the one before it doubles the delay. */
+static uint64_t refusal_delay(struct hr_server *server, uint64_t now_ns) {
+        uint64_t shortest = server->config->limits.refusal_delay_ns;
+        bool again = server->refusal_ns != 0 && now_ns - server->refusal_ns < REFUSAL_MEMORY_NS;
+
+        server->refusal_delay_ns =
+                again ? HR_MIN(server->refusal_delay_ns * 2, shortest * REFUSAL_GROWTH_MAX)
+                      : shortest;
+        server->refusal_ns = now_ns;
+        return server->refusal_delay_ns;
+}
+
+void hr_conn_refuse(struct hr_conn *conn) {
+        uint64_t now_ns = hr_clock_now_ns();
+
+        conn->refuse_ns = now_ns + refusal_delay(conn->server, now_ns);
+        conn->stage = HR_CONN_DEAF;
+        conn->server->stats.unauthenticated++;
+        hr_log(HR_LOG_NOTICE, "conn", "hello refused: unauthenticated %s count=%llu",
+               conn->is_tcp ? "tcp" : "unix",
+               (unsigned long long) conn->server->stats.unauthenticated);
+        conn_poll_update(conn);
+}
+
+/* The delay is over. */
+static void conn_refuse_now(struct hr_conn *conn) {
+        struct hr_diag diag = {0};
+
+        conn->refuse_ns = 0;
+        (void) hr_fail(&diag, HR_E_UNAUTHENTICATED,
+                       "no principal of this daemon has these credentials");
+        if (!hr_list_is_empty(&conn->requests))
+                hr_request_fail(
+                        HR_CONTAINER_OF(conn->requests.next, struct hr_request, link), &diag);
         hr_conn_finish(conn);
 }
 
@@ -465,7 +508,7 @@ static void conn_frame_done(struct hr_conn *conn) {
 
 /* A whole message is at hand. */
 static void conn_message(struct hr_conn *conn, const uint8_t *message) {
-        bool go_on;
+        bool go_on, may_hold_token = !conn->session;
 
         conn->server->stats.frames_in++;
         conn->body_to = NULL;
@@ -473,6 +516,8 @@ static void conn_message(struct hr_conn *conn, const uint8_t *message) {
         conn->body_left = conn->header.body_bytes;
         conn->stage = HR_CONN_BODY;
         go_on = hr_rpc_message(conn, (struct hr_wire_span){message, conn->header.message_bytes});
+        if (may_hold_token && message)
+                explicit_bzero((void *) message, conn->header.message_bytes);
         free(conn->message);
         conn->message = NULL;
         if (!go_on || conn->stage == HR_CONN_DEAF || conn->body_left > 0)
@@ -749,6 +794,11 @@ void hr_conn_tick(struct hr_conn *conn, uint64_t now_ns) {
         }
         if (conn->finishing)
                 return;
+        if (conn->refuse_ns != 0) {
+                if (now_ns >= conn->refuse_ns)
+                        conn_refuse_now(conn);
+                return;
+        }
         if (!conn->session && is_past(conn->opened_ns, limits->hello_timeout_ns, now_ns)) {
                 (void) hr_fail_reason(
                         &diag, HR_E_UNAUTHENTICATED, "HELLO_TIMEOUT", "no hello within %llu ms",

@@ -41,7 +41,8 @@ struct hr_conn {
         bool over; /* in the server's list of connections to take down */
         struct hr_list over_link;
         int polled; /* events asked for */
-        uint32_t principal;
+        struct hr_principal *principal; /* referenced; NULL while nobody knows who it is */
+        uint64_t refuse_ns; /* when a refused hello is answered and the connection cut; 0 = not refused */
         bool wants_progress; /* its hello names the feature */
         /* In. */
         hr_conn_stage stage;
@@ -74,6 +75,9 @@ void hr_conn_close(struct hr_conn *conn);
 void hr_conns_reap(struct hr_server *server);
 /* Closes when requests and output have ended. */
 void hr_conn_finish(struct hr_conn *conn);
+/* A hello without the right credentials: nothing more is read; after a delay that grows with such
+ * hellos its request is answered UNAUTHENTICATED, and the connection closes. */
+void hr_conn_refuse(struct hr_conn *conn);
 /* The stream is broken: one error frame, then as hr_conn_finish(). */
 void hr_conn_fail(struct hr_conn *conn, const struct hr_diag *failure);
 

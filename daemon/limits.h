@@ -114,6 +114,9 @@
 
 /* Until the hello is complete: a healthy client needs milliseconds. */
 #define HR_DEFAULT_HELLO_TIMEOUT_MS UINT64_C(5000)
+/* Until a hello with wrong credentials is answered; doubled by each further one within ten seconds, up
+ * to eight times as long: 64 greetings at once leave a guesser some 30 tries a second. */
+#define HR_DEFAULT_REFUSAL_DELAY_MS UINT64_C(250)
 /* Without a byte inside a frame or an announced upload: a stalled network recovers sooner. */
 #define HR_DEFAULT_PROGRESS_TIMEOUT_MS UINT64_C(30000)
 /* Without a byte leaving a non-empty output queue. */

@@ -257,11 +257,9 @@ hr_status hr_listener_open_unix(struct hr_server *server, const char *path, uint
         return HR_OK;
 }
 
-hr_status hr_listener_open_tcp(struct hr_server *server, const struct sockaddr_storage *address,
-                               socklen_t address_bytes, struct hr_diag *diag,
-                               struct hr_listener **ret_listener) {
+hr_status hr_listener_open_tcp(struct hr_server *server, const struct hr_address *address,
+                               struct hr_diag *diag, struct hr_listener **ret_listener) {
         HR_CLEANUP(listener_freep) struct hr_listener *listener = listener_new(server, true);
-        const char *name = server->config->tcp ? server->config->tcp : "tcp";
         struct sockaddr_storage bound;
         socklen_t bound_bytes = sizeof bound;
         unsigned port = 0;
@@ -269,18 +267,19 @@ hr_status hr_listener_open_tcp(struct hr_server *server, const struct sockaddr_s
 
         if (!listener)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a listener");
-        listener->fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        listener->fd = socket(address->socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (listener->fd < 0)
-                return system_fail(diag, "socket", name);
+                return system_fail(diag, "socket", address->text);
         if (setsockopt(listener->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0)
-                return system_fail(diag, "setsockopt", name);
-        HR_TRY(listener_begin(listener, (const struct sockaddr *) address, address_bytes, name,
-                              diag));
+                return system_fail(diag, "setsockopt", address->text);
+        HR_TRY(listener_begin(listener, (const struct sockaddr *) &address->socket,
+                              address->socket_bytes, address->text, diag));
         if (getsockname(listener->fd, (struct sockaddr *) &bound, &bound_bytes) == 0)
                 port = ntohs(bound.ss_family == AF_INET6
                                      ? ((struct sockaddr_in6 *) &bound)->sin6_port
                                      : ((struct sockaddr_in *) &bound)->sin_port);
-        hr_log(HR_LOG_INFO, "listener", "listening on tcp:%s port=%u", name, port);
+        hr_log(HR_LOG_INFO, "listener", "listening on tcp:%s port=%u", address->text,
+               port);
         *ret_listener = HR_STEAL(listener);
         return HR_OK;
 }

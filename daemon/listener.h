@@ -15,8 +15,7 @@ HR_NODISCARD hr_status hr_listener_open_unix(struct hr_server *server, const cha
                                              uint32_t mode, struct hr_diag *diag,
                                              struct hr_listener **ret_listener);
 HR_NODISCARD hr_status hr_listener_open_tcp(struct hr_server *server,
-                                            const struct sockaddr_storage *address,
-                                            socklen_t address_bytes, struct hr_diag *diag,
+                                            const struct hr_address *address, struct hr_diag *diag,
                                             struct hr_listener **ret_listener);
 /* Accepts, or leaves connections to the kernel's queue for now. */
 void hr_listener_accept(struct hr_listener *listener, bool accept);

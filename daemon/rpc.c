@@ -86,6 +86,8 @@ static hr_status admission_check(struct hr_conn *conn, const struct hr_method *m
         if (!method)
                 return hr_fail_reason(diag, HR_E_UNSUPPORTED, "MESSAGE",
                                       "message type %u is not known here", conn->header.type);
+        if (method->needs_session)
+                HR_TRY(hr_principal_check(conn->principal, method->permissions, diag));
         if (conn->server->draining && method->needs_session) {
                 hr_status status = hr_fail_reason(diag, HR_E_UNAVAILABLE, "DRAINING",
                                                   "the daemon is about to end");

@@ -90,6 +90,7 @@ static void put_server(struct list *list, const struct hr_server *server) {
         put(list, "connections", stats->connections);
         put(list, "connections_total", stats->connections_total);
         put(list, "connections_refused_total", stats->connections_refused);
+        put(list, "unauthenticated_total", stats->unauthenticated);
         put(list, "sessions", stats->sessions);
         put(list, "sessions_total", stats->sessions_total);
         put(list, "objects", stats->objects);
@@ -201,6 +202,7 @@ const struct hr_method hr_admin_methods[] = {
         {.type = HR_FRAME_STATS,
          .name = "STATS",
          .needs_session = true,
+         .permissions = HR_PERMIT_ADMIN,
          .begin = hr_method_begin_empty,
          .start = stats_start},
         {0},

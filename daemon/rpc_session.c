@@ -45,6 +45,25 @@ static bool hello_names(const struct hr_wire_hello *hello, const char *feature) 
         return false;
 }
 
+/* Who the peer is: by the token it shows, else by what its connection says. */
+static hr_status principal_find(struct hr_conn *conn, struct hr_wire_hello *hello,
+                                struct hr_diag *diag) {
+        struct hr_principal *found = NULL;
+
+        if (hello->credentials_bytes > 0) {
+                hr_status status =
+                        hr_principal_of_token(conn->server->principals, hello->credentials,
+                                              hello->credentials_bytes, diag, &found);
+
+                explicit_bzero(hello->credentials, sizeof hello->credentials);
+                HR_TRY(status);
+                conn->principal = hr_principal_unref(conn->principal);
+                conn->principal = found;
+        }
+        return conn->principal ? HR_OK
+                               : hr_fail(diag, HR_E_UNAUTHENTICATED, "the peer is not known");
+}
+
 static hr_status session_enter(struct hr_request *request, const struct hr_wire_hello *hello,
                                struct hr_diag *diag) {
         struct hr_conn *conn = request->conn;
@@ -133,6 +152,12 @@ static hr_status hello_start(struct hr_request *request, struct hr_diag *diag) {
                 hr_conn_finish(conn);
                 return HR_OK;
         }
+        status = principal_find(conn, &context->hello, diag);
+        if (status == HR_E_UNAUTHENTICATED) {
+                hr_conn_refuse(conn);
+                return HR_OK;
+        }
+        HR_TRY(status);
         HR_TRY(session_enter(request, &context->hello, diag));
         request->session = hr_session_ref(conn->session);
         conn->wants_progress = hello_names(&context->hello, "progress");
@@ -150,8 +175,8 @@ static hr_status hello_start(struct hr_request *request, struct hr_diag *diag) {
         reply->device_count = hr_fleet_device_count(server->fleet);
         HR_TRY(hr_wire_hello_reply_encode(reply, server->scratch, sizeof server->scratch, diag,
                                           &bytes));
-        hr_log(HR_LOG_DEBUG, "session", "client \"%s\" uid=%u tcp=%d", context->hello.client_name,
-               conn->principal, conn->is_tcp);
+        hr_log(HR_LOG_DEBUG, "session", "client \"%s\" principal=\"%s\" tcp=%d",
+               context->hello.client_name, conn->principal->name, conn->is_tcp);
         hr_request_reply(request, server->scratch, bytes, NULL, 0);
         return HR_OK;
 }

@@ -183,6 +183,8 @@ static hr_status load_begin(struct hr_request *request, struct hr_wire_span mess
         (void) header;
         HR_TRY(making_begin(request, diag, &making));
         HR_TRY(hr_wire_weights_load_decode(message, &request->arena, diag, &making->load));
+        if (making->load.path[0] != '\0') /* else a set that is there */
+                HR_TRY(hr_principal_check(request->session->principal, HR_PERMIT_LOAD, diag));
         return rules_take(request, making, making->load.rules, making->load.rule_count, diag);
 }
 
@@ -602,6 +604,7 @@ const struct hr_method hr_weights_methods[] = {
         {.type = HR_FRAME_WEIGHTS_PUT,
          .name = "WEIGHTS_PUT",
          .needs_session = true,
+         .permissions = HR_PERMIT_LOAD,
          .begin = put_begin,
          .start = put_start,
          .release = making_release,
@@ -610,22 +613,26 @@ const struct hr_method hr_weights_methods[] = {
         {.type = HR_FRAME_WEIGHTS_LOAD,
          .name = "WEIGHTS_LOAD",
          .needs_session = true,
+         .permissions = HR_PERMIT_RUN,
          .begin = load_begin,
          .start = load_start,
          .release = making_release},
         {.type = HR_FRAME_WEIGHTS_LIST,
          .name = "WEIGHTS_LIST",
          .needs_session = true,
+         .permissions = HR_PERMIT_RUN,
          .begin = hr_method_begin_empty,
          .start = list_start},
         {.type = HR_FRAME_WEIGHTS_DROP,
          .name = "WEIGHTS_DROP",
          .needs_session = true,
+         .permissions = HR_PERMIT_RUN,
          .begin = handle_begin,
          .start = drop_start},
         {.type = HR_FRAME_WEIGHTS_TENSORS,
          .name = "WEIGHTS_TENSORS",
          .needs_session = true,
+         .permissions = HR_PERMIT_RUN,
          .begin = handle_begin,
          .start = tensors_start},
         {0},

@@ -323,6 +323,7 @@ static hr_status engine_open(struct hr_server *server, struct hr_diag *diag) {
         HR_TRY(hr_fleet_new(server->devices, server->device_count, diag, &server->fleet));
         config.fleet = server->fleet;
         HR_TRY(hr_graphs_new(diag, &server->graphs));
+        HR_TRY(hr_principals_new(server->config, diag, &server->principals));
         return hr_engine_new(&config, diag, &server->engine);
 }
 
@@ -335,9 +336,9 @@ static hr_status listeners_open(struct hr_server *server, struct hr_diag *diag) 
                                              &server->listeners[server->listener_count]));
                 server->listener_count++;
         }
-        if (config->tcp_address_bytes > 0) {
-                HR_TRY(hr_listener_open_tcp(server, &config->tcp_address, config->tcp_address_bytes,
-                                            diag, &server->listeners[server->listener_count]));
+        if (config->tcp.text) {
+                HR_TRY(hr_listener_open_tcp(server, &config->tcp, diag,
+                                            &server->listeners[server->listener_count]));
                 server->listener_count++;
         }
         hr_server_accept_update(server);
@@ -376,6 +377,7 @@ static void server_close(struct hr_server *server) {
         listeners_close(server);
         hr_engine_stop(server->engine);
         server->graphs = hr_graphs_free(server->graphs);
+        server->principals = hr_principals_free(server->principals);
         if (server->fleet)
                 server->fleet = hr_fleet_free(server->fleet);
         server->engine = hr_engine_free(server->engine);

@@ -29,6 +29,7 @@ struct hr_graphs;
 
 struct hr_server_stats {
         uint64_t connections, connections_total, connections_refused;
+        uint64_t unauthenticated; /* hellos refused */
         uint64_t sessions, sessions_total;
         uint64_t objects;
         uint64_t bytes_in, bytes_out, frames_in, frames_out;
@@ -73,6 +74,8 @@ struct hr_server {
         uv_timer_t progress_timer;
         struct hr_server_stats stats;
         struct hr_frame_limits frame_limits;
+        struct hr_principals *principals;
+        uint64_t refusal_ns, refusal_delay_ns; /* the last failed authentication, and how long it was put off */
         uint8_t window[HR_WINDOW_BYTES];            /* what a read leaves beyond a body */
         uint8_t scratch[HR_WIRE_MESSAGE_BYTES_MAX]; /* a message being encoded */
 };

@@ -225,8 +225,8 @@ struct hr_object *hr_object_unref(struct hr_object *object) {
 
 /* ---- sessions -------------------------------------------------------------------------------- */
 
-hr_status hr_session_new(struct hr_server *server, uint32_t principal, struct hr_diag *diag,
-                         struct hr_session **ret_session) {
+hr_status hr_session_new(struct hr_server *server, struct hr_principal *principal,
+                         struct hr_diag *diag, struct hr_session **ret_session) {
         struct hr_session *session = calloc(1, sizeof *session);
         hr_status status;
 
@@ -241,7 +241,7 @@ hr_status hr_session_new(struct hr_server *server, uint32_t principal, struct hr
         }
         session->refs = 2; /* the caller's, and its own until it closes */
         session->server = server;
-        session->principal = principal;
+        session->principal = hr_principal_ref(principal);
         hr_lane_init(&session->lane);
         hr_list_init(&session->conns);
         hr_list_init(&session->graphs);
@@ -270,6 +270,7 @@ struct hr_session *hr_session_unref(struct hr_session *session) {
         (void) hr_workspace_unref(session->workspace);
         free(session->evicted);
         explicit_bzero(session->token, sizeof session->token);
+        session->principal = hr_principal_unref(session->principal);
         hr_server_session_gone(session->server);
         free(session);
         return NULL;
@@ -322,7 +323,7 @@ static bool bytes_equal(const uint8_t *a, const uint8_t *b, size_t size) {
         return difference == 0;
 }
 
-struct hr_session *hr_session_find(struct hr_server *server, uint32_t principal,
+struct hr_session *hr_session_find(struct hr_server *server, const struct hr_principal *principal,
                                    const uint8_t *token, size_t token_bytes) {
         struct hr_session *found = NULL;
 

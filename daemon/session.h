@@ -18,6 +18,7 @@
 #pragma once
 
 #include "daemon/engine.h"
+#include "daemon/principal.h"
 
 struct hr_server;
 struct hr_session;
@@ -108,7 +109,7 @@ struct hr_session {
         uint32_t evicted_next;
         bool closed;
         uint64_t closing_ns; /* when it closes unless a connection joins; 0 = it has connections */
-        uint32_t principal;  /* uid of a Unix peer */
+        struct hr_principal *principal; /* referenced */
         uint8_t token[HR_SESSION_TOKEN_BYTES];
         char name[64];
         /* Charges. */
@@ -119,7 +120,7 @@ struct hr_session {
         uint64_t uploads;
 };
 
-HR_NODISCARD hr_status hr_session_new(struct hr_server *server, uint32_t principal,
+HR_NODISCARD hr_status hr_session_new(struct hr_server *server, struct hr_principal *principal,
                                       struct hr_diag *diag, struct hr_session **ret_session);
 struct hr_session *hr_session_ref(struct hr_session *session);
 struct hr_session *hr_session_unref(struct hr_session *session);
@@ -131,7 +132,7 @@ void hr_session_left(struct hr_session *session);
  * none left that wait. */
 bool hr_sessions_expire(struct hr_server *server, uint64_t now_ns, bool all);
 /* The live session with that token and principal, or NULL. Compares in constant time. */
-struct hr_session *hr_session_find(struct hr_server *server, uint32_t principal,
+struct hr_session *hr_session_find(struct hr_server *server, const struct hr_principal *principal,
                                    const uint8_t *token, size_t token_bytes);
 
 /* Finds an object and takes a reference; for a graph this is a use. HR_E_NOT_FOUND with the kind's

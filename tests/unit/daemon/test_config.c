@@ -17,6 +17,8 @@ static hr_status read_whole(const char *text, struct hr_config *config, struct h
         return status == HR_OK ? hr_config_finish(config, diag) : status;
 }
 
+#define TOKEN "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
 HR_TEST(defaults) {
         struct hr_config config;
         struct hr_diag diag = {0};
@@ -26,7 +28,7 @@ HR_TEST(defaults) {
         HR_EXPECT_EQ(config.spin_ns, 50000);
         HR_EXPECT_EQ(config.unix_mode, 0660);
         HR_EXPECT_STREQ(config.unix_path, "/run/headrace/headrace.sock");
-        HR_EXPECT(!config.tcp && config.tcp_address_bytes == 0);
+        HR_EXPECT(!config.tcp.text && config.tcp.socket_bytes == 0 && !config.tls.text);
         HR_EXPECT_EQ(config.directory_count, 0);
         HR_EXPECT_EQ(config.limits.body_bytes, 1 << 20);
         HR_EXPECT_EQ(config.limits.hello_timeout_ns, 5 * HR_NS_PER_S);
@@ -76,8 +78,8 @@ HR_TEST(every_type_of_value) {
         HR_EXPECT_EQ(config.plan_cache_bytes, 3 << 20);
         HR_EXPECT_STREQ(config.unix_path, "/tmp/x.sock");
         HR_EXPECT_EQ(config.unix_mode, 0600);
-        HR_EXPECT_EQ(((struct sockaddr_in *) &config.tcp_address)->sin_port, htons(7070));
-        HR_EXPECT_EQ(ntohl(((struct sockaddr_in *) &config.tcp_address)->sin_addr.s_addr),
+        HR_EXPECT_EQ(((struct sockaddr_in *) &config.tcp.socket)->sin_port, htons(7070));
+        HR_EXPECT_EQ(ntohl(((struct sockaddr_in *) &config.tcp.socket)->sin_addr.s_addr),
                      0x7f010203);
         HR_EXPECT_EQ(config.directory_count, 3);
         HR_EXPECT_STREQ(config.directories[1], "/b c");
@@ -155,10 +157,19 @@ HR_TEST(faults_are_named) {
                 {"[daemon]\nplan_cache_bytes =\n", "test.conf:2", "plan_cache_bytes"},
                 {"[listen]\nunix_mode = 888\n", "test.conf:2", "unix_mode"},
                 {"[listen]\nunix_mode = 1777\n", "test.conf:2", "unix_mode"},
-                {"[listen]\ntcp = 0.0.0.0:7070\n", "test.conf:2", "loopback"},
-                {"[listen]\ntcp = 192.168.0.1:7070\n", "test.conf:2", "loopback"},
-                {"[listen]\ntcp = [::]:7070\n", "test.conf:2", "loopback"},
-                {"[listen]\ntcp = example.com:7070\n", "test.conf:2", "loopback"},
+                {"[listen]\ntcp = example.com:7070\n", "test.conf:2", "in numbers"},
+                {"[listen]\ntls = []:7070\n", "test.conf:2", "listen.tls"},
+                {"[listen]\ntls = [::1:7070\n", "test.conf:2", "listen.tls"},
+                {"[listen]\ninsecure = perhaps\n", "test.conf:2", "listen.insecure"},
+                {"[principal a b]\n", "test.conf:1", "principal name"},
+                {"[principal a]\n[principal a]\n", "test.conf:2", "[principal a]"},
+                {"[principal a]\nuid = 1,no-such-user\n", "test.conf:2", "no-such-user"},
+                {"[principal a]\nuid = 4294967295\n", "test.conf:2", "principal.uid"},
+                {"[principal a]\nuid = -1\n", "test.conf:2", "principal.uid"},
+                {"[principal a]\ngid = no-such-group\n", "test.conf:2", "no-such-group"},
+                {"[principal a]\npermissions = run, fly\n", "test.conf:2", "fly"},
+                {"[principal a]\ntoken_sha256 = 12\n", "test.conf:2", "SHA-256"},
+                {"[principal a]\nuid = 1\nuid = 2\n", "test.conf:3", "twice"},
                 {"[listen]\ntcp = 127.0.0.1\n", "test.conf:2", "listen.tcp"},
                 {"[listen]\ntcp = 127.0.0.1:\n", "test.conf:2", "listen.tcp"},
                 {"[listen]\ntcp = 127.0.0.1:65536\n", "test.conf:2", "listen.tcp"},
@@ -234,7 +245,7 @@ HR_TEST(overrides) {
         HR_EXPECT_EQ(config.directory_count, 2);
         HR_EXPECT_STREQ(config.directories[0], "/c");
         HR_EXPECT_STREQ(config.unix_path, "/tmp/a=b.sock");
-        HR_EXPECT_EQ(((struct sockaddr_in *) &config.tcp_address)->sin_port, htons(99));
+        HR_EXPECT_EQ(((struct sockaddr_in *) &config.tcp.socket)->sin_port, htons(99));
         hr_config_deinit(&config);
 }
 
@@ -275,6 +286,18 @@ HR_TEST(what_concerns_several_keys) {
                 const char *text, *word;
         } cases[] = {
                 {"[listen]\nunix =\n", "listen.unix"},
+                {"[listen]\ntcp = 0.0.0.0:7070\n", "insecure"},
+                {"[listen]\ntcp = 192.168.0.1:7070\n", "insecure"},
+                {"[listen]\ntcp = [::]:7070\n", "insecure"},
+                {"[listen]\ntls = 127.0.0.1:7070\n[principal a]\ntoken_sha256 = " TOKEN "\n",
+                 "tls.key"},
+                {"[listen]\ntls = 127.0.0.1:7\n[tls]\ncertificate = /c\nkey = /k\n",
+                 "needs a [principal"},
+                {"[listen]\ntls = 127.0.0.1:7\n[tls]\ncertificate = /c\nkey = /k\n"
+                 "[principal a]\nuid = 1\n",
+                 "needs a [principal"},
+                {"[principal a]\ncertificate = somebody\n", "tls.client_ca"},
+                {"[principal a]\npermissions = run\n", "known by nothing"},
                 {"[limits]\nbody_bytes = 1M\noutput_queue_bytes = 512K\n", "output_queue_bytes"},
                 {"[limits]\nbody_bytes = 1M\nupload_window_bytes = 512K\n", "upload_window_bytes"},
 #ifdef HR_TEST_HAVE_BLAS
@@ -294,12 +317,44 @@ HR_TEST(what_concerns_several_keys) {
         }
 }
 
+HR_TEST(principals) {
+        static const char text[] = "[listen]\ntls = 0.0.0.0:7071\ntcp = 10.0.0.1:7070\n"
+                                   "insecure = yes\n"
+                                   "[tls]\ncertificate = /c.pem\nkey = /k.pem\nclient_ca = /a.pem\n"
+                                   "[principal people]\nuid = root, 1000\ngid = 0\n"
+                                   "[principal far]\ntoken_sha256 = " TOKEN "\n"
+                                   "certificate = A Name\npermissions = run,load, admin\n";
+        const struct hr_config_principal *people, *far;
+        struct hr_config config;
+        struct hr_diag diag = {0};
+
+        HR_EXPECT_OK(read_whole(text, &config, &diag), &diag);
+        HR_EXPECT(config.insecure && !config.tcp.is_loopback && !config.tls.is_loopback);
+        HR_EXPECT_EQ(((struct sockaddr_in *) &config.tls.socket)->sin_port, htons(7071));
+        HR_EXPECT_STREQ(config.tls_certificate, "/c.pem");
+        HR_EXPECT_STREQ(config.tls_key, "/k.pem");
+        HR_EXPECT_STREQ(config.tls_client_ca, "/a.pem");
+        HR_EXPECT_EQ(config.principal_count, 2);
+        people = &config.principals[0];
+        far = &config.principals[1];
+        HR_EXPECT_STREQ(people->name, "people");
+        HR_EXPECT(people->uids.count == 2 && people->uids.ids[0] == 0 && people->uids.ids[1] == 1000);
+        HR_EXPECT(people->gids.count == 1 && people->gids.ids[0] == 0 && !people->has_token);
+        HR_EXPECT_EQ(people->permissions, HR_PERMIT_RUN | HR_PERMIT_LOAD);
+        HR_EXPECT(far->has_token && far->token_digest[0] == 0x01 && far->token_digest[31] == 0xef);
+        HR_EXPECT_STREQ(far->certificate, "A Name");
+        HR_EXPECT_EQ(far->permissions, HR_PERMIT_ALL);
+        hr_config_deinit(&config);
+}
+
 /* What is dumped reads back, and dumps to the same text. */
 HR_TEST(dump_reads_back) {
         static const char text[] = "[daemon]\ndrain_timeout = 1500ms\n[models]\n"
                                    "directories = /a:/b\n[listen]\ntcp = [::1]:1\n"
                                    "[device a]\nmemory = isolated\ndeny_ops = ADD\n"
-                                   "memory_cap = 1000\n[device b]\ndelay = 7us\n";
+                                   "memory_cap = 1000\n[device b]\ndelay = 7us\n"
+                                   "[principal p]\nuid = 3, 5\npermissions = admin, run\n"
+                                   "[principal q]\ntoken_sha256 = " TOKEN "\n";
         struct hr_config config, again;
         struct hr_diag diag = {0};
         char *first = NULL, *second = NULL;
@@ -313,6 +368,8 @@ HR_TEST(dump_reads_back) {
         HR_EXPECT(strstr(first, "directories = /a\ndirectories = /b\n"));
         HR_EXPECT(strstr(first, "[device b]\n"));
         HR_EXPECT(strstr(first, "memory_cap = 1000\n"));
+        HR_EXPECT(strstr(first, "uid = 3,5\n") && strstr(first, "permissions = run,admin\n"));
+        HR_EXPECT(strstr(first, "token_sha256 = " TOKEN "\n"));
         HR_EXPECT_OK(read_whole(first, &again, &diag), &diag);
         stream = open_memstream(&second, &second_bytes);
         hr_config_dump(&again, stream);
@@ -427,7 +484,7 @@ HR_TEST(example_devices_are_accepted) {
                         continue;
 #endif
                 HR_EXPECT_OK(read_whole(block, &config, &diag), &diag);
-                HR_EXPECT(config.device_count >= 2);
+                HR_EXPECT(config.device_count >= 2 || config.principal_count >= 2);
                 hr_config_deinit(&config);
         }
         HR_EXPECT(count >= 2);

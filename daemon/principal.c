@@ -1,0 +1,223 @@
+/*
+ * The table of principals.
+ *
+ * Tokens are compared as SHA-256 digests, all of them, without leaving early: the time says neither
+ * whether a token is right nor how much of it. The token itself is wiped by whoever received it.
+ */
+#include "daemon/principal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/digest.h"
+
+#define GROUPS_MAX 1024
+
+struct hr_principals {
+        const struct hr_config *config;
+        struct hr_principal *configured; /* one for each section, in order */
+        struct hr_list others;           /* those without a section */
+        uint32_t next_id;
+};
+
+hr_status hr_principals_new(const struct hr_config *config, struct hr_diag *diag,
+                            struct hr_principals **ret_principals) {
+        struct hr_principals *principals = calloc(1, sizeof *principals);
+
+        if (principals)
+                principals->configured =
+                        calloc(HR_MAX(config->principal_count, 1U), sizeof *principals->configured);
+        if (!principals || !principals->configured) {
+                free(principals);
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for principals");
+        }
+        principals->config = config;
+        hr_list_init(&principals->others);
+        for (uint32_t i = 0; i < config->principal_count; i++) {
+                struct hr_principal *principal = &principals->configured[i];
+
+                *principal = (struct hr_principal){
+                        .table = principals,
+                        .id = principals->next_id++,
+                        .refs = 1,
+                        .uid = UINT32_MAX,
+                        .permissions = config->principals[i].permissions,
+                        .config = &config->principals[i],
+                };
+                (void) snprintf(principal->name, sizeof principal->name, "%s",
+                                config->principals[i].name);
+        }
+        *ret_principals = principals;
+        return HR_OK;
+}
+
+struct hr_principals *hr_principals_free(struct hr_principals *principals) {
+        if (!principals)
+                return NULL;
+        for (uint32_t i = 0; i < principals->config->principal_count; i++)
+                HR_ASSERT(principals->configured[i].refs == 1);
+        HR_ASSERT(hr_list_is_empty(&principals->others));
+        free(principals->configured);
+        free(principals);
+        return NULL;
+}
+
+struct hr_principal *hr_principal_ref(struct hr_principal *principal) {
+        HR_ASSERT(principal->refs > 0);
+        principal->refs++;
+        return principal;
+}
+
+struct hr_principal *hr_principal_unref(struct hr_principal *principal) {
+        if (!principal)
+                return NULL;
+        HR_ASSERT(principal->refs > 0);
+        if (--principal->refs > 0)
+                return NULL;
+        HR_ASSERT(!principal->config);
+        hr_list_remove(&principal->link);
+        free(principal);
+        return NULL;
+}
+
+/* One without a section, made when its first peer comes. */
+static hr_status principal_without_section(struct hr_principals *principals, uint32_t uid,
+                                           struct hr_diag *diag,
+                                           struct hr_principal **ret_principal) {
+        struct hr_principal *made;
+
+        HR_LIST_FOR_EACH(link, &principals->others) {
+                struct hr_principal *other = HR_CONTAINER_OF(link, struct hr_principal, link);
+
+                if (other->uid == uid) {
+                        *ret_principal = hr_principal_ref(other);
+                        return HR_OK;
+                }
+        }
+        made = calloc(1, sizeof *made);
+        if (!made)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a principal");
+        *made = (struct hr_principal){
+                .table = principals,
+                .id = principals->next_id++,
+                .refs = 1,
+                .uid = uid,
+                .permissions = HR_PERMIT_ALL,
+        };
+        if (uid == UINT32_MAX)
+                (void) snprintf(made->name, sizeof made->name, "local");
+        else
+                (void) snprintf(made->name, sizeof made->name, "uid %u", uid);
+        hr_list_append(&principals->others, &made->link);
+        *ret_principal = made;
+        return HR_OK;
+}
+
+static hr_status refuse(struct hr_diag *diag) {
+        return hr_fail_reason(diag, HR_E_UNAUTHENTICATED, NULL,
+                              "no principal of this daemon has these credentials");
+}
+
+static bool has_id(const struct hr_id_list *list, uint32_t id) {
+        for (uint32_t i = 0; i < list->count; i++)
+                if (list->ids[i] == id)
+                        return true;
+        return false;
+}
+
+/* Whether one of the peer's further groups is on the list. */
+static bool has_group(const struct hr_id_list *list, int fd) {
+        gid_t groups[GROUPS_MAX];
+        socklen_t bytes = sizeof groups;
+
+        if (list->count == 0 || getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &bytes) != 0)
+                return false;
+        for (size_t i = 0; i < bytes / sizeof groups[0]; i++)
+                if (has_id(list, groups[i]))
+                        return true;
+        return false;
+}
+
+hr_status hr_principal_of_unix(struct hr_principals *principals, int fd, struct hr_diag *diag,
+                               struct hr_principal **ret_principal) {
+        const struct hr_config *config = principals->config;
+        struct ucred peer;
+        socklen_t bytes = sizeof peer;
+
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0)
+                return hr_fail(diag, HR_E_UNAUTHENTICATED, "the system does not say who the peer is");
+        if (config->principal_count == 0)
+                return principal_without_section(principals, peer.uid, diag, ret_principal);
+        for (uint32_t i = 0; i < config->principal_count; i++)
+                if (has_id(&config->principals[i].uids, peer.uid) ||
+                    has_id(&config->principals[i].gids, peer.gid) ||
+                    has_group(&config->principals[i].gids, fd)) {
+                        *ret_principal = hr_principal_ref(&principals->configured[i]);
+                        return HR_OK;
+                }
+        return refuse(diag);
+}
+
+hr_status hr_principal_of_tcp(struct hr_principals *principals, struct hr_diag *diag,
+                              struct hr_principal **ret_principal) {
+        if (principals->config->principal_count > 0)
+                return refuse(diag);
+        return principal_without_section(principals, UINT32_MAX, diag, ret_principal);
+}
+
+/* 1 where two digests are equal, in constant time. */
+static uint32_t digests_match(const uint8_t *a, const uint8_t *b) {
+        volatile uint32_t difference = 0;
+
+        for (size_t i = 0; i < HR_DIGEST_BYTES; i++)
+                difference = difference | (uint32_t) (a[i] ^ b[i]);
+        return (difference - 1) >> 31;
+}
+
+hr_status hr_principal_of_token(struct hr_principals *principals, const void *token,
+                                size_t token_bytes, struct hr_diag *diag,
+                                struct hr_principal **ret_principal) {
+        const struct hr_config *config = principals->config;
+        uint8_t digest[HR_DIGEST_BYTES];
+        uint32_t found = UINT32_MAX;
+
+        HR_TRY(hr_sha256(token, token_bytes, diag, digest));
+        for (uint32_t i = 0; i < config->principal_count; i++) {
+                const struct hr_config_principal *principal = &config->principals[i];
+                uint32_t matches = digests_match(digest, principal->token_digest) &
+                                   (uint32_t) principal->has_token;
+
+                found = matches ? i : found;
+        }
+        explicit_bzero(digest, sizeof digest);
+        if (found == UINT32_MAX)
+                return refuse(diag);
+        *ret_principal = hr_principal_ref(&principals->configured[found]);
+        return HR_OK;
+}
+
+hr_status hr_principal_of_certificate(struct hr_principals *principals, const char *common_name,
+                                      struct hr_diag *diag, struct hr_principal **ret_principal) {
+        const struct hr_config *config = principals->config;
+
+        for (uint32_t i = 0; i < config->principal_count; i++)
+                if (config->principals[i].certificate &&
+                    strcmp(config->principals[i].certificate, common_name) == 0) {
+                        *ret_principal = hr_principal_ref(&principals->configured[i]);
+                        return HR_OK;
+                }
+        return refuse(diag);
+}
+
+hr_status hr_principal_check(const struct hr_principal *principal, uint64_t permissions,
+                             struct hr_diag *diag) {
+        uint64_t missing = permissions & ~principal->permissions;
+
+        if (!missing)
+                return HR_OK;
+        return hr_fail_reason(diag, HR_E_PERMISSION, NULL, "this needs the permission \"%s\"",
+                              missing & HR_PERMIT_RUN    ? "run"
+                              : missing & HR_PERMIT_LOAD ? "load"
+                                                         : "admin");
+}

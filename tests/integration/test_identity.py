@@ -1,0 +1,182 @@
+"""Who may come in and what they may do (HOSTILE A4, A8, B1, B4, B10): principals, tokens, permissions."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import headrace
+import numpy as np
+import pytest
+from headrace import errors
+from run_daemon import Daemon, build_folder
+
+TOKENS = {name: secrets.token_urlsafe(24) for name in ("runner", "loader", "admin")}
+
+
+def sections(**principals: dict[str, object]) -> dict[str, dict[str, object]]:
+    return {f"principal {name}": keys for name, keys in principals.items()}
+
+
+def by_token(name: str, permissions: str) -> dict[str, object]:
+    digest = hashlib.sha256(TOKENS[name].encode()).hexdigest()
+    return {"token_sha256": digest, "permissions": permissions}
+
+
+@pytest.fixture(scope="module")
+def guarded_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon whose principals are known by tokens only."""
+    models = tmp_path_factory.mktemp("models")
+    with Daemon(
+        tcp=True,
+        models=[models],
+        sections={
+            "limits": {"refusal_delay": "20ms"},
+            **sections(
+                runner=by_token("runner", "run"),
+                loader=by_token("loader", "run, load"),
+                admin=by_token("admin", "admin"),
+            ),
+        },
+    ) as daemon:
+        yield daemon
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def door(request: pytest.FixtureRequest, guarded_daemon: Daemon) -> str:
+    found = guarded_daemon.address if request.param == "unix" else guarded_daemon.tcp_address
+    assert found is not None
+    return found
+
+
+def doubled(client: headrace.Client, **keys: Any) -> list[float]:
+    graph = headrace.Graph()
+    x = graph.input("x", (4,))
+    graph.output(graph.add(x, x))
+    result = client.submit(graph, **keys).run({"x": np.arange(4, dtype=np.float32)})[0]
+    return [float(value) for value in result]
+
+
+WRONG = {
+    "none": b"",
+    "empty text": b" ",
+    "a right prefix": TOKENS["runner"][:-1].encode(),
+    "one byte too many": TOKENS["runner"].encode() + b"x",
+    "a zero byte inside": TOKENS["runner"].encode() + b"\0",
+    "the digest": hashlib.sha256(TOKENS["runner"].encode()).digest(),
+    "as long as may be": b"x" * 256,
+}
+
+
+def test_wrong_tokens_get_one_answer(door: str, guarded_daemon: Daemon) -> None:
+    words = set()
+    for token in WRONG.values():
+        with pytest.raises(errors.Unauthenticated) as caught:
+            headrace.connect(door, credentials=token)
+        words.add((str(caught.value), caught.value.reason))
+    assert len(words) == 1
+    with headrace.connect(door, credentials=TOKENS["runner"].encode()) as client:
+        assert doubled(client) == [0, 2, 4, 6]
+    log = guarded_daemon.log()
+    assert "unauthenticated" in log
+    assert not any(token in log for token in TOKENS.values())
+
+
+def test_permissions(door: str) -> None:
+    weights = {"w": np.ones(4, np.float32)}
+    with headrace.connect(door, credentials=TOKENS["runner"].encode()) as runner:
+        assert doubled(runner) == [0, 2, 4, 6]
+        with pytest.raises(errors.PermissionDenied, match="load"):
+            runner.put("mine", weights)
+        with pytest.raises(errors.PermissionDenied, match="load"):
+            runner.load("model.gguf")
+        with pytest.raises(errors.PermissionDenied, match="admin"):
+            runner.stats()
+        with headrace.connect(door, credentials=TOKENS["loader"].encode()) as loader:
+            loader.put("ours", weights)
+            assert doubled(loader) == [0, 2, 4, 6]
+            found = runner.load("", "ours")  # what is there may be used
+            assert list(found) == ["w"]
+        assert doubled(runner) == [0, 2, 4, 6]
+    with headrace.connect(door, credentials=TOKENS["admin"].encode()) as admin:
+        assert "unauthenticated_total" in str(admin.stats())
+        with pytest.raises(errors.PermissionDenied, match="run"):
+            doubled(admin)
+
+
+def test_a_session_belongs_to_its_principal(launch: Callable[..., Daemon]) -> None:
+    daemon = launch(
+        sections={
+            "daemon": {"session_grace": "60s"},
+            **sections(runner=by_token("runner", "run"), loader=by_token("loader", "run")),
+        }
+    )
+    with headrace.connect(daemon.address, credentials=TOKENS["runner"].encode()) as client:
+        token = client.hello.session_token
+    with pytest.raises(errors.NotFound):
+        headrace.connect(daemon.address, credentials=TOKENS["loader"].encode(), token=token)
+    with headrace.connect(
+        daemon.address, credentials=TOKENS["runner"].encode(), token=token
+    ) as client:
+        assert doubled(client) == [0, 2, 4, 6]
+
+
+def test_users_and_groups_of_the_system(launch: Callable[..., Daemon]) -> None:
+    mine, other = os.getuid(), os.getuid() + 1
+    for keys, welcome in (
+        ({"uid": f"{other},{mine}"}, True),
+        ({"uid": other}, False),
+        ({"gid": os.getgid()}, True),
+        ({"gid": os.getgid() + 1}, False),
+    ):
+        daemon = launch(sections=sections(people=keys))
+        if welcome:
+            with headrace.connect(daemon.address) as client:
+                assert doubled(client) == [0, 2, 4, 6]
+        else:
+            with pytest.raises(errors.Unauthenticated):
+                headrace.connect(daemon.address)
+        daemon.stop()
+
+
+def test_a_further_group_counts(launch: Callable[..., Daemon]) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can take on another group")
+    group = 54321
+    daemon = launch(sections=sections(people={"gid": group}))
+    before = os.getgroups()
+    with pytest.raises(errors.Unauthenticated):
+        headrace.connect(daemon.address)
+    os.setgroups([*before, group])
+    try:
+        with headrace.connect(daemon.address) as client:
+            assert doubled(client) == [0, 2, 4, 6]
+    finally:
+        os.setgroups(before)
+
+
+def test_more_than_a_token_is_never_read_before_it_is_known(door: str) -> None:
+    """A hello with a megabyte of credentials breaks the frame's limit, and ends the connection."""
+    with pytest.raises((errors.HeadraceError, ValueError)):
+        headrace.connect(door, credentials=b"x" * (1 << 20))
+
+
+def test_refused_start() -> None:
+    """Plain TCP off the loopback, TLS without a key: words, not a daemon."""
+    program = build_folder() / "daemon" / "headraced"
+    for assignment, word in (
+        ("listen.tcp=0.0.0.0:7070", "insecure"),
+        ("listen.tls=127.0.0.1:7071", "tls.key"),
+    ):
+        answer = subprocess.run(
+            [program, "--set", assignment, "--check-config"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert answer.returncode != 0
+        assert word in answer.stderr
