@@ -224,7 +224,7 @@ def test_b065_probes_are_told_apart(launch: Callable[..., Any]) -> None:
     with Conn(quiet.address) as conn:
         assert conn.stats()["protocol_errors_total"] == 1
     lines = [line for line in quiet.log().splitlines() if "connection cut" in line]
-    assert len(lines) == 1 and "BAD_MAGIC" in lines[0] and f"uid={os.getuid()}" in lines[0]
+    assert len(lines) == 1 and "BAD_MAGIC" in lines[0] and f'principal="uid {os.getuid()}"' in lines[0]
 
 
 # ---- validation ----------------------------------------------------------------------------------
