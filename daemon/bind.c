@@ -240,6 +240,7 @@ static hr_status plan_find(struct hr_request *request, struct hr_binding *bindin
                                 .n_copies = submit->n_copies,
                                 .op_offload = submit->op_offload,
                                 .strict = submit->strict,
+                                .optimize = request->server->config->optimize,
                         },
         };
 

@@ -94,6 +94,7 @@ struct hr_config {
         uint64_t session_grace_ns;
         uint64_t spin_ns;            /* loop and engine */
         uint64_t plan_cache_bytes;
+        bool optimize;               /* devices order and join the nodes of their splits */
         /* [listen] */
         char *unix_path;             /* NULL = no Unix socket */
         uint64_t unix_mode;          /* permission bits, e.g. 0660 */

@@ -48,6 +48,7 @@ const struct key hr_config_keys[] = {
          HR_NS_PER_S, NULL, NULL},
         {SECTION_DAEMON, "plan_cache_bytes", KIND_SIZE, FIELD(plan_cache_bytes),
          HR_DEFAULT_PLAN_CACHE_BYTES, 0, HR_TIB, NULL, NULL},
+        {SECTION_DAEMON, "optimize", KIND_BOOL, FIELD(optimize), true, 0, 0, NULL, NULL},
 
         {SECTION_LISTEN, "unix", KIND_PATH, FIELD(unix_path), 0, 1,
          sizeof((struct sockaddr_un *) 0)->sun_path - 1, "/run/headrace/headrace.sock", NULL},

@@ -149,6 +149,37 @@ static void print_inputs(struct page *page, const struct hr_plan_split *split) {
         }
 }
 
+/* Passes of more than one node, and an order that is not the graph's. */
+static void print_steps(struct page *page, const struct hr_plan_split *split) {
+        const struct hr_plan *plan = page->plan;
+        uint32_t end = split->step_first + split->step_count;
+        bool moved = false;
+
+        for (uint32_t k = split->step_first; k + 1 < end; ++k)
+                moved = moved || plan->steps[k] > plan->steps[k + 1];
+        if (moved) {
+                print(page, "  order:");
+                for (uint32_t k = split->step_first; k < end; ++k)
+                        print(page, " %u", plan->steps[k]);
+                print(page, "\n");
+        }
+        for (uint32_t k = split->step_first; plan->joined && k < end; ++k) {
+                if (!plan->joined[k])
+                        continue;
+                print(page, "  one pass:");
+                for (;; ++k) {
+                        uint32_t id = plan->leaf_count + plan->steps[k];
+
+                        print(page, " %u %s", plan->steps[k],
+                              hr_op_name(page->graph->tensors[id].op));
+                        if (!plan->joined[k])
+                                break;
+                        print(page, ",");
+                }
+                print(page, "\n");
+        }
+}
+
 static void print_split(struct page *page, uint32_t s) {
         const struct hr_plan *plan = page->plan;
         const struct hr_plan_split *split = &plan->splits[s];
@@ -158,6 +189,7 @@ static void print_split(struct page *page, uint32_t s) {
               device_name(page, split->device), split->start, split->end,
               hr_split_reason_name(split->reason), split->input_count);
         print_inputs(page, split);
+        print_steps(page, split);
         for (uint32_t i = split->start; i < split->end; ++i) {
                 uint32_t id = plan->leaf_count + i;
 

@@ -314,9 +314,13 @@ static hr_status make_program(struct hr_pipeline *pipeline, uint32_t s, uint32_t
 
         if (!steps || !list)
                 return out_of_memory(diag);
-        for (uint32_t k = 0; k < split->step_count; ++k)
-                HR_TRY(fill_step(pipeline, pipeline->plan->steps[split->step_first + k], slot,
-                                 &steps[k], diag));
+        for (uint32_t k = split->step_count; k-- > 0;) {
+                uint32_t step = split->step_first + k;
+
+                HR_TRY(fill_step(pipeline, pipeline->plan->steps[step], slot, &steps[k], diag));
+                if (pipeline->plan->joined && pipeline->plan->joined[step])
+                        steps[k].joined = steps[k + 1].joined + 1;
+        }
         *list = (struct hr_steps){.count = split->step_count, .steps = steps};
         HR_TRY(hr_program_new(pipeline->fleet->devices[split->device], list, diag, program));
         pipeline->device_bytes[split->device] += (*program)->scratch_bytes;

@@ -375,24 +375,36 @@ static uint32_t reusable_sources(uint32_t op) {
         return op == HR_OP_ADD || op == HR_OP_SUB || op == HR_OP_MUL || op == HR_OP_DIV ? 2 : 1;
 }
 
-/* Does another source of the node read the memory that the result would take? A copy is read
- * through its own tensor only. */
-static bool read_otherwise(const struct placer *placer, uint32_t id, uint32_t root,
-                           uint32_t tensor) {
-        for (uint32_t i = 0; i < planner_tensor(placer->planner, id)->source_count; ++i) {
-                uint32_t source = planner_source(placer->planner, id, i);
+/* The nodes that are computed in one pass: first .. last, into plan->steps. */
+struct pass {
+        uint32_t first, last;
+        int64_t time;
+};
 
-                if (source != HR_TENSOR_NONE && source != tensor &&
-                    placer->plan->root[source] == root)
-                        return true;
+/* Does another source of the pass read the memory that the result would take? A copy is read
+ * through its own tensor only. */
+static bool read_otherwise(const struct placer *placer, const struct pass *pass, uint32_t root,
+                           uint32_t tensor) {
+        for (uint32_t k = pass->first; k <= pass->last; ++k) {
+                uint32_t id = placer->plan->leaf_count + placer->plan->steps[k];
+
+                for (uint32_t i = 0; i < planner_tensor(placer->planner, id)->source_count; ++i) {
+                        uint32_t source = planner_source(placer->planner, id, i);
+
+                        if (source != HR_TENSOR_NONE && source != tensor &&
+                            placer->plan->root[source] == root)
+                                return true;
+                }
         }
         return false;
 }
 
-/* Takes over the memory of a source that dies in this node. */
-static bool reuse_source(struct placer *placer, uint32_t node, uint32_t id) {
+/* The result of the pass takes over the memory of a source of one of its nodes that dies in it. */
+static bool reuse_source(struct placer *placer, const struct pass *pass, uint32_t node,
+                         uint32_t id) {
         struct hr_plan *plan = placer->plan;
-        const struct hr_plan_tensor *t = planner_tensor(placer->planner, id);
+        const struct hr_plan_tensor *t =
+                planner_tensor(placer->planner, plan->leaf_count + node);
         const struct hr_tensor *tensors = placer->planner->graph->tensors;
         const uint32_t *sources = placer->planner->graph->sources + t->source_first;
         const uint32_t *copies = plan->source_copy + plan->source_start[node];
@@ -411,10 +423,10 @@ static bool reuse_source(struct placer *placer, uint32_t node, uint32_t id) {
                 holder = copied ? plan->tensor_count + copies[i] : root;
                 place = copied ? &plan->copies[copies[i]].place : &plan->place[root];
                 if (placer->lives[holder].bytes == 0 ||
-                    placer->lives[holder].last_use != node_time(node))
+                    placer->lives[holder].last_use != pass->time)
                         continue;
                 if (!copied && (place->index != kind || plan->root_offset[source] != 0 ||
-                                read_otherwise(placer, id, root, source)))
+                                read_otherwise(placer, pass, root, source)))
                         continue;
                 plan->place[id] = *place;
                 placer->lives[id].bytes = placer->lives[holder].bytes;
@@ -424,18 +436,39 @@ static bool reuse_source(struct placer *placer, uint32_t node, uint32_t id) {
         return false;
 }
 
-static hr_status place_node(struct placer *placer, uint32_t s, uint32_t node) {
+/* Only the result of a pass's last node has memory. */
+static hr_status place_pass(struct placer *placer, uint32_t s, uint32_t first, uint32_t last) {
         struct hr_plan *plan = placer->plan;
-        uint32_t id = placer->planner->graph->leaf_count + node;
+        const uint32_t *step_time = placer->planner->step_time;
+        uint32_t turn = step_time ? step_time[last] : plan->steps[last];
+        struct pass pass = {.first = first, .last = last, .time = node_time(turn)};
+        uint32_t id = plan->leaf_count + plan->steps[last];
+        bool placed = plan->root[id] != id || placer->planner->in->tensor_buffer[id] != HR_NO_BUFFER;
         int64_t stamp;
 
-        if (plan->root[id] == id && placer->planner->in->tensor_buffer[id] == HR_NO_BUFFER &&
-            !reuse_source(placer, node, id))
+        for (uint32_t k = last + 1; !placed && k-- > first;)
+                placed = reuse_source(placer, &pass, plan->steps[k], id);
+        if (!placed)
                 HR_TRY(place_shared(placer, (uint32_t) plan->device[id], plan->span[id],
                                     &plan->place[id], &placer->lives[id].bytes, &stamp));
         while (placer->next_death < placer->death_count &&
-               placer->deaths[placer->next_death].node == node)
+               placer->deaths[placer->next_death].node == turn)
                 HR_TRY(release(placer, placer->deaths[placer->next_death++].holder, s));
+        return HR_OK;
+}
+
+static hr_status place_split(struct placer *placer, uint32_t s) {
+        const struct hr_plan *plan = placer->plan;
+        const struct hr_plan_split *split = &plan->splits[s];
+        uint32_t first = split->step_first;
+
+        HR_TRY(place_prologue(placer, s));
+        for (uint32_t k = first; k < split->step_first + split->step_count; ++k) {
+                if (plan->joined && plan->joined[k])
+                        continue;
+                HR_TRY(place_pass(placer, s, first, k));
+                first = k + 1;
+        }
         return HR_OK;
 }
 
@@ -570,13 +603,8 @@ hr_status hr_plan_place(struct hr_planner *planner) {
         HR_TRY(place_experts(&placer));
         for (uint32_t k = 0; k < planner->in->kind_count; ++k)
                 plan->pools[k].kept_bytes = placer.pools[k].end;
-        for (uint32_t s = 0; s < plan->split_count; ++s) {
-                const struct hr_plan_split *split = &plan->splits[s];
-
-                HR_TRY(place_prologue(&placer, s));
-                for (uint32_t k = 0; k < split->step_count; ++k)
-                        HR_TRY(place_node(&placer, s, plan->steps[split->step_first + k]));
-        }
+        for (uint32_t s = 0; s < plan->split_count; ++s)
+                HR_TRY(place_split(&placer, s));
         for (uint32_t leaf = placer.leaf_head[plan->split_count]; leaf != HR_NO_INDEX;
              leaf = placer.leaf_next[leaf])
                 HR_TRY(place_leaf(&placer, leaf));

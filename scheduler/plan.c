@@ -161,6 +161,7 @@ static hr_status run_passes(struct hr_planner *planner) {
         HR_TRY(planner_init(planner));
         HR_TRY(hr_plan_assign(planner));
         HR_TRY(hr_plan_split(planner));
+        HR_TRY(hr_plan_optimize(planner));
         HR_TRY(hr_plan_lanes(planner));
         HR_TRY(hr_plan_place(planner));
         HR_TRY(hr_plan_tape(planner));

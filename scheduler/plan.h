@@ -250,8 +250,10 @@ struct hr_plan {
         uint32_t *result_copy;  /* per node that is carried back: where it writes; NULL = none */
         uint32_t *graph_inputs; /* rules = ggml, several copies: inputs kept per slot */
         uint32_t graph_input_count;
-        uint32_t *steps; /* node indices */
+        uint32_t *steps; /* node indices, split after split, in the order of execution */
         uint32_t step_count;
+        bool *joined; /* per step: computed in one pass with the next, which alone reads its result;
+                       * that has no memory. NULL = none is */
         uint32_t rule_count[HR_RULE_COUNT];
         uint32_t fallback_nodes;
 
@@ -316,6 +318,7 @@ struct hr_planner {
         bool *write_back;         /* per node, or NULL */
         struct hr_plan_use *uses; /* by nodes that compute, in their order: sources, then result */
         uint32_t use_count;
+        uint32_t *step_time; /* per step: the node at whose turn it is computed; NULL = its own */
         uint32_t *copy_head;  /* per tensor: newest copy */
         uint32_t *last_write; /* per tensor (roots): 1 + the last node that wrote into it; 0 none */
         uint32_t *group_head; /* per tensor: newest group whose ids it is; NULL without experts */
@@ -334,13 +337,19 @@ HR_NODISCARD hr_status hr_plan_make(const struct hr_plan_input *input, struct hr
 /* The passes, in order. Each fills its part of planner->plan. */
 HR_NODISCARD hr_status hr_plan_assign(struct hr_planner *planner); /* 1 to 4 */
 HR_NODISCARD hr_status hr_plan_split(struct hr_planner *planner);  /* 5 */
-HR_NODISCARD hr_status hr_plan_lanes(struct hr_planner *planner);  /* lanes and n_copies */
-HR_NODISCARD hr_status hr_plan_slots(struct hr_planner *planner);  /* called by the pass before */
+HR_NODISCARD hr_status hr_plan_optimize(struct hr_planner *planner); /* order inside splits */
+HR_NODISCARD hr_status hr_plan_lanes(struct hr_planner *planner);    /* lanes and n_copies */
+HR_NODISCARD hr_status hr_plan_slots(struct hr_planner *planner);    /* called by the pass before */
 HR_NODISCARD hr_status hr_plan_place(struct hr_planner *planner);
 HR_NODISCARD hr_status hr_plan_tape(struct hr_planner *planner);
 /* Proves that every hazard has an edge. HR_E_INTERNAL names the first that has none. */
 HR_NODISCARD hr_status hr_plan_verify(const struct hr_plan *plan, const struct hr_plan_input *input,
                                       struct hr_diag *diag);
+/* Its first part: every split computes each of its nodes once, each reads and overwrites what it does
+ * in the graph's own order, and joined passes keep their hands off what they still read. */
+HR_NODISCARD hr_status hr_plan_verify_steps(const struct hr_plan *plan,
+                                            const struct hr_plan_input *input,
+                                            struct hr_diag *diag);
 
 /* ---- Experts: groups are found while splits are cut, and sized before they are placed. ---- */
 

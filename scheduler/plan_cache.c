@@ -98,7 +98,7 @@ struct hr_plan_cache_stats hr_plan_cache_stats(const struct hr_plan_cache *cache
 struct suffix_head {
         uint64_t epoch;
         uint32_t rules, n_copies, op_offload, strict;
-        uint32_t device_count, buffer_count, has_pins, reserved;
+        uint32_t device_count, buffer_count, has_pins, optimize;
         uint64_t expert_bytes;
 };
 
@@ -117,6 +117,7 @@ static hr_status suffix_make(const struct hr_plan_request *request, struct hr_pl
                 .n_copies = request->options.n_copies,
                 .op_offload = request->options.op_offload,
                 .strict = request->options.strict,
+                .optimize = request->options.optimize,
                 .expert_bytes = request->options.expert_bytes,
                 .device_count = in->device_count,
                 .buffer_count = in->buffer_count,

@@ -37,6 +37,8 @@ struct hr_plan_options {
         uint64_t expert_bytes; /* per device: memory for experts that are copied when they are used;
                                 * 0 = for all of them. What one layer can use in a run is held even
                                 * where that is more */
+        bool optimize; /* devices choose the order inside splits and join nodes into passes; results
+                        * have the same bits. Without effect under rules = ggml */
 };
 
 /* Where a leaf of kind WEIGHT or STATE lives. */

@@ -489,6 +489,13 @@ static hr_status read_copy(struct prover *prover, uint32_t copy) {
         return check_read(prover, &c->place, c->bytes, holds);
 }
 
+/* A result that a joined pass keeps to itself: it is computed and nobody else can want it. */
+static void keep_to_itself(struct prover *prover, uint32_t node) {
+        struct holder *holder = &prover->holders[prover->graph->leaf_count + node];
+
+        holder->landed = ++holder->meant;
+}
+
 /* The node computes on a copy, which is carried back later. */
 static hr_status write_copy(struct prover *prover, uint32_t copy, uint32_t root) {
         const struct hr_plan_copy *c = &prover->plan->copies[copy];
@@ -515,7 +522,8 @@ static inline hr_status write_result(struct prover *prover, uint32_t node, uint3
         return check_write(prover, &place, plan->span[id], root, root == id);
 }
 
-static hr_status prove_node(struct prover *prover, uint32_t node) {
+/* `inside`: the result of the step before it, which has no memory. */
+static hr_status prove_node(struct prover *prover, uint32_t node, uint32_t inside) {
         const struct hr_plan *plan = prover->plan;
         uint32_t id = prover->graph->leaf_count + node;
         const struct hr_tensor *tensor = &prover->graph->tensors[id];
@@ -523,14 +531,29 @@ static hr_status prove_node(struct prover *prover, uint32_t node) {
         const uint32_t *copies = plan->source_copy + plan->source_start[node];
 
         for (uint32_t i = 0; i < tensor->source_count; ++i) {
-                if (sources[i] == HR_TENSOR_NONE || sources[i] == id)
+                if (sources[i] == HR_TENSOR_NONE || sources[i] == id || sources[i] == inside)
                         continue;
                 if (copies[i] != HR_NO_COPY)
                         HR_TRY(read_copy(prover, copies[i]));
                 else
                         HR_TRY(read_root(prover, sources[i]));
         }
-        return write_result(prover, node, id);
+        return HR_OK;
+}
+
+/* All of a joined pass is read before its result is written. */
+static inline hr_status prove_step(struct prover *prover, uint32_t step) {
+        const struct hr_plan *plan = prover->plan;
+        uint32_t node = plan->steps[step], id = prover->graph->leaf_count + node;
+        uint32_t inside = plan->joined && step && plan->joined[step - 1]
+                                  ? prover->graph->leaf_count + plan->steps[step - 1]
+                                  : HR_TENSOR_NONE;
+
+        HR_TRY(prove_node(prover, node, inside));
+        if (!plan->joined || !plan->joined[step])
+                return write_result(prover, node, id);
+        keep_to_itself(prover, node);
+        return HR_OK;
 }
 
 /* Splits of view ops only have no command. */
@@ -552,7 +575,7 @@ static hr_status prove_compute(struct prover *prover) {
                                       "command %u computes split %u out of order",
                                       command_index(prover), prover->command->index);
         for (uint32_t k = 0; k < split->step_count; ++k)
-                HR_TRY(prove_node(prover, plan->steps[split->step_first + k]));
+                HR_TRY(prove_step(prover, split->step_first + k));
         return HR_OK;
 }
 
@@ -902,6 +925,7 @@ hr_status hr_plan_verify(const struct hr_plan *plan, const struct hr_plan_input 
         };
         hr_status status;
 
+        HR_TRY(hr_plan_verify_steps(plan, input, diag));
         hr_arena_init(&prover.arena, 0);
         status = prove(&prover);
         hr_arena_deinit(&prover.arena);

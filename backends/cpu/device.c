@@ -193,7 +193,8 @@ static const struct hr_program_ops cpu_program_ops = {
 static hr_status program_step(const struct cpu_device *cpu, const struct hr_step *step,
                               struct cpu_program_step *prepared, uint64_t *scratch_bytes,
                               struct hr_diag *diag) {
-        const struct cpu_kernel *kernel = cpu_kernel_find(step->op);
+        const struct cpu_kernel *kernel =
+                step->joined ? &cpu_kernel_chain : cpu_kernel_find(step->op);
 
         if (!kernel || !types_exist(step) || !kernel->supports(step))
                 return hr_fail_reason(diag, HR_E_UNSUPPORTED, "OP", "%s: no kernel for node %u, %s",
@@ -227,7 +228,8 @@ static hr_status cpu_program_new(struct hr_device *device, const struct hr_steps
                 .device = device,
                 .steps = steps,
         };
-        for (uint32_t i = 0; i < steps->count && status == HR_OK; i++)
+        /* The first step of a chain stands for all of it. */
+        for (uint32_t i = 0; i < steps->count && status == HR_OK; i += 1 + steps->steps[i].joined)
                 status = program_step(cpu, &steps->steps[i], &program->steps[i], &scratch_bytes,
                                       diag);
         if (status == HR_OK && scratch_bytes) {
@@ -338,7 +340,7 @@ static const struct hr_device_ops cpu_device_ops = {
         .program_new = cpu_program_new,
         .program_bytes = cpu_program_bytes,
         .memory = cpu_memory,
-        .optimize = hr_device_optimize_none,
+        .optimize = cpu_optimize,
 };
 
 /* ---- Configuration --------------------------------------------------------------------------- */

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cpu/kernel.h"
+#include "backends/cpu/vec.h"
 
 /* ops_binary.c */
 extern const struct cpu_kernel cpu_kernel_binary, cpu_kernel_add_id;
@@ -50,6 +51,31 @@ extern const struct cpu_kernel cpu_kernel_out_prod, cpu_kernel_solve_tri;
 /* ops_indexer.c */
 extern const struct cpu_kernel cpu_kernel_lightning_indexer, cpu_kernel_dsv4_hc_comb,
         cpu_kernel_dsv4_hc_pre, cpu_kernel_dsv4_hc_post;
+
+/* ---- Chains: nodes that share one pass ------------------------------------------------------- */
+
+#define CPU_CHAIN_MAX 8U /* nodes of one */
+
+/* ops_chain.c; its step is the first of 1 + joined. */
+extern const struct cpu_kernel cpu_kernel_chain;
+/* NORM, RMS_NORM or L2_NORM. */
+bool cpu_is_norm(uint32_t op);
+/* optimize.c: hr_device_ops.optimize */
+void cpu_optimize(const struct hr_device *device, const struct hr_split_view *view,
+                  uint32_t *order, bool *joined);
+
+/* What a node of one source does to n elements, with the parameters of call->step; out may be in.
+ * NULL for other ops. ops_unary.c */
+typedef void (*cpu_map_fn)(const struct cpu_call *call, int64_t n, float *out, const float *in);
+cpu_map_fn cpu_map_find(uint32_t op);
+/* The same for two sources. ops_binary.c */
+cpu_vec_binary_fn cpu_binary_find(const struct cpu_vec *vec, uint32_t op);
+/* Elements first .. first + n - 1 of a row that repeats with the period of `operand`, in `buffer`. */
+const float *cpu_load_repeated(const struct cpu_vec *vec, const struct hr_operand *operand,
+                               const uint8_t *row, int64_t first, int64_t n, float *buffer);
+/* What the elements of a row are multiplied by. NORM leaves the row less its mean in `out`, and that
+ * is what is multiplied; the others only read `in`. ops_norm.c */
+float cpu_norm_factor(const struct cpu_call *call, int64_t n, float *out, const float *in);
 
 /* The kernel of an op, or NULL. table.c */
 const struct cpu_kernel *cpu_kernel_find(uint32_t op);

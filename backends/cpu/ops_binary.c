@@ -36,8 +36,11 @@ static uint32_t binary_threads(const struct hr_step *step) {
         return cpu_threads_for(cpu_elements(&step->result), 2);
 }
 
-static cpu_vec_binary_fn binary_function(const struct cpu_vec *vec, uint32_t op) {
+cpu_vec_binary_fn cpu_binary_find(const struct cpu_vec *vec, uint32_t op) {
         switch (op) {
+        case HR_OP_ADD:
+        case HR_OP_ADD1:
+                return vec->binary[CPU_VEC_ADD];
         case HR_OP_SUB:
                 return vec->binary[CPU_VEC_SUB];
         case HR_OP_MUL:
@@ -45,13 +48,12 @@ static cpu_vec_binary_fn binary_function(const struct cpu_vec *vec, uint32_t op)
         case HR_OP_DIV:
                 return vec->binary[CPU_VEC_DIV];
         default:
-                return vec->binary[CPU_VEC_ADD];
+                return NULL;
         }
 }
 
-/* Elements first .. first + n - 1 of a row that repeats with the period of `operand`. */
-static const float *load_repeated(const struct cpu_vec *vec, const struct hr_operand *operand,
-                                  const uint8_t *row, int64_t first, int64_t n, float *buffer) {
+const float *cpu_load_repeated(const struct cpu_vec *vec, const struct hr_operand *operand,
+                               const uint8_t *row, int64_t first, int64_t n, float *buffer) {
         int64_t period = operand->ne[0], at = first % period;
         float one;
 
@@ -85,7 +87,7 @@ static void block_add_run(const struct cpu_call *call) {
 
         while (cpu_walk_next(&walk, &piece)) {
                 uint64_t offset = (uint64_t) (piece.first / unit) * bytes;
-                const float *y = load_repeated(call->vec, b, cpu_row_modulo(b, piece.index),
+                const float *y = cpu_load_repeated(call->vec, b, cpu_row_modulo(b, piece.index),
                                                piece.first, piece.n, b_buffer);
 
                 call->dot->dequantize[a->type](cpu_row_at(a, piece.index) + offset, sum, piece.n);
@@ -99,7 +101,7 @@ static void float_run(const struct cpu_call *call) {
         const struct hr_step *step = call->step;
         const struct hr_operand *result = &step->result, *a = &step->sources[0],
                                 *b = &step->sources[1];
-        cpu_vec_binary_fn function = binary_function(call->vec, step->op);
+        cpu_vec_binary_fn function = cpu_binary_find(call->vec, step->op);
         bool is_flat = cpu_same_shape(a, b) && cpu_is_contiguous(a) && cpu_is_contiguous(b) &&
                        cpu_is_contiguous(result);
         struct cpu_walk walk = cpu_walk_start(call, is_flat);
@@ -117,7 +119,7 @@ static void float_run(const struct cpu_call *call) {
                 if (is_flat || b->ne[0] == a->ne[0])
                         y = cpu_load(call->vec, b, b_row, piece.first, piece.n, b_buffer);
                 else
-                        y = load_repeated(call->vec, b, b_row, piece.first, piece.n, b_buffer);
+                        y = cpu_load_repeated(call->vec, b, b_row, piece.first, piece.n, b_buffer);
                 function(piece.n, out, x, y);
                 cpu_store(call->vec, result, row, piece.first, piece.n, out);
         }

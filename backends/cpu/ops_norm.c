@@ -31,28 +31,27 @@ static const float *dense_row(const struct hr_operand *source, const uint8_t *ro
         return spare;
 }
 
-static void row_norm(const struct cpu_call *call, int64_t n, float *out, const float *in) {
+float cpu_norm_factor(const struct cpu_call *call, int64_t n, float *out, const float *in) {
         const struct cpu_vec *vec = call->vec;
-        float eps = hr_param_f32(call->step->params, 0), factor;
+        float eps = hr_param_f32(call->step->params, 0);
         double sum;
 
         switch (call->step->op) {
         case HR_OP_NORM:
                 sum = vec->shift_squares(n, out, in, (float) (vec->sum(n, in) / (double) n));
-                factor = 1.0f / sqrtf((float) (sum / (double) n) + eps);
-                vec->scale(n, out, out, factor, 0.0f);
-                break;
+                return 1.0f / sqrtf((float) (sum / (double) n) + eps);
         case HR_OP_RMS_NORM:
                 sum = vec->sum_squares(n, in);
-                factor = 1.0f / sqrtf((float) (sum / (double) n) + eps);
-                vec->scale(n, out, in, factor, 0.0f);
-                break;
+                return 1.0f / sqrtf((float) (sum / (double) n) + eps);
         default:
-                sum = vec->sum_squares(n, in);
-                factor = 1.0f / fmaxf((float) sqrt(sum), eps);
-                vec->scale(n, out, in, factor, 0.0f);
-                break;
+                return 1.0f / fmaxf((float) sqrt(vec->sum_squares(n, in)), eps);
         }
+}
+
+static void row_norm(const struct cpu_call *call, int64_t n, float *out, const float *in) {
+        float factor = cpu_norm_factor(call, n, out, in);
+
+        call->vec->scale(n, out, call->step->op == HR_OP_NORM ? out : in, factor, 0.0f);
 }
 
 static void norm_run(const struct cpu_call *call) {

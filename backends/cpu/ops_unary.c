@@ -20,10 +20,7 @@ static uint32_t heavy_threads(const struct hr_step *step) {
         return cpu_threads_for(cpu_elements(&step->result), 24);
 }
 
-/* One piece: reads n elements of `in`, writes n of `out`; `params` are the step's. */
-typedef void (*map_fn)(const struct cpu_call *call, int64_t n, float *out, const float *in);
-
-static void map_run(const struct cpu_call *call, map_fn fn) {
+static void map_run(const struct cpu_call *call, cpu_map_fn fn) {
         const struct hr_operand *result = &call->step->result, *source = &call->step->sources[0];
         bool is_flat = cpu_is_contiguous(source) && cpu_is_contiguous(result);
         struct cpu_walk walk = cpu_walk_start(call, is_flat);
@@ -167,3 +164,26 @@ const struct cpu_kernel cpu_kernel_fill = {
         .threads_max = light_threads,
         .run = fill_run,
 };
+
+/* ---- For chains ------------------------------------------------------------------------------ */
+
+cpu_map_fn cpu_map_find(uint32_t op) {
+        switch (op) {
+        case HR_OP_UNARY:
+                return unary_piece;
+        case HR_OP_SQR:
+        case HR_OP_SQRT:
+        case HR_OP_LOG:
+        case HR_OP_SIN:
+        case HR_OP_COS:
+                return math_piece;
+        case HR_OP_SCALE:
+                return scale_piece;
+        case HR_OP_CLAMP:
+                return clamp_piece;
+        case HR_OP_LEAKY_RELU:
+                return leaky_relu_piece;
+        default:
+                return NULL;
+        }
+}

@@ -47,6 +47,7 @@ HR_TEST(every_type_of_value) {
                                    "drain_timeout = 1500ms ; why\n"
                                    "spin=0\n"
                                    "plan_cache_bytes = 3 M\n"
+                                   "optimize = no\n"
                                    "\n"
                                    "[listen]\r\n"
                                    "unix = /tmp/x.sock\r\n"
@@ -76,6 +77,7 @@ HR_TEST(every_type_of_value) {
         HR_EXPECT_EQ(config.drain_timeout_ns, 1500 * HR_NS_PER_MS);
         HR_EXPECT_EQ(config.spin_ns, 0);
         HR_EXPECT_EQ(config.plan_cache_bytes, 3 << 20);
+        HR_EXPECT(!config.optimize);
         HR_EXPECT_STREQ(config.unix_path, "/tmp/x.sock");
         HR_EXPECT_EQ(config.unix_mode, 0600);
         HR_EXPECT_EQ(((struct sockaddr_in *) &config.tcp.socket)->sin_port, htons(7070));

@@ -155,7 +155,8 @@ struct hr_pipeline *rig_pipeline(struct rig *rig, struct hr_graph *graph, const 
                                           .fleet = rig->fleet,
                                           .homes = homes,
                                           .pins = pins,
-                                          .options = {.n_copies = n_copies}};
+                                          .options = {.n_copies = n_copies,
+                                                      .optimize = rig->optimize}};
         struct hr_plan *plan = NULL;
         struct hr_pipeline *pipeline = NULL;
         struct hr_pipeline_request bind = {.graph = graph,

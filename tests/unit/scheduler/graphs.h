@@ -15,6 +15,7 @@
 struct rig {
         struct hr_device *devices[RIG_DEVICES];
         struct hr_fleet *fleet;
+        bool optimize; /* of the pipelines that it makes */
         struct hr_diag diag;
 };
 

@@ -1,8 +1,9 @@
 /*
  * Random graphs with views, writers, states and pins: many devices and slots against one device.
  *
- * Each seed makes one graph. It runs a few times on a single CPU device with one slot, and the same
- * inputs go through fleets of unlike devices with several slots, all runs in flight together. Every
+ * Each seed makes one graph. It runs a few times on a single CPU device with one slot, node by node,
+ * and the same inputs go through fleets of unlike devices with several slots, nodes joined where the
+ * devices like, all runs in flight together. Every
  * output of every run, and the states, must have the same bits. HR_SEED=N runs one seed, and
  * HR_SEEDS=N as many.
  */
@@ -189,7 +190,8 @@ static void run_all(struct rig *rig, struct hr_pipeline *pipeline, const struct 
 }
 
 static void harvest_on(const struct tangle *tangle, const struct rig_device *devices,
-                       uint32_t count, uint32_t n_copies, struct harvest *harvest) {
+                       uint32_t count, uint32_t n_copies, bool optimize,
+                       struct harvest *harvest) {
         struct rig rig;
         struct hr_leaf_home homes[LEAVES] = {{0}};
         int32_t pins[LEAVES + NODES];
@@ -198,6 +200,7 @@ static void harvest_on(const struct tangle *tangle, const struct rig_device *dev
         struct hr_pipeline *pipeline;
 
         rig_init(&rig, devices, count);
+        rig.optimize = optimize;
         make_homes(&rig, tangle, count, homes);
         for (uint32_t i = 0; i < LEAVES + NODES; ++i)
                 pins[i] = tangle->roll_pins[i] == UINT32_MAX || i < LEAVES
@@ -227,11 +230,14 @@ static void one_seed(uint32_t seed) {
         struct tangle tangle;
 
         tangle_init(&tangle, &dice);
-        harvest_on(&tangle, single, 1, 1, &expected);
-        for (uint32_t n = 1; n <= 4; ++n) {
+        harvest_on(&tangle, single, 1, 1, false, &expected);
+        for (uint32_t n = 0; n <= 4; ++n) {
                 uint32_t f = roll(&dice, HR_ARRAY_LENGTH(fleets));
 
-                harvest_on(&tangle, fleets[f], 4, n, &got);
+                if (n == 0)
+                        harvest_on(&tangle, single, 1, 1, true, &got);
+                else
+                        harvest_on(&tangle, fleets[f], 4, n, true, &got);
                 for (uint32_t run = 0; run < RUNS; ++run) {
                         for (uint32_t o = 0; o < tangle.graph->output_count; ++o) {
                                 if (memcmp(got.outputs[run][o], expected.outputs[run][o],
