@@ -299,6 +299,7 @@ struct hr_expert_cache {
         uint32_t *place_of;  /* per expert; >= places: nowhere */
         uint32_t *expert_at; /* per place; >= experts: nothing */
         uint64_t *used_at;   /* per expert: clock of its latest use */
+        atomic_uint_fast64_t *uses; /* per expert: scans that named it; read by any thread */
         uint32_t *missing;   /* experts to be copied after the latest scan, ascending */
         uint32_t missing_count;
 };

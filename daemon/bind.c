@@ -320,6 +320,8 @@ static hr_status pipeline_make(struct hr_request *request, struct hr_binding *bi
         hr_engine_turn_give(engine);
         HR_TRY(status);
         object->plan = HR_STEAL(binding->plan);
+        object->origin = binding->origin;
+        object->first_different = binding->first_different;
         binding->n_copies = hr_pipeline_copies(bound->pipeline);
         return HR_OK;
 }
@@ -357,6 +359,7 @@ static void object_empty(struct hr_server *server, struct hr_graph_object *objec
         free(bound->states);
         bound->states = NULL;
         bound->state_count = 0;
+        object->measure = hr_measure_free(object->measure);
         object->plan = hr_plan_unref(object->plan);
 }
 

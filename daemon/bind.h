@@ -19,6 +19,9 @@ struct hr_graph_run {
         struct hr_run_output *output_list;
         uint64_t *output_bytes; /* of those wanted, for the reply */
         uint64_t wanted_bytes;
+        struct hr_trace_entry *trace; /* once a run of this memory has been traced */
+        uint64_t trace_bytes;         /* charged for it */
+        bool traced;                  /* this one is */
 };
 
 /* Of a device's memory. */
@@ -37,6 +40,9 @@ struct hr_graph_object {
         struct hr_graph_entry *entry;
         struct hr_plan *plan;
         struct hr_bound bound;
+        hr_plan_origin origin; /* of the plan, and what differed */
+        uint32_t first_different;
+        struct hr_measure *measure; /* of traced runs. Thread: engine */
         /* Sizes, in the order of the graph's inputs and outputs. */
         uint32_t input_count, output_count;
         uint64_t *input_bytes, *output_bytes;
@@ -45,6 +51,7 @@ struct hr_graph_object {
         /* The loop's. */
         struct hr_list idle_runs;
         uint32_t idle_run_count;
+        uint64_t measure_charge; /* of the session's buffer_bytes */
 };
 struct hr_graph_object *hr_graph_object(struct hr_object *object);
 
@@ -71,6 +78,13 @@ HR_NODISCARD hr_status hr_bind(struct hr_request *request, struct hr_diag *diag)
 void hr_graph_object_close_work(struct hr_job *job);
 /* Frees the rest, run memory included; in rpc_run.c. Thread: loop. */
 void hr_graph_object_free(struct hr_object *object);
+/* Memory for the trace of a run, charged to its session: in rpc_explain.c, as are the others. Thread:
+ * loop. HR_E_EXHAUSTED. */
+HR_NODISCARD hr_status hr_run_trace_expect(struct hr_graph_object *object,
+                                           struct hr_graph_run *run, struct hr_diag *diag);
+/* After a traced run that has ended well: makes its outputs and behind them its trace the reply's
+ * memory, on the engine's thread, then calls `done`. Thread: loop. */
+void hr_run_trace_post(struct hr_request *request, hr_job_fn done);
 /* Decodes and validates a graph. Thread: engine. */
 HR_NODISCARD hr_status hr_bind_decode(const struct hr_server *server, struct hr_wire_span encoded,
                                       struct hr_diag *diag, struct hr_graph **ret_graph);

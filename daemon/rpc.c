@@ -18,7 +18,7 @@
 
 static const struct hr_method *const services[] = {
         hr_session_methods, hr_weights_methods, hr_state_methods,
-        hr_graph_methods,   hr_run_methods,     hr_admin_methods,
+        hr_graph_methods,   hr_run_methods,     hr_admin_methods, hr_explain_methods,
 };
 
 /* Filled at the first use; the loop is the only user. */
@@ -264,4 +264,13 @@ hr_status hr_method_begin_empty(struct hr_request *request, struct hr_wire_span 
         (void) request;
         (void) header;
         return hr_wire_empty_decode(message, diag);
+}
+
+hr_status hr_method_begin_graph(struct hr_request *request, struct hr_wire_span message,
+                                const struct hr_frame_header *header, struct hr_diag *diag) {
+        uint64_t handle = 0;
+
+        (void) header;
+        HR_TRY(hr_wire_fixed64_decode(message, diag, &handle));
+        return hr_request_take_object(request, handle, HR_OBJECT_GRAPH, diag);
 }

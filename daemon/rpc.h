@@ -44,9 +44,13 @@ extern const struct hr_method hr_state_methods[];
 extern const struct hr_method hr_graph_methods[];
 extern const struct hr_method hr_run_methods[];
 extern const struct hr_method hr_admin_methods[];
+extern const struct hr_method hr_explain_methods[];
 
 /* Methods without fields and body use these. */
 hr_status hr_method_begin_empty(struct hr_request *request, struct hr_wire_span message,
+                                const struct hr_frame_header *header, struct hr_diag *diag);
+/* ... and those whose only field is the handle of a graph, which becomes the request's object. */
+hr_status hr_method_begin_graph(struct hr_request *request, struct hr_wire_span message,
                                 const struct hr_frame_header *header, struct hr_diag *diag);
 /* done() of a work job whose reply has been put together by finish(): replies the failure, or calls
  * finish with HR_OK. */

@@ -1,5 +1,5 @@
 /*
- * Graphs: SUBMIT, EXPLAIN, RELEASE, and the question which device supports which op.
+ * Graphs: SUBMIT, RELEASE, and the question which device supports which op.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -159,49 +159,7 @@ static hr_status submit_start(struct hr_request *request, struct hr_diag *diag) 
         return HR_OK;
 }
 
-/* ---- EXPLAIN and RELEASE --------------------------------------------------------------------- */
-
-static hr_status handle_begin(struct hr_request *request, struct hr_wire_span message,
-                              const struct hr_frame_header *header, struct hr_diag *diag) {
-        uint64_t handle = 0;
-
-        (void) header;
-        HR_TRY(hr_wire_fixed64_decode(message, diag, &handle));
-        return hr_request_take_object(request, handle, HR_OBJECT_GRAPH, diag);
-}
-
-/* Thread: engine. */
-static void explain_work(struct hr_job *job) {
-        struct hr_request *request = job->arg;
-        const struct hr_graph_object *object = hr_graph_object(request->object);
-        char *text = NULL;
-
-        job->status = hr_plan_explain(object->plan, hr_graph_entry_graph(object->entry),
-                                      hr_engine_fleet(request->server->engine), &job->diag, &text,
-                                      &request->reply_bytes);
-        if (job->status == HR_OK)
-                request->reply_memory = text;
-        hr_engine_job_end(job);
-}
-
-static hr_status explain_finish(struct hr_request *request, struct hr_diag *diag) {
-        uint8_t message[16];
-        size_t bytes = 0;
-
-        HR_TRY(hr_wire_varint_encode(request->reply_bytes, message, sizeof message, diag, &bytes));
-        hr_request_reply(request, message, bytes, request->reply_memory, request->reply_bytes);
-        return HR_OK;
-}
-
-static void explain_done(struct hr_job *job) {
-        hr_request_finish(job, explain_finish);
-}
-
-static hr_status explain_start(struct hr_request *request, struct hr_diag *diag) {
-        (void) diag;
-        hr_request_post_work(request, explain_work, explain_done);
-        return HR_OK;
-}
+/* ---- RELEASE --------------------------------------------------------------------------------- */
 
 static hr_status release_start(struct hr_request *request, struct hr_diag *diag) {
         (void) diag;
@@ -292,17 +250,11 @@ const struct hr_method hr_graph_methods[] = {
          .begin = submit_begin,
          .start = submit_start,
          .release = submit_release},
-        {.type = HR_FRAME_EXPLAIN,
-         .name = "EXPLAIN",
-         .needs_session = true,
-         .permissions = HR_PERMIT_RUN,
-         .begin = handle_begin,
-         .start = explain_start},
         {.type = HR_FRAME_RELEASE,
          .name = "RELEASE",
          .needs_session = true,
          .permissions = HR_PERMIT_RUN,
-         .begin = handle_begin,
+         .begin = hr_method_begin_graph,
          .start = release_start},
         {0},
 };

@@ -23,7 +23,9 @@ static uint64_t run_bytes(const struct hr_graph_object *object) {
 static struct hr_graph_run *run_free(struct hr_graph_object *object, struct hr_graph_run *run) {
         if (!run)
                 return NULL;
-        hr_discharge(&object->base.session->buffer_bytes, run_bytes(object));
+        hr_discharge(&object->base.session->buffer_bytes,
+                     run_bytes(object) + run->trace_bytes);
+        free(run->trace);
         free(run->inputs);
         free(run->outputs);
         free(run->input_list);
@@ -105,6 +107,7 @@ void hr_graph_object_free(struct hr_object *base) {
 
         while ((link = hr_list_pop(&object->idle_runs)))
                 (void) run_free(object, HR_CONTAINER_OF(link, struct hr_graph_run, link));
+        hr_discharge(&object->base.session->buffer_bytes, object->measure_charge);
         free(object->input_bytes);
         free(object->output_bytes);
         free(object->shares);
@@ -185,6 +188,9 @@ static hr_status run_begin(struct hr_request *request, struct hr_wire_span messa
         request->context = run;
         request->server->stats.runs_in_flight++;
         HR_TRY(outputs_choose(run, object, &wire, diag));
+        run->traced = wire.trace;
+        if (run->traced)
+                HR_TRY(hr_run_trace_expect(object, run, diag));
         request->body = run->inputs;
         request->body_total = object->input_total;
         return HR_OK;
@@ -208,12 +214,19 @@ static void splits_count(struct hr_server *server, const struct hr_plan *plan) {
 static hr_status run_finish(struct hr_request *request, struct hr_diag *diag) {
         struct hr_server *server = request->server;
         const struct hr_graph_run *run = request->context;
+        const struct hr_expert_tally *experts = &run->job.run.experts;
         const struct hr_wire_run_reply reply = {
                 .output_bytes = run->output_bytes,
                 .output_count = run->job.run.output_count,
                 .queue_ns = run->job.job.started_ns - request->arrived_ns,
                 .run_ns = run->job.run.ended_ns - run->job.run.started_ns,
                 .slot = run->job.run.slot,
+                .trace_bytes = run->traced ? request->reply_bytes - run->wanted_bytes : 0,
+                .copied_bytes = hr_run_copied_bytes(&run->job.run),
+                .expert_hits = atomic_load(&experts->hits),
+                .expert_misses = atomic_load(&experts->misses),
+                .expert_copies = atomic_load(&experts->copies),
+                .expert_bytes = atomic_load(&experts->bytes),
         };
         size_t bytes = 0;
 
@@ -222,12 +235,29 @@ static hr_status run_finish(struct hr_request *request, struct hr_diag *diag) {
         splits_count(server, hr_graph_object(request->object)->plan);
         HR_TRY(hr_wire_run_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,
                                         &bytes));
-        hr_request_reply(request, server->scratch, bytes, run->outputs, run->wanted_bytes);
+        if (run->traced)
+                hr_request_reply(request, server->scratch, bytes, request->reply_memory,
+                                 request->reply_bytes);
+        else
+                hr_request_reply(request, server->scratch, bytes, run->outputs, run->wanted_bytes);
+        return HR_OK;
+}
+
+static void traced_done(struct hr_job *job) {
+        hr_request_finish(job, run_finish);
+}
+
+static hr_status run_trace(struct hr_request *request, struct hr_diag *diag) {
+        (void) diag;
+        hr_run_trace_post(request, traced_done);
         return HR_OK;
 }
 
 static void run_done(struct hr_job *job) {
-        hr_request_finish(job, run_finish);
+        const struct hr_request *request = job->arg;
+        const struct hr_graph_run *run = request->context;
+
+        hr_request_finish(job, run->traced ? run_trace : run_finish);
 }
 
 static hr_status run_start(struct hr_request *request, struct hr_diag *diag) {
@@ -240,6 +270,7 @@ static hr_status run_start(struct hr_request *request, struct hr_diag *diag) {
                 .inputs = run->input_list,
                 .outputs = run->output_list,
                 .output_count = run->job.run.output_count,
+                .trace = run->traced ? run->trace : NULL,
         };
         run->job.job.kind = HR_JOB_RUN;
         run->job.job.lane = &request->session->lane;

@@ -312,6 +312,7 @@ struct hr_wire_run {
         bool no_outputs;
         uint64_t input_bytes;
         int32_t priority;
+        bool trace;
 };
 HR_NODISCARD hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena,
                                           struct hr_diag *diag, struct hr_wire_run *ret_run);
@@ -323,6 +324,8 @@ struct hr_wire_run_reply {
         uint32_t output_count;
         uint64_t queue_ns, run_ns;
         uint32_t slot;
+        uint64_t trace_bytes, copied_bytes;
+        uint64_t expert_hits, expert_misses, expert_copies, expert_bytes;
 };
 HR_NODISCARD hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply,
                                                 uint8_t *buffer, size_t capacity,

@@ -169,6 +169,7 @@ hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena
                 .no_outputs = wire.no_outputs,
                 .input_bytes = wire.input_bytes,
                 .priority = wire.priority,
+                .trace = wire.trace,
         };
         return HR_OK;
 }
@@ -182,6 +183,7 @@ hr_status hr_wire_run_encode(const struct hr_wire_run *run, uint8_t *buffer, siz
                 .no_outputs = run->no_outputs,
                 .input_bytes = run->input_bytes,
                 .priority = run->priority,
+                .trace = run->trace,
         };
 
         return hr_codec_encode(headrace_v1_Run_fields, &wire, buffer, capacity, diag, ret_bytes);
@@ -195,6 +197,16 @@ hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply, uint8_
                 .queue_ns = reply->queue_ns,
                 .run_ns = reply->run_ns,
                 .slot = reply->slot,
+                .trace_bytes = reply->trace_bytes,
+                .copied_bytes = reply->copied_bytes,
+                .has_experts = reply->expert_hits || reply->expert_misses,
+                .experts =
+                        {
+                                .hits = reply->expert_hits,
+                                .misses = reply->expert_misses,
+                                .copies = reply->expert_copies,
+                                .bytes = reply->expert_bytes,
+                        },
         };
 
         return hr_codec_encode(headrace_v1_RunReply_fields, &wire, buffer, capacity, diag,
@@ -214,6 +226,12 @@ hr_status hr_wire_run_reply_decode(struct hr_wire_span message, struct hr_arena 
                 .queue_ns = wire.queue_ns,
                 .run_ns = wire.run_ns,
                 .slot = wire.slot,
+                .trace_bytes = wire.trace_bytes,
+                .copied_bytes = wire.copied_bytes,
+                .expert_hits = wire.experts.hits,
+                .expert_misses = wire.experts.misses,
+                .expert_copies = wire.experts.copies,
+                .expert_bytes = wire.experts.bytes,
         };
         return HR_OK;
 }

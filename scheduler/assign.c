@@ -51,7 +51,7 @@ static hr_status homeless(struct hr_planner *planner, uint32_t tensor, uint32_t 
         int64_t reader = planner->headrace ? first_reader(planner, buffer) : -1;
 
         if (reader >= 0 && (t->op == HR_OP_NONE || (t->flags & HR_PLAN_IS_VIEW))) {
-                ++planner->plan->rule_count[HR_RULE_LABEL];
+                planner_note(planner, HR_RULE_LABEL, tensor);
                 assign(planner, tensor, reader, HR_CAUSE_MEMORY);
                 return HR_OK;
         }
@@ -242,7 +242,7 @@ static void upgrade(struct hr_planner *planner, uint32_t tensor) {
                     !reads_all_sources(planner, tensor, d))
                         continue;
                 if (planner->headrace && planner_pinned(planner, tensor)) {
-                        ++planner->plan->rule_count[HR_RULE_PINS];
+                        planner_note(planner, HR_RULE_PINS, tensor);
                         return;
                 }
                 assign(planner, tensor, d, HR_CAUSE_UPGRADE);
@@ -323,6 +323,8 @@ static hr_status pass_rest(struct hr_planner *planner) {
 
 static hr_status run_passes(struct hr_planner *planner) {
         memset(planner->plan->rule_count, 0, sizeof planner->plan->rule_count);
+        memset(planner->plan->notes, 0,
+               hr_graph_tensor_count(planner->graph) * sizeof *planner->plan->notes);
         if (planner->write_back)
                 memset(planner->write_back, 0, planner->graph->node_count);
         HR_TRY(pass_memory(planner));

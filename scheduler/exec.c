@@ -126,6 +126,39 @@ static void on_notify(void *arg) {
                 run_end(run);
 }
 
+/* ---- Traces ------------------------------------------------------------------------------------
+ */
+
+/* Thread: the queue's, before and after the command. */
+static void on_begin(void *arg) {
+        struct hr_trace_entry *entry = arg;
+
+        entry->begin_ns = hr_clock_now_ns();
+        on_notify(entry->run);
+}
+
+static void on_end(void *arg) {
+        struct hr_trace_entry *entry = arg;
+        struct hr_run *run = entry->run;
+        struct hr_expert_tally *sum = &run->experts, *own = &entry->experts;
+
+        entry->end_ns = hr_clock_now_ns();
+        count(&sum->hits, atomic_load_explicit(&own->hits, memory_order_relaxed));
+        count(&sum->misses, atomic_load_explicit(&own->misses, memory_order_relaxed));
+        count(&sum->copies, atomic_load_explicit(&own->copies, memory_order_relaxed));
+        count(&sum->bytes, atomic_load_explicit(&own->bytes, memory_order_relaxed));
+        on_notify(run);
+}
+
+/* The run is not over before its last entry is complete. A queue that cannot call back leaves the
+ * entry as what did not happen. */
+static void mark(const struct hr_bound_command *command, struct hr_trace_entry *entry,
+                 hr_notify_fn fn) {
+        atomic_fetch_add_explicit(&entry->run->pending, 1, memory_order_relaxed);
+        if (hr_queue_notify(command->queue, fn, entry, NULL) != HR_OK)
+                on_notify(entry->run); /* not the last: the starter holds a share */
+}
+
 /* ---- Submission --------------------------------------------------------------------------------
  */
 
@@ -141,7 +174,7 @@ static hr_status submit_notify(const struct hr_bound_command *command, struct hr
 }
 
 static hr_status submit(const struct hr_bound_command *command, const struct hr_slot *slot,
-                        struct hr_run *run, struct hr_diag *diag) {
+                        struct hr_run *run, struct hr_expert_tally *tally, struct hr_diag *diag) {
         struct hr_outcome *outcome = &run->outcome;
         const struct hr_run_output *wanted;
 
@@ -166,7 +199,7 @@ static hr_status submit(const struct hr_bound_command *command, const struct hr_
                                      command->bytes, outcome, diag);
         case HR_COMMAND_COPY_EXPERTS:
                 return hr_queue_copy_experts(command->queue, command->experts, command->index,
-                                             command->from, &run->experts, outcome, diag);
+                                             command->from, tally, outcome, diag);
         case HR_COMMAND_COMPUTE:
                 return hr_queue_compute(command->queue, command->program, 0, command->step_count,
                                         outcome, diag);
@@ -180,6 +213,22 @@ static hr_status submit(const struct hr_bound_command *command, const struct hr_
                 return submit_notify(command, run, diag);
         }
         return HR_OK;
+}
+
+static hr_status submit_traced(const struct hr_bound_command *command, const struct hr_slot *slot,
+                               struct hr_run *run, struct hr_trace_entry *entry,
+                               struct hr_diag *diag) {
+        bool happens = command->code != HR_COMMAND_NOTIFY &&
+                       (command->code != HR_COMMAND_READ_BACK || slot->wanted[command->index]);
+        hr_status status;
+
+        *entry = (struct hr_trace_entry){.run = run};
+        if (!happens)
+                return submit(command, slot, run, &run->experts, diag);
+        mark(command, entry, on_begin);
+        status = submit(command, slot, run, &entry->experts, diag);
+        mark(command, entry, on_end);
+        return status;
 }
 
 /* The lanes of this pipeline that touch states wait for those of the pipeline that used them last.
@@ -233,12 +282,16 @@ static void submit_all(struct hr_pipeline *pipeline, struct hr_slot *slot, struc
                 (void) hr_outcome_fail(&run->outcome, diag.status, diag.reason, HR_DIAG_NO_INDEX,
                                        "%s", diag.words);
         for (uint32_t i = 0; i < commands; ++i) {
+                const struct hr_bound_command *command = &slot->commands[i];
                 bool passed = true;
 
                 for (; gate < gates && pipeline->gates[gate].command == i; ++gate)
                         passed = hr_gate_pass(pipeline, &pipeline->gates[gate], &diag) == HR_OK &&
                                  passed;
-                if (HR_LIKELY(submit(&slot->commands[i], slot, run, &diag) == HR_OK && passed))
+                if (HR_LIKELY((run->trace ? submit_traced(command, slot, run, &run->trace[i], &diag)
+                                          : submit(command, slot, run, &run->experts, &diag)) ==
+                                      HR_OK &&
+                              passed))
                         continue;
                 (void) hr_outcome_fail(&run->outcome, diag.status, diag.reason, HR_DIAG_NO_INDEX,
                                        "%s", diag.words);
@@ -311,4 +364,8 @@ void hr_run_finish(struct hr_run *run) {
         pipeline->slots[run->slot].taken = false;
         --pipeline->in_flight;
         pipeline->constants_pending = false;
+}
+
+uint64_t hr_run_copied_bytes(const struct hr_run *run) {
+        return run->pipeline->copied_bytes + atomic_load(&run->experts.bytes);
 }

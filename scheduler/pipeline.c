@@ -203,10 +203,11 @@ static hr_status fill_cache(struct hr_pipeline *pipeline, uint32_t g, struct hr_
                 .place_of = take(pipeline, group->experts, sizeof(uint32_t)),
                 .expert_at = take(pipeline, group->places, sizeof(uint32_t)),
                 .used_at = take(pipeline, group->experts, sizeof(uint64_t)),
+                .uses = take(pipeline, group->experts, sizeof *cache->uses),
                 .missing = take(pipeline, group->experts, sizeof(uint32_t)),
         };
         return cache->weights && cache->place_of && cache->expert_at && cache->used_at &&
-                               cache->missing
+                               cache->uses && cache->missing
                        ? HR_OK
                        : out_of_memory(diag);
 }

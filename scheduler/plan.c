@@ -132,6 +132,7 @@ static hr_status planner_init(struct hr_planner *planner) {
 
         plan->device = planner_keep(planner, count, sizeof *plan->device);
         plan->cause = planner_keep(planner, count, sizeof *plan->cause);
+        plan->notes = planner_keep(planner, count, sizeof *plan->notes);
         plan->root = planner_keep(planner, count, sizeof *plan->root);
         plan->root_offset = planner_keep(planner, count, sizeof *plan->root_offset);
         plan->span = planner_keep(planner, count, sizeof *plan->span);
@@ -146,7 +147,8 @@ static hr_status planner_init(struct hr_planner *planner) {
         }
         if (in->pins)
                 plan->pins = planner_keep(planner, count, sizeof *plan->pins);
-        if (!plan->device || !plan->cause || !plan->root || !plan->root_offset || !plan->span ||
+        if (!plan->device || !plan->cause || !plan->notes || !plan->root || !plan->root_offset ||
+            !plan->span ||
             !plan->compute_bytes || !plan->scratch_bytes || !plan->device_splits ||
             !planner->tensors || !planner->supports || (!in->supports && !planner->asked) ||
             (in->pins && !plan->pins))

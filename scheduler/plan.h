@@ -103,6 +103,10 @@ typedef enum hr_rule {
         HR_RULE_COUNT
 } hr_rule;
 
+/* A node that fell back to the last device; beside the bits of the rules. */
+#define HR_NOTE_FALLBACK 0x8000U
+_Static_assert(HR_RULE_COUNT <= 15, "rules and notes share 16 bits");
+
 typedef enum hr_split_reason {
         HR_SPLIT_FIRST,
         HR_SPLIT_DEVICE, /* "backend" */
@@ -231,6 +235,7 @@ struct hr_plan {
         /* Placement of tensors. */
         int32_t *device;       /* per tensor; -1 none */
         uint16_t *cause;       /* per tensor: hr_cause */
+        uint16_t *notes;       /* per tensor: bits of the hr_rules that touched it, and below */
         uint32_t *root;        /* per tensor */
         uint64_t *root_offset; /* per tensor: bytes into the root */
         uint64_t *span;        /* per tensor: bytes it touches */
@@ -414,6 +419,12 @@ static inline bool planner_supports(const struct hr_planner *planner, uint32_t d
 
 static inline bool planner_reads(const struct hr_planner *planner, uint32_t device, uint32_t kind) {
         return hr_bit_get(planner->in->reads + (size_t) device * planner->kind_words, kind);
+}
+
+/* The rule has changed what becomes of the tensor. */
+static inline void planner_note(const struct hr_planner *planner, hr_rule rule, uint32_t tensor) {
+        ++planner->plan->rule_count[rule];
+        planner->plan->notes[tensor] |= (uint16_t) (1U << rule);
 }
 
 static inline bool planner_pinned(const struct hr_planner *planner, uint32_t tensor) {

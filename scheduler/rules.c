@@ -107,7 +107,7 @@ int64_t hr_rule_offload(struct hr_planner *planner, uint32_t tensor, uint32_t we
                                  OFFLOAD_WORK_PER_BYTE * (double) planner->plan->span[weight])
                 best = -1;
         if (best != plain)
-                ++planner->plan->rule_count[HR_RULE_OFFLOAD];
+                planner_note(planner, HR_RULE_OFFLOAD, tensor);
         return best;
 }
 
@@ -135,7 +135,7 @@ hr_status hr_rule_writer(struct hr_planner *planner, uint32_t tensor) {
         if (target >= 0) {
                 plan->device[tensor] = (int32_t) target;
                 plan->cause[tensor] = HR_CAUSE_RULE_WRITER;
-                ++plan->rule_count[HR_RULE_WRITER];
+                planner_note(planner, HR_RULE_WRITER, tensor);
                 return HR_OK;
         }
         if (!planner->write_back) {
@@ -145,7 +145,7 @@ hr_status hr_rule_writer(struct hr_planner *planner, uint32_t tensor) {
                         return planner_out_of_memory(planner);
         }
         planner->write_back[tensor - planner->graph->leaf_count] = true;
-        ++plan->rule_count[HR_RULE_WRITE_BACK];
+        planner_note(planner, HR_RULE_WRITE_BACK, tensor);
         return HR_OK;
 }
 
@@ -160,7 +160,7 @@ void hr_rule_view_leaves(struct hr_planner *planner) {
                         continue;
                 plan->device[root] = plan->device[id];
                 plan->cause[root] = HR_CAUSE_RULE_VIEW;
-                ++plan->rule_count[HR_RULE_VIEW_LEAF];
+                planner_note(planner, HR_RULE_VIEW_LEAF, root);
         }
 }
 
@@ -227,6 +227,7 @@ hr_status hr_rule_strict(struct hr_planner *planner) {
                 if (!is_fallback(planner, id))
                         continue;
                 ++plan->fallback_nodes;
+                plan->notes[id] |= HR_NOTE_FALLBACK;
                 if (!planner->in->options.strict)
                         continue;
                 hr_fail_reason(planner->diag, HR_E_PRECONDITION, "FALLBACK",

@@ -8,6 +8,8 @@
 
 #include "core/device.h"
 #include "core/topology.h"
+#include "scheduler/explain.h"
+#include "scheduler/trace.h"
 
 /* ---- Fleet: the devices in priority order ---------------------------------------------------- */
 
@@ -85,12 +87,6 @@ struct hr_plan_summary {
 struct hr_plan_summary hr_plan_summary(const struct hr_plan *plan);
 /* Device of a tensor, -1 where none. */
 int32_t hr_plan_tensor_device(const struct hr_plan *plan, uint32_t tensor);
-
-/* The plan as text: assignment with causes, splits with reasons and inputs, copies, byte layout,
- * rules that touched it. Caller frees *ret_text (NUL-terminated). */
-HR_NODISCARD hr_status hr_plan_explain(const struct hr_plan *plan, const struct hr_graph *graph,
-                                       const struct hr_fleet *fleet, struct hr_diag *diag,
-                                       char **ret_text, size_t *ret_bytes);
 
 /* ---- Plan cache ------------------------------------------------------------------------------ */
 
@@ -253,6 +249,8 @@ struct hr_run {
         uint32_t output_count;
         hr_run_done_fn done;
         void *arg;
+        struct hr_trace_entry *trace; /* hr_pipeline_command_count() of them, of the caller's; NULL =
+                                       * not traced */
         /* Set by the executor. */
         struct hr_pipeline *pipeline;
         uint64_t sequence;
@@ -274,6 +272,9 @@ void hr_run_cancel(struct hr_run *run, hr_status status, const char *reason);
 /* Engine thread, after done: gives the slot back. Must be called before the next hr_run_start that
  * needs it. */
 void hr_run_finish(struct hr_run *run);
+
+/* Bytes that the run copied between memories, experts included. After done. */
+uint64_t hr_run_copied_bytes(const struct hr_run *run);
 
 /* Counters of the executor since the start. */
 struct hr_exec_stats {

@@ -86,7 +86,7 @@ static bool needs_copy(const struct hr_planner *planner, uint32_t tensor, uint32
         by_label = !own_label && !planner_could_read(planner, tensor, device);
         by_memory = kind >= 0 && !planner_reads(planner, device, (uint32_t) kind);
         if (by_memory != by_label)
-                ++planner->plan->rule_count[HR_RULE_REACH];
+                planner_note(planner, HR_RULE_REACH, tensor);
         return by_memory;
 }
 
@@ -102,7 +102,7 @@ static uint32_t find_copy(const struct hr_planner *planner, uint32_t tensor, uin
                     (plan->copies[c].group != HR_NO_INDEX && plan->copies[c].group != group))
                         continue;
                 if (planner->headrace && plan->copies[c].version != version) {
-                        ++planner->plan->rule_count[HR_RULE_FRESH_COPY];
+                        planner_note(planner, HR_RULE_FRESH_COPY, tensor);
                         return HR_NO_COPY;
                 }
                 return c;
@@ -135,7 +135,7 @@ static hr_status add_copy(struct cutter *cutter, uint32_t tensor, uint32_t devic
         if (split->input_count == cutter->full_at) {
                 cutter->full_at *= 2;
                 if (planner->headrace && split->input_count == GGML_INPUTS_FIRST)
-                        ++plan->rule_count[HR_RULE_NO_CUT];
+                        planner_note(planner, HR_RULE_NO_CUT, tensor);
         }
         plan->inputs[plan->input_count++] = plan->copy_count;
         ++split->input_count;
@@ -294,7 +294,7 @@ static hr_status take_node(struct cutter *cutter, uint32_t node) {
                 HR_TRY(open_split(cutter, (uint32_t) plan->device[id], node, HR_SPLIT_WRITE_BACK));
         if (ids_are_late(cutter, id)) {
                 HR_TRY(open_split(cutter, (uint32_t) plan->device[id], node, HR_SPLIT_EXPERTS));
-                ++plan->rule_count[HR_RULE_EXPERTS];
+                planner_note(planner, HR_RULE_EXPERTS, id);
         }
         cutter->has_node = true;
         HR_TRY(list_inputs(cutter, node));

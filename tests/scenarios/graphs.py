@@ -9,6 +9,8 @@ from typing import Any
 import raw
 from raw import F32, INPUT, Conn, Graph, pb
 
+from headrace.explain import Explanation
+
 COPIES = [1, 2, 4]
 
 
@@ -65,4 +67,7 @@ def read_state(conn: Conn, handle: int, tensor: int, size: int) -> bytes:
 
 
 def explain(conn: Conn, handle: int) -> str:
-    return conn.call(raw.EXPLAIN, pb.Explain(handle=handle))[1].decode()
+    """The plan as text, without where it came from."""
+    message = pb.Explanation.FromString(conn.call(raw.EXPLAIN, pb.Explain(handle=handle))[1])
+    lines = Explanation(message).text().splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("cache:"))

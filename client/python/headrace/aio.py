@@ -19,6 +19,7 @@ import numpy.typing as npt
 from headrace import flows, handles
 from headrace.client import TIMEOUT_S, UPLOAD_TIMEOUT_S
 from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
+from headrace.explain import Explanation
 from headrace.flows import Content, Flow, Inputs, OnProgress, Placement, Request
 from headrace.graph import Graph
 from headrace.transport import GRACE_S, open_socket
@@ -207,15 +208,27 @@ class AsyncGraphHandle(handles.SubmittedGraph):
         *,
         outputs: Sequence[int | str] | None = None,
         priority: int = 0,
+        trace: bool = False,
         timeout: float | None = None,
     ) -> handles.RunResult:
         """Evaluates the graph and returns its outputs."""
-        flow = flows.run(self, inputs, outputs, priority, self._client.body_max)
+        flow = flows.run(self, inputs, outputs, priority, self._client.body_max, trace)
         return await self._client.drive(flow, timeout)
 
     async def explain(self) -> str:
         """The plan as text."""
+        return (await self.explanation()).text()
+
+    async def explanation(self) -> Explanation:
+        """The plan as data; with figures for each split once runs have been traced."""
         return await self._client.drive(flows.explain(self, self._client.body_max), None)
+
+    async def analyze(
+        self, inputs: Inputs = (), *, runs: int = 5, timeout: float | None = None
+    ) -> Explanation:
+        """The plan with figures of so many traced runs; see client.GraphHandle.analyze()."""
+        flow = flows.analyze(self, inputs, runs, self._client.body_max)
+        return await self._client.drive(flow, timeout)
 
     async def release(self) -> None:
         """Gives the graph back."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from headrace import flows, handles
 from headrace.errors import DeadlineExceeded, HeadraceError
+from headrace.explain import Explanation
 from headrace.flows import Content, Flow, Inputs, OnProgress, Placement, Request
 from headrace.graph import Graph
 from headrace.transport import Pending, Transport, open_socket
@@ -116,14 +117,15 @@ class GraphHandle(handles.SubmittedGraph):
         *,
         outputs: Sequence[int | str] | None = None,
         priority: int = 0,
+        trace: bool = False,
         timeout: float | None = None,
     ) -> handles.RunResult:
         """Evaluates the graph and returns its outputs.
 
         inputs: {name: array}, or arrays in the graph's order. outputs: which, by name or position
-        (None all, empty none).
+        (None all, empty none). trace: the result's `trace` tells when each command began and ended.
         """
-        flow = flows.run(self, inputs, outputs, priority, self._client.body_max)
+        flow = flows.run(self, inputs, outputs, priority, self._client.body_max, trace)
         return self._client.drive(flow, timeout)
 
     def run_async(
@@ -132,17 +134,31 @@ class GraphHandle(handles.SubmittedGraph):
         *,
         outputs: Sequence[int | str] | None = None,
         priority: int = 0,
+        trace: bool = False,
         timeout: float | None = None,
     ) -> Operation[handles.RunResult]:
         """Starts a run and returns at once; inputs may be overwritten when this returns, unless
         they are longer than one frame (Client.body_max).
         """
-        flow = flows.run(self, inputs, outputs, priority, self._client.body_max)
+        flow = flows.run(self, inputs, outputs, priority, self._client.body_max, trace)
         return self._client.begin(flow, timeout)
 
     def explain(self) -> str:
         """The plan as text."""
+        return self.explanation().text()
+
+    def explanation(self) -> Explanation:
+        """The plan as data; with figures for each split once runs have been traced."""
         return self._client.drive(flows.explain(self, self._client.body_max), None)
+
+    def analyze(
+        self, inputs: Inputs = (), *, runs: int = 5, timeout: float | None = None
+    ) -> Explanation:
+        """Runs the graph so many times, traced, and returns its plan with measured figures. What
+        the graph does to states is done each time.
+        """
+        flow = flows.analyze(self, inputs, runs, self._client.body_max)
+        return self._client.drive(flow, timeout)
 
     def release(self) -> None:
         """Gives the graph back."""

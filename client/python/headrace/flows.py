@@ -17,8 +17,10 @@ import numpy.typing as npt
 from headrace import handles
 from headrace import headrace_pb2 as pb
 from headrace.errors import NotFound, ProtocolError
+from headrace.explain import Explanation
 from headrace.graph import Graph
 from headrace.handles import SubmittedGraph
+from headrace.trace import Trace
 from headrace.types import Array, TensorInfo, TypeLike, as_bytes, as_type, from_bytes
 from headrace.wire import PROTOCOL, Buffer, Kind, Reply, parse
 
@@ -370,15 +372,17 @@ def run(
     outputs: Sequence[int | str] | None,
     priority: int,
     body_max: int,
+    trace: bool = False,
 ) -> Flow[handles.RunResult]:
     """One evaluation."""
     body = input_body(handle, inputs)
     positions = handle.positions(outputs)
     wanted = handle.outputs if positions is None else [handle.outputs[p] for p in positions]
     memory = np.empty(sum(t.nbytes for t in wanted), np.uint8)
+    into = None if trace else memory.data
     seen = handle.generation
     long = handle.input_bytes > body_max
-    request = Request(Kind.RUN, handle.run_message(positions, priority, long), body, memory.data)
+    request = Request(Kind.RUN, handle.run_message(positions, priority, long, trace), body, into)
     try:
         reply = yield request
     except NotFound:
@@ -386,13 +390,20 @@ def run(
             raise
         yield from renewed(handle, seen, body_max)
         reply = yield Request(
-            Kind.RUN, handle.run_message(positions, priority, long), body, memory.data
+            Kind.RUN, handle.run_message(positions, priority, long, trace), body, into
         )
-    return handles.outputs_of(handle, wanted, parse(pb.RunReply, reply.message), memory)
+    answer = parse(pb.RunReply, reply.message)
+    if not trace:
+        return handles.outputs_of(handle, wanted, answer, memory)
+    everything = np.frombuffer(reply.body, np.uint8)
+    cut = len(everything) - answer.trace_bytes
+    result = handles.outputs_of(handle, wanted, answer, everything[:cut])
+    result.trace = Trace(parse(pb.Trace, reply.body[cut:]), handle.graph, handle.handle)
+    return result
 
 
-def explain(handle: SubmittedGraph, body_max: int) -> Flow[str]:
-    """A plan as text."""
+def explain(handle: SubmittedGraph, body_max: int) -> Flow[Explanation]:
+    """A plan as data."""
     seen = handle.generation
     try:
         reply = yield Request(Kind.EXPLAIN, pb.Explain(handle=handle.handle).SerializeToString())
@@ -401,7 +412,16 @@ def explain(handle: SubmittedGraph, body_max: int) -> Flow[str]:
             raise
         yield from renewed(handle, seen, body_max)
         reply = yield Request(Kind.EXPLAIN, pb.Explain(handle=handle.handle).SerializeToString())
-    return str(reply.body, "utf-8", "replace")
+    return Explanation(parse(pb.Explanation, reply.body))
+
+
+def analyze(
+    handle: SubmittedGraph, inputs: Inputs, runs: int, body_max: int
+) -> Flow[Explanation]:
+    """A plan as data, after so many traced runs."""
+    for _ in range(runs):
+        yield from run(handle, inputs, (), 0, body_max, trace=True)
+    return (yield from explain(handle, body_max))
 
 
 def release(handle: SubmittedGraph) -> Flow[None]:

@@ -12,6 +12,7 @@ import numpy as np
 from headrace import headrace_pb2 as pb
 from headrace.errors import ProtocolError
 from headrace.ops.base import GraphBase, Tensor
+from headrace.trace import Trace
 from headrace.types import Array, TensorInfo, Type, as_ne, as_shape, from_bytes
 
 
@@ -183,7 +184,7 @@ class SubmittedGraph:
         self.released = False
         self.plan: PlanSummary
         self.lock = threading.Lock()
-        self._messages: dict[tuple[tuple[int, ...] | None, int], bytes] = {}
+        self._messages: dict[tuple[tuple[int, ...] | None, int, bool], bytes] = {}
 
     def planned(self, handle: int, plan: PlanSummary) -> None:
         """Takes the handle of a (renewed) submit."""
@@ -211,9 +212,11 @@ class SubmittedGraph:
             return None
         return tuple(self.output_names[w] if isinstance(w, str) else w for w in wanted)
 
-    def run_message(self, positions: tuple[int, ...] | None, priority: int, long: bool) -> bytes:
+    def run_message(
+        self, positions: tuple[int, ...] | None, priority: int, long: bool, trace: bool = False
+    ) -> bytes:
         """The RUN message; made once per choice of outputs."""
-        key = (positions, priority)
+        key = (positions, priority, trace)
         message = self._messages.get(key)
         if message is None:
             message = pb.Run(
@@ -221,16 +224,40 @@ class SubmittedGraph:
                 outputs=positions or (),
                 no_outputs=positions == (),
                 priority=priority,
+                trace=trace,
                 input_bytes=self.input_bytes if long else 0,
             ).SerializeToString()
             self._messages[key] = message
         return message
 
 
-class RunResult(Sequence[Array]):
-    """The outputs of a run, by position or by name; times in seconds."""
+@dataclass(frozen=True, slots=True)
+class ExpertUse:
+    """What a run used of mixtures whose experts travel: experts that were on the device, experts
+    that were copied, the moves and bytes of that.
+    """
 
-    __slots__ = ("arrays", "names", "queue_s", "run_s", "slot")
+    hits: int = 0
+    misses: int = 0
+    copies: int = 0
+    nbytes: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the used experts; 1 when none was used."""
+        used = self.hits + self.misses
+        return self.hits / used if used else 1.0
+
+
+class RunResult(Sequence[Array]):
+    """The outputs of a run, by position or by name; times in seconds.
+
+    copied_bytes: between memories, experts included. trace: of a run that was asked for one.
+    """
+
+    __slots__ = (
+        "arrays", "copied_bytes", "experts", "names", "queue_s", "run_s", "slot", "trace",
+    )  # fmt: skip
 
     def __init__(self, arrays: list[Array], names: Mapping[str, int], reply: pb.RunReply) -> None:
         self.arrays = arrays
@@ -238,6 +265,10 @@ class RunResult(Sequence[Array]):
         self.queue_s = reply.queue_ns / 1e9
         self.run_s = reply.run_ns / 1e9
         self.slot = reply.slot
+        self.copied_bytes = reply.copied_bytes
+        e = reply.experts
+        self.experts = ExpertUse(e.hits, e.misses, e.copies, e.bytes)
+        self.trace: Trace | None = None
 
     @overload
     def __getitem__(self, key: int | str) -> Array: ...

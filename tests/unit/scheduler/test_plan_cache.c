@@ -167,14 +167,18 @@ HR_TEST(a_plan_larger_than_the_cache) {
         cell_deinit(&cell);
 }
 
-HR_TEST(the_text_of_a_plan) {
+static const char *named(const struct hr_explain_names *list, uint32_t position) {
+        HR_EXPECT(position < list->count);
+        return list->names[position];
+}
+
+HR_TEST(a_plan_explained) {
         struct cell cell;
         struct sketch sketch;
         struct hr_graph *graph;
         struct hr_plan_request request = {0};
         uint32_t x, y;
-        char *text = NULL;
-        size_t bytes = 0;
+        struct hr_explanation e;
 
         cell_init(&cell, 1 << 20);
         sketch_init(&sketch, WIDTH);
@@ -185,26 +189,38 @@ HR_TEST(the_text_of_a_plan) {
         request = (struct hr_plan_request){
                 .graph = graph, .fleet = cell.rig.fleet, .pins = sketch.pins};
         (void) ask(&cell, &request);
-        HR_EXPECT_OK(
-                hr_plan_explain(cell.plan, graph, cell.rig.fleet, &cell.rig.diag, &text, &bytes),
-                &cell.rig.diag);
-        HR_EXPECT_EQ(strlen(text), bytes);
-        HR_EXPECT_STREQ(
-                text,
-                "plan: 1 leaves, 2 nodes, 2 splits, 2 copies (so many runs can be under way at "
-                "once), rules headrace\n"
-                "copied between memories per run: 32 bytes; fallback nodes: 0\n"
-                "device 0 d0: 1 splits, 64 bytes of compute memory, 0 of scratch\n"
-                "device 1 d1: 1 splits, 192 bytes of compute memory, 0 of scratch\n"
-                "rules:\n"
-                "leaf 0 x: d1, 1.inp, 32 bytes, at 0\n"
-                "split 0 on d0: nodes 0..1, first, 1 inputs\n"
-                "  input 0 x: from the run, 32 bytes, at 0\n"
-                "  node 0 1 ADD: d0, usr, at 0, 32 bytes\n"
-                "split 1 on d1: nodes 1..2, backend, 1 inputs\n"
-                "  input 1: copied by d0, 32 bytes, at 0 of each slot\n"
-                "  node 1 2 MUL: d1, usr, at 0, 32 bytes\n");
-        free(text);
+        HR_EXPECT_OK(hr_plan_explain(cell.plan, &request, &cell.rig.diag, &e), &cell.rig.diag);
+        HR_EXPECT_STREQ(e.rules, "headrace");
+        HR_EXPECT_STREQ(e.copies_reason, "so many runs can be under way at once");
+        HR_EXPECT(e.leaf_count == 1 && e.node_count == 2 && e.n_copies == 2);
+        HR_EXPECT_EQ(e.copied_bytes, 32);
+        HR_EXPECT_EQ(e.device_names.count, 2);
+        HR_EXPECT_STREQ(e.device_names.names[1], "d1");
+        HR_EXPECT_STREQ(e.device_types[0], "CPU");
+        for (int d = 0; d < 2; ++d) {
+                HR_EXPECT_EQ(e.device_splits[d], 1);
+                HR_EXPECT_EQ(e.device_nodes[d], 1);
+                HR_EXPECT_EQ(e.compute_bytes[d], d ? 192 : 64);
+                HR_EXPECT_EQ(e.weights_bytes[d] + e.state_bytes[d] + e.device_staging[d], 0);
+                HR_EXPECT_EQ(e.copies_bytes[d], d ? 64 : 32); /* the node's result per slot */
+        }
+        HR_EXPECT_STREQ(named(&e.cause_names, e.cause[0]), "1.inp");
+        HR_EXPECT_STREQ(named(&e.cause_names, e.cause[1]), "usr");
+        HR_EXPECT(e.op[0] == HR_OP_ADD && e.op[1] == HR_OP_MUL);
+        HR_EXPECT(e.device[0] == 1 && e.device[1] == 0 && e.device[2] == 1);
+        HR_EXPECT(e.root[2] == 2 && e.bytes[2] == 32);
+        HR_EXPECT_STREQ(named(&e.where_names, e.place.where[2]), "shared");
+        HR_EXPECT(e.split_count == 2 && e.copy_count == 2);
+        HR_EXPECT(e.split_start[1] == 1 && e.split_end[1] == 2 && e.split_device[1] == 1);
+        HR_EXPECT_STREQ(named(&e.reason_names, e.split_reason[0]), "first");
+        HR_EXPECT_STREQ(named(&e.reason_names, e.split_reason[1]), "backend");
+        HR_EXPECT(e.split_inputs[0] == 1 && e.split_inputs[1] == 1);
+        HR_EXPECT(e.copy_tensor[0] == 0 && e.copy_source[0] == HR_EXPLAIN_NONE);
+        HR_EXPECT_STREQ(named(&e.method_names, e.copy_method[0]), "input");
+        HR_EXPECT(e.copy_tensor[1] == 1 && e.copy_source[1] == 0 && e.copy_bytes[1] == 32);
+        HR_EXPECT_STREQ(named(&e.method_names, e.copy_method[1]), "direct");
+        HR_EXPECT_STREQ(named(&e.where_names, e.copy_place.where[1]), "slot");
+        hr_explanation_deinit(&e);
         hr_graph_unref(graph);
         sketch_deinit(&sketch);
         cell_deinit(&cell);
