@@ -4,10 +4,12 @@
  * Each part takes its columns from the explanation's arena and fills them from the plan; nothing is
  * decided here, and nothing is put into words: that is the reader's.
  */
-#include "scheduler/exec.h"
+#include "scheduler/explain.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#include "scheduler/exec.h"
 
 struct page {
         const struct hr_plan *plan;

@@ -5,10 +5,12 @@
  * no split (a wait, a record, an input of a leaf) belongs to a neighbour on its device's queue: a
  * record marks the end of what came before it, everything else leads to what comes next.
  */
-#include "scheduler/exec.h"
+#include "scheduler/trace.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#include "scheduler/exec.h"
 
 const char *hr_trace_kind_name(hr_trace_kind kind) {
         static const char *const names[HR_TRACE_KINDS] = {
