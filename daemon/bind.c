@@ -80,6 +80,7 @@ struct homes {
         struct hr_state_use **uses;  /* of them */
         uint32_t state_count;
         int32_t *pins; /* per tensor, NULL without pins */
+        struct hr_planned planned;
 };
 
 static void homes_deinit(struct homes *homes) {
@@ -87,6 +88,7 @@ static void homes_deinit(struct homes *homes) {
         free(homes->states);
         free(homes->uses);
         free(homes->pins);
+        hr_planned_deinit(&homes->planned);
 }
 
 static hr_status leaf_unbound(struct hr_diag *diag, const struct hr_graph *graph, uint32_t leaf,
@@ -115,7 +117,8 @@ static hr_status leaf_bind_weight(const struct hr_binding *binding, const struct
                         return status;
                 hr_diag_clear(diag);
         }
-        return leaf_unbound(diag, graph, leaf, "weight set");
+        return binding->submit.planned_count ? HR_OK
+                                             : leaf_unbound(diag, graph, leaf, "weight set");
 }
 
 static void homes_note_state(struct homes *homes, struct hr_state *state) {
@@ -139,7 +142,7 @@ static hr_status leaf_bind_state(const struct hr_binding *binding, const struct 
                         return status;
                 hr_diag_clear(diag);
         }
-        return leaf_unbound(diag, graph, leaf, "state");
+        return binding->submit.planned_count ? HR_OK : leaf_unbound(diag, graph, leaf, "state");
 }
 
 static hr_status homes_find(const struct hr_binding *binding, const struct hr_graph *graph,
@@ -329,12 +332,21 @@ static hr_status pipeline_make(struct hr_request *request, struct hr_binding *bi
 static hr_status bind_graph(struct hr_request *request, struct hr_binding *binding,
                             struct hr_graph *graph, struct homes *homes, struct hr_diag *diag) {
         const struct hr_limits *limits = &request->server->config->limits;
+        const struct hr_fleet *fleet = hr_engine_fleet(request->server->engine);
         struct hr_graph_object *object = hr_graph_object(request->object);
 
         binding->input_count = graph->input_count;
         binding->output_count = graph->output_count;
         HR_TRY(homes_find(binding, graph, homes, diag));
-        HR_TRY(pins_find(binding, graph, hr_engine_fleet(request->server->engine), homes, diag));
+        if (binding->submit.planned_count)
+                HR_TRY(hr_planned_homes(&homes->planned, graph, fleet, binding->planned,
+                                        binding->submit.planned_count, diag, homes->leaves));
+        binding->leaf_bytes = hr_arena_alloc(
+                &request->arena, hr_fleet_device_count(fleet) * sizeof *binding->leaf_bytes, 8);
+        if (!binding->leaf_bytes)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a table of sizes");
+        hr_leaf_bytes_add(graph, fleet, homes->leaves, binding->leaf_bytes);
+        HR_TRY(pins_find(binding, graph, fleet, homes, diag));
         HR_TRY(sizes_fill(object, graph, limits, diag));
         HR_TRY(plan_find(request, binding, graph, homes, diag));
         if (binding->submit.dry_run) {

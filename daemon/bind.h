@@ -7,6 +7,7 @@
 #pragma once
 
 #include "daemon/graphs.h"
+#include "daemon/planned.h"
 #include "daemon/request.h"
 
 /* One run's memory: inputs packed, outputs packed. Recycled within its graph. Thread: loop, except
@@ -59,12 +60,14 @@ struct hr_graph_object *hr_graph_object(struct hr_object *object);
 struct hr_binding {
         struct hr_wire_submit submit;
         struct hr_object **weights, **states; /* referenced, until the request ends */
+        struct hr_placement_rule *planned;    /* submit.planned_count of them */
         /* Results of the work. */
         uint8_t digest[HR_DIGEST_BYTES];
         hr_plan_origin origin;
         uint32_t first_different;
         uint32_t n_copies;
         uint32_t input_count, output_count;
+        struct hr_leaf_bytes *leaf_bytes; /* per device */
         struct hr_plan *plan;   /* of a dry run; freed with the request */
         const struct hr_shortage *shortages; /* after HR_E_EXHAUSTED: per device; NULL when device
                                               * memory is not why */

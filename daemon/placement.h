@@ -38,6 +38,7 @@ struct hr_placement_rule {
 struct hr_placement_share {
         uint64_t planned_bytes;   /* of tensors placed here */
         uint64_t requested_bytes; /* asked of it; equals planned where names decided */
+        uint64_t held_bytes;      /* of its memory taken for them: whoever allocates it says so */
 };
 
 struct hr_placement {

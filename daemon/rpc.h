@@ -62,5 +62,10 @@ void hr_request_finish(struct hr_job *job, hr_finish_fn finish);
 struct hr_weights *hr_weights_of(struct hr_object *object);
 struct hr_state *hr_state_of(struct hr_object *object);
 
+/* What each device has of a set or a state, in the request's arena. */
+HR_NODISCARD hr_status hr_rpc_placed(struct hr_request *request,
+                                     const struct hr_placement *placement, struct hr_diag *diag,
+                                     const struct hr_wire_placed **ret_placed, uint32_t *ret_count);
+
 /* Fills the table of devices; `devices` has room for the fleet. */
 void hr_rpc_devices(struct hr_server *server, struct hr_wire_device *devices);

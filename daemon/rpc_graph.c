@@ -37,6 +37,28 @@ static hr_status submit_limits(const struct hr_limits *limits, const struct hr_w
         return hr_charge(&none, submit->state_count, limits->session_states, "states", diag);
 }
 
+/* Where leaves would live that are nowhere yet: a question, hence for dry runs. */
+static hr_status planned_take(struct hr_request *request, struct hr_binding *binding,
+                              struct hr_diag *diag) {
+        const struct hr_wire_submit *submit = &binding->submit;
+        uint64_t none = 0;
+
+        if (submit->planned_count > 0 && !submit->dry_run)
+                return hr_fail_reason(diag, HR_E_INVALID, "PLACEMENT",
+                                      "planned leaves are for dry runs");
+        HR_TRY(hr_charge(&none, submit->planned_count,
+                         request->server->config->limits.placement_rules, "placement_rules", diag));
+        binding->planned = hr_arena_alloc(
+                &request->arena, ((uint64_t) submit->planned_count + 1) * sizeof *binding->planned,
+                8);
+        if (!binding->planned)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for placement rules");
+        for (uint32_t i = 0; i < submit->planned_count; i++)
+                binding->planned[i] = (struct hr_placement_rule){submit->planned[i].pattern,
+                                                                 submit->planned[i].device};
+        return HR_OK;
+}
+
 static hr_status submit_begin(struct hr_request *request, struct hr_wire_span message,
                               const struct hr_frame_header *header, struct hr_diag *diag) {
         const struct hr_limits *limits = &request->server->config->limits;
@@ -49,6 +71,7 @@ static hr_status submit_begin(struct hr_request *request, struct hr_wire_span me
         submit = &binding->submit;
         HR_TRY(hr_wire_submit_decode(message, &request->arena, diag, submit));
         HR_TRY(submit_limits(limits, submit, diag));
+        HR_TRY(planned_take(request, binding, diag));
         HR_TRY(objects_take(request, submit->weights, submit->weight_count, HR_OBJECT_WEIGHTS, diag,
                             &binding->weights));
         HR_TRY(objects_take(request, submit->states, submit->state_count, HR_OBJECT_STATE, diag,
@@ -101,6 +124,7 @@ static hr_status submit_reply(struct hr_request *request, uint64_t handle,
                 .split_count = summary.split_count,
                 .n_copies = binding->n_copies,
                 .copied_bytes = summary.copied_bytes,
+                .staging_bytes = summary.staging_bytes,
                 .devices = devices,
                 .device_count = summary.device_count,
                 .input_count = binding->input_count,
@@ -116,6 +140,10 @@ static hr_status submit_reply(struct hr_request *request, uint64_t handle,
                 devices[i] = (struct hr_wire_device_bytes){
                         .device = hr_fleet_device(server->fleet, i)->props.name,
                         .compute_bytes = summary.compute_bytes[i],
+                        .weights_bytes = binding->leaf_bytes[i].weights,
+                        .state_bytes = binding->leaf_bytes[i].states,
+                        .copies_bytes = summary.copies_bytes[i],
+                        .scratch_bytes = summary.scratch_bytes[i],
                         .splits = summary.device_splits[i],
                 };
         HR_TRY(hr_wire_submit_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,

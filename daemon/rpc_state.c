@@ -112,15 +112,19 @@ static void alloc_work(struct hr_job *job) {
 }
 
 static hr_status alloc_finish(struct hr_request *request, struct hr_diag *diag) {
+        struct hr_server *server = request->server;
         struct allocation *allocation = request->context;
-        uint8_t message[32];
+        struct hr_wire_state_alloc_reply reply = {.bytes = allocation->bytes};
         size_t bytes = 0;
 
+        HR_TRY(hr_rpc_placed(request, &state_object(request->object)->state->placement, diag,
+                             &reply.placed, &reply.placed_count));
         HR_TRY(hr_session_publish(request->session, request->object, diag));
         (void) hr_object_ref(request->object); /* the handle's */
-        HR_TRY(hr_wire_state_alloc_reply_encode(request->object->handle, allocation->bytes, message,
-                                                sizeof message, diag, &bytes));
-        hr_request_reply(request, message, bytes, NULL, 0);
+        reply.handle = request->object->handle;
+        HR_TRY(hr_wire_state_alloc_reply_encode(&reply, server->scratch, sizeof server->scratch,
+                                                diag, &bytes));
+        hr_request_reply(request, server->scratch, bytes, NULL, 0);
         return HR_OK;
 }
 

@@ -174,6 +174,28 @@ static hr_status set_publish(struct hr_request *request, struct hr_wire_set_info
         return HR_OK;
 }
 
+hr_status hr_rpc_placed(struct hr_request *request, const struct hr_placement *placement,
+                        struct hr_diag *diag, const struct hr_wire_placed **ret_placed,
+                        uint32_t *ret_count) {
+        struct hr_wire_placed *placed = hr_arena_alloc(
+                &request->arena, ((uint64_t) placement->device_count + 1) * sizeof *placed, 8);
+        uint32_t count = 0;
+
+        if (!placed)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a reply");
+        for (uint32_t i = 0; i < placement->device_count; i++) {
+                const struct hr_placement_share *share = &placement->shares[i];
+
+                if (share->planned_bytes || share->requested_bytes || share->held_bytes)
+                        placed[count++] = (struct hr_wire_placed){
+                                hr_fleet_device(request->server->fleet, i)->props.name,
+                                share->planned_bytes, share->requested_bytes, share->held_bytes};
+        }
+        *ret_placed = placed;
+        *ret_count = count;
+        return HR_OK;
+}
+
 /* ---- LOAD ------------------------------------------------------------------------------------ */
 
 static hr_status load_begin(struct hr_request *request, struct hr_wire_span message,
@@ -244,14 +266,18 @@ static hr_status load_finish(struct hr_request *request, struct hr_diag *diag) {
         struct hr_server *server = request->server;
         struct making *making = request->context;
         const struct hr_weights *set = weights_object(request->object)->set;
-        struct hr_wire_set_info info;
+        struct hr_wire_load_reply reply = {
+                .metadata_count = set->metadata_count,
+                .metadata_bytes = set->metadata_bytes,
+                .already = making->already,
+        };
         size_t bytes = 0;
 
         hr_progress_complete(&making->progress);
-        HR_TRY(set_publish(request, &info, diag));
-        HR_TRY(hr_wire_load_reply_encode(&info, set->metadata_count, set->metadata_bytes,
-                                         making->already, server->scratch, sizeof server->scratch,
-                                         diag, &bytes));
+        HR_TRY(hr_rpc_placed(request, &set->placement, diag, &reply.placed, &reply.placed_count));
+        HR_TRY(set_publish(request, &reply.set, diag));
+        HR_TRY(hr_wire_load_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,
+                                         &bytes));
         hr_request_reply(request, server->scratch, bytes, set->metadata, set->metadata_bytes);
         return HR_OK;
 }
@@ -342,12 +368,14 @@ static void put_wait_work(struct hr_job *job) {
 static hr_status put_finish(struct hr_request *request, struct hr_diag *diag) {
         struct hr_server *server = request->server;
         struct making *making = request->context;
-        struct hr_wire_set_info info;
+        struct hr_wire_put_reply reply = {0};
         size_t bytes = 0;
 
         hr_progress_complete(&making->progress);
-        HR_TRY(set_publish(request, &info, diag));
-        HR_TRY(hr_wire_put_reply_encode(&info, server->scratch, sizeof server->scratch, diag,
+        HR_TRY(hr_rpc_placed(request, &weights_object(request->object)->set->placement, diag,
+                             &reply.placed, &reply.placed_count));
+        HR_TRY(set_publish(request, &reply.set, diag));
+        HR_TRY(hr_wire_put_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,
                                         &bytes));
         hr_request_reply(request, server->scratch, bytes, NULL, 0);
         return HR_OK;

@@ -43,6 +43,7 @@ static hr_status allocate(struct hr_state *state, uint64_t *device_bytes, struct
                 HR_TRY(hr_buffer_new(hr_fleet_device(state->fleet, i), device_bytes[i],
                                      HR_USAGE_ANY, diag, &state->buffers[i]));
                 state->bytes += device_bytes[i];
+                state->placement.shares[i].held_bytes = device_bytes[i];
         }
         for (uint32_t i = 0; i < state->manifest->tensor_count; i++)
                 state->homes[i].buffer = state->buffers[state->homes[i].device];

@@ -178,11 +178,13 @@ hr_status hr_weights_set_place(struct hr_weights *set, struct hr_diag *diag) {
         if (!device_bytes)
                 return hr_fail(diag, HR_E_EXHAUSTED, "layout of a weight set");
         status = lay_out_copies(set, device_bytes, diag);
-        for (uint32_t i = 0; status == HR_OK && i < device_count; i++)
-                if (device_bytes[i] > 0)
-                        status = hr_buffer_new(hr_fleet_device(set->store->config.fleet, i),
-                                               device_bytes[i], HR_USAGE_WEIGHTS, diag,
-                                               &set->buffers[i]);
+        for (uint32_t i = 0; status == HR_OK && i < device_count; i++) {
+                if (device_bytes[i] == 0)
+                        continue;
+                status = hr_buffer_new(hr_fleet_device(set->store->config.fleet, i),
+                                       device_bytes[i], HR_USAGE_WEIGHTS, diag, &set->buffers[i]);
+                set->placement.shares[i].held_bytes = device_bytes[i];
+        }
         free(device_bytes);
         HR_TRY(status);
         for (uint32_t i = 0; i < set->manifest->tensor_count; i++)
@@ -211,6 +213,7 @@ static hr_status allocate_in_place(struct hr_weights *set, const bool *used, uin
                                              HR_MAX(bytes, (uint64_t) HR_MANIFEST_PADDING),
                                              HR_USAGE_WEIGHTS, diag, &set->buffers[i]));
                         first = set->buffers[i];
+                        set->placement.shares[i].held_bytes = first->bytes;
                         HR_ASSERT(first->host_base);
                 }
                 work->in_place[i] = true;

@@ -167,6 +167,12 @@ struct hr_wire_set_info {
         uint32_t users;
 };
 
+/* PlacedBytes. */
+struct hr_wire_placed {
+        const char *device; /* cut to the wire's cap */
+        uint64_t planned_bytes, requested_bytes, held_bytes;
+};
+
 struct hr_wire_weights_put {
         char name[HR_WIRE_SET_NAME_BYTES];
         uint64_t total_bytes, manifest_bytes;
@@ -179,9 +185,14 @@ HR_NODISCARD hr_status hr_wire_weights_put_decode(struct hr_wire_span message,
                                                   struct hr_arena *arena, struct hr_diag *diag,
                                                   struct hr_wire_weights_put *ret_put);
 /* WeightsPutReply. */
-HR_NODISCARD hr_status hr_wire_put_reply_encode(const struct hr_wire_set_info *set, uint8_t *buffer,
-                                                size_t capacity, struct hr_diag *diag,
-                                                size_t *ret_bytes);
+struct hr_wire_put_reply {
+        struct hr_wire_set_info set;
+        const struct hr_wire_placed *placed;
+        uint32_t placed_count;
+};
+HR_NODISCARD hr_status hr_wire_put_reply_encode(const struct hr_wire_put_reply *reply,
+                                                uint8_t *buffer, size_t capacity,
+                                                struct hr_diag *diag, size_t *ret_bytes);
 
 struct hr_wire_weights_load {
         char path[HR_WIRE_PATH_BYTES];
@@ -193,9 +204,15 @@ HR_NODISCARD hr_status hr_wire_weights_load_decode(struct hr_wire_span message,
                                                    struct hr_arena *arena, struct hr_diag *diag,
                                                    struct hr_wire_weights_load *ret_load);
 /* WeightsLoadReply. */
-HR_NODISCARD hr_status hr_wire_load_reply_encode(const struct hr_wire_set_info *set,
-                                                 uint64_t metadata_count, uint64_t metadata_bytes,
-                                                 bool already, uint8_t *buffer, size_t capacity,
+struct hr_wire_load_reply {
+        struct hr_wire_set_info set;
+        uint64_t metadata_count, metadata_bytes;
+        bool already;
+        const struct hr_wire_placed *placed;
+        uint32_t placed_count;
+};
+HR_NODISCARD hr_status hr_wire_load_reply_encode(const struct hr_wire_load_reply *reply,
+                                                 uint8_t *buffer, size_t capacity,
                                                  struct hr_diag *diag, size_t *ret_bytes);
 /* WeightSets, into a body of any size. A buffer of NULL only measures. */
 HR_NODISCARD hr_status hr_wire_sets_encode(const struct hr_wire_set_info *sets, uint32_t set_count,
@@ -233,9 +250,14 @@ struct hr_wire_state_alloc {
 HR_NODISCARD hr_status hr_wire_state_alloc_decode(struct hr_wire_span message,
                                                   struct hr_arena *arena, struct hr_diag *diag,
                                                   struct hr_wire_state_alloc *ret_alloc);
-HR_NODISCARD hr_status hr_wire_state_alloc_reply_encode(uint64_t handle, uint64_t bytes,
-                                                        uint8_t *buffer, size_t capacity,
-                                                        struct hr_diag *diag, size_t *ret_bytes);
+struct hr_wire_state_alloc_reply {
+        uint64_t handle, bytes;
+        const struct hr_wire_placed *placed;
+        uint32_t placed_count;
+};
+HR_NODISCARD hr_status
+hr_wire_state_alloc_reply_encode(const struct hr_wire_state_alloc_reply *reply, uint8_t *buffer,
+                                 size_t capacity, struct hr_diag *diag, size_t *ret_bytes);
 
 /* StateRead and StateWrite. */
 struct hr_wire_state_range {
@@ -272,6 +294,8 @@ struct hr_wire_submit {
         uint32_t weight_count, state_count;
         const struct hr_wire_rule *pins;
         uint32_t pin_count;
+        const struct hr_wire_rule *planned; /* placement of leaves that are in no set */
+        uint32_t planned_count;
         uint32_t rules; /* 0 headrace, 1 ggml */
         uint32_t n_copies;
         bool op_offload, strict, dry_run, fresh;
@@ -285,7 +309,7 @@ HR_NODISCARD hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit
 
 struct hr_wire_device_bytes {
         const char *device;
-        uint64_t compute_bytes;
+        uint64_t compute_bytes, weights_bytes, state_bytes, copies_bytes, scratch_bytes;
         uint32_t splits;
 };
 
@@ -294,7 +318,7 @@ struct hr_wire_submit_reply {
         uint8_t digest[HR_WIRE_DIGEST_BYTES];
         const char *origin, *copies_reason; /* not decoded */
         uint32_t first_different, split_count, n_copies;
-        uint64_t copied_bytes;
+        uint64_t copied_bytes, staging_bytes;
         const struct hr_wire_device_bytes *devices; /* not decoded */
         uint32_t device_count, input_count, output_count, fallback_nodes;
 };

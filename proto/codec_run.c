@@ -21,6 +21,7 @@ hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *ar
         struct hr_codec_list weights = {.arena = arena};
         struct hr_codec_list states = {.arena = arena};
         struct hr_codec_list pins = {.arena = arena};
+        struct hr_codec_list planned = {.arena = arena};
         headrace_v1_Submit wire = headrace_v1_Submit_init_zero;
         struct hr_diag local = {0};
         hr_status status;
@@ -30,10 +31,12 @@ hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *ar
         wire.weights = hr_codec_list_fixed64(&weights);
         wire.states = hr_codec_list_fixed64(&states);
         wire.pins = hr_codec_list_rules(&pins);
+        wire.planned = hr_codec_list_rules(&planned);
         status = hr_codec_decode(message, headrace_v1_Submit_fields, &wire, diag);
         HR_TRY(hr_codec_list_check(&weights, status, diag));
         HR_TRY(hr_codec_list_check(&states, status, diag));
         HR_TRY(hr_codec_list_check(&pins, status, diag));
+        HR_TRY(hr_codec_list_check(&planned, status, diag));
         HR_TRY(submit_check(&wire, diag));
         *ret_submit = (struct hr_wire_submit){
                 .digest_bytes = wire.digest.size,
@@ -44,6 +47,8 @@ hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *ar
                 .state_count = states.count,
                 .pins = pins.items,
                 .pin_count = pins.count,
+                .planned = planned.items,
+                .planned_count = planned.count,
                 .rules = (uint32_t) wire.rules,
                 .n_copies = wire.n_copies,
                 .op_offload = wire.op_offload,
@@ -64,6 +69,15 @@ static bool pin_put(pb_ostream_t *stream, const void *data, uint32_t index) {
         return pb_encode_submessage(stream, headrace_v1_Pin_fields, &wire);
 }
 
+static bool rule_put(pb_ostream_t *stream, const void *data, uint32_t index) {
+        const struct hr_wire_rule *rule = (const struct hr_wire_rule *) data + index;
+        headrace_v1_PlacementRule wire = headrace_v1_PlacementRule_init_zero;
+
+        hr_codec_text_copy(wire.pattern, sizeof wire.pattern, rule->pattern);
+        hr_codec_text_copy(wire.device, sizeof wire.device, rule->device);
+        return pb_encode_submessage(stream, headrace_v1_PlacementRule_fields, &wire);
+}
+
 hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *buffer,
                                 size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
         struct hr_codec_numbers weights = {submit->weights, submit->weight_count, 8};
@@ -73,11 +87,17 @@ hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *bu
                 .count = submit->pin_count,
                 .encode = pin_put,
         };
+        struct hr_codec_items planned = {
+                .data = submit->planned,
+                .count = submit->planned_count,
+                .encode = rule_put,
+        };
         headrace_v1_Submit wire = {
                 .graph_bytes = submit->graph_bytes,
                 .weights = hr_codec_put_numbers(&weights),
                 .states = hr_codec_put_numbers(&states),
                 .pins = hr_codec_put_items(&pins),
+                .planned = hr_codec_put_items(&planned),
                 .rules = (headrace_v1_Rules) submit->rules,
                 .n_copies = submit->n_copies,
                 .op_offload = submit->op_offload,
@@ -98,6 +118,10 @@ static bool device_bytes_put(pb_ostream_t *stream, const void *data, uint32_t in
         headrace_v1_DeviceBytes wire = {
                 .compute_bytes = device->compute_bytes,
                 .splits = device->splits,
+                .weights_bytes = device->weights_bytes,
+                .state_bytes = device->state_bytes,
+                .copies_bytes = device->copies_bytes,
+                .scratch_bytes = device->scratch_bytes,
         };
 
         hr_codec_text_copy(wire.device, sizeof wire.device, device->device);
@@ -117,6 +141,7 @@ hr_status hr_wire_submit_reply_encode(const struct hr_wire_submit_reply *reply, 
                 .split_count = reply->split_count,
                 .n_copies = reply->n_copies,
                 .copied_bytes = reply->copied_bytes,
+                .staging_bytes = reply->staging_bytes,
                 .devices = hr_codec_put_items(&devices),
                 .input_count = reply->input_count,
                 .output_count = reply->output_count,
@@ -142,6 +167,7 @@ hr_status hr_wire_submit_reply_decode(struct hr_wire_span message, struct hr_dia
                 .split_count = wire.split_count,
                 .n_copies = wire.n_copies,
                 .copied_bytes = wire.copied_bytes,
+                .staging_bytes = wire.staging_bytes,
                 .input_count = wire.input_count,
                 .output_count = wire.output_count,
                 .fallback_nodes = wire.fallback_nodes,

@@ -81,26 +81,43 @@ static void set_info_fill(const struct hr_wire_set_info *set, headrace_v1_SetInf
         hr_codec_text_copy(ret_info->source, sizeof ret_info->source, set->source);
 }
 
-hr_status hr_wire_put_reply_encode(const struct hr_wire_set_info *set, uint8_t *buffer,
-                                   size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
-        headrace_v1_WeightsPutReply wire = {.has_set = true};
+static bool placed_put(pb_ostream_t *stream, const void *data, uint32_t index) {
+        const struct hr_wire_placed *placed = (const struct hr_wire_placed *) data + index;
+        headrace_v1_PlacedBytes wire = {
+                .planned_bytes = placed->planned_bytes,
+                .requested_bytes = placed->requested_bytes,
+                .held_bytes = placed->held_bytes,
+        };
 
-        set_info_fill(set, &wire.set);
+        hr_codec_text_copy(wire.device, sizeof wire.device, placed->device);
+        return pb_encode_submessage(stream, headrace_v1_PlacedBytes_fields, &wire);
+}
+
+hr_status hr_wire_put_reply_encode(const struct hr_wire_put_reply *reply, uint8_t *buffer,
+                                   size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        struct hr_codec_items placed = {reply->placed, reply->placed_count, placed_put};
+        headrace_v1_WeightsPutReply wire = {
+                .has_set = true,
+                .devices = hr_codec_put_items(&placed),
+        };
+
+        set_info_fill(&reply->set, &wire.set);
         return hr_codec_encode(headrace_v1_WeightsPutReply_fields, &wire, buffer, capacity, diag,
                                ret_bytes);
 }
 
-hr_status hr_wire_load_reply_encode(const struct hr_wire_set_info *set, uint64_t metadata_count,
-                                    uint64_t metadata_bytes, bool already, uint8_t *buffer,
+hr_status hr_wire_load_reply_encode(const struct hr_wire_load_reply *reply, uint8_t *buffer,
                                     size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        struct hr_codec_items placed = {reply->placed, reply->placed_count, placed_put};
         headrace_v1_WeightsLoadReply wire = {
                 .has_set = true,
-                .metadata_count = metadata_count,
-                .metadata_bytes = metadata_bytes,
-                .already = already,
+                .metadata_count = reply->metadata_count,
+                .metadata_bytes = reply->metadata_bytes,
+                .already = reply->already,
+                .devices = hr_codec_put_items(&placed),
         };
 
-        set_info_fill(set, &wire.set);
+        set_info_fill(&reply->set, &wire.set);
         return hr_codec_encode(headrace_v1_WeightsLoadReply_fields, &wire, buffer, capacity, diag,
                                ret_bytes);
 }
@@ -142,10 +159,15 @@ hr_status hr_wire_state_alloc_decode(struct hr_wire_span message, struct hr_aren
         return HR_OK;
 }
 
-hr_status hr_wire_state_alloc_reply_encode(uint64_t handle, uint64_t bytes, uint8_t *buffer,
-                                           size_t capacity, struct hr_diag *diag,
+hr_status hr_wire_state_alloc_reply_encode(const struct hr_wire_state_alloc_reply *reply,
+                                           uint8_t *buffer, size_t capacity, struct hr_diag *diag,
                                            size_t *ret_bytes) {
-        headrace_v1_StateAllocReply wire = {.handle = handle, .bytes = bytes};
+        struct hr_codec_items placed = {reply->placed, reply->placed_count, placed_put};
+        headrace_v1_StateAllocReply wire = {
+                .handle = reply->handle,
+                .bytes = reply->bytes,
+                .devices = hr_codec_put_items(&placed),
+        };
 
         return hr_codec_encode(headrace_v1_StateAllocReply_fields, &wire, buffer, capacity, diag,
                                ret_bytes);

@@ -567,6 +567,26 @@ static hr_status finish_pools(struct placer *placer) {
         return HR_OK;
 }
 
+/* Copies that share memory with others count each, but never more than there is. */
+static void count_copies(const struct placer *placer) {
+        struct hr_plan *plan = placer->plan;
+
+        for (uint32_t c = 0; c < plan->copy_count; ++c) {
+                const struct hr_plan_copy *copy = &plan->copies[c];
+                const bool slotted = copy->place.where == HR_WHERE_SLOT;
+                uint32_t owner;
+
+                if (!slotted && copy->place.where != HR_WHERE_SHARED)
+                        continue;
+                owner = plan->pools[copy->place.index].owner;
+                if (owner != HR_NO_INDEX)
+                        plan->copies_bytes[owner] = HR_MIN(
+                                plan->compute_bytes[owner],
+                                plan->copies_bytes[owner] +
+                                        copy->bytes * (slotted ? plan->n_copies : 1U));
+        }
+}
+
 static hr_status placer_init(struct placer *placer) {
         struct hr_planner *planner = placer->planner;
         struct hr_plan *plan = placer->plan;
@@ -610,5 +630,7 @@ hr_status hr_plan_place(struct hr_planner *planner) {
                 HR_TRY(place_leaf(&placer, leaf));
         planner->leaf_head = placer.leaf_head;
         planner->leaf_next = placer.leaf_next;
-        return finish_pools(&placer);
+        HR_TRY(finish_pools(&placer));
+        count_copies(&placer);
+        return HR_OK;
 }

@@ -137,6 +137,7 @@ static hr_status planner_init(struct hr_planner *planner) {
         plan->root_offset = planner_keep(planner, count, sizeof *plan->root_offset);
         plan->span = planner_keep(planner, count, sizeof *plan->span);
         plan->compute_bytes = planner_keep(planner, in->device_count, sizeof(uint64_t));
+        plan->copies_bytes = planner_keep(planner, in->device_count, sizeof(uint64_t));
         plan->scratch_bytes = planner_keep(planner, in->device_count, sizeof(uint64_t));
         plan->device_splits = planner_keep(planner, in->device_count, sizeof(uint32_t));
         planner->tensors = planner_scratch(planner, count, sizeof *planner->tensors);
@@ -148,8 +149,8 @@ static hr_status planner_init(struct hr_planner *planner) {
         if (in->pins)
                 plan->pins = planner_keep(planner, count, sizeof *plan->pins);
         if (!plan->device || !plan->cause || !plan->notes || !plan->root || !plan->root_offset ||
-            !plan->span ||
-            !plan->compute_bytes || !plan->scratch_bytes || !plan->device_splits ||
+            !plan->span || !plan->compute_bytes || !plan->copies_bytes || !plan->scratch_bytes ||
+            !plan->device_splits ||
             !planner->tensors || !planner->supports || (!in->supports && !planner->asked) ||
             (in->pins && !plan->pins))
                 return planner_out_of_memory(planner);
@@ -241,7 +242,9 @@ struct hr_plan_summary hr_plan_summary(const struct hr_plan *plan) {
                 .copies_reason = plan->copies_reason,
                 .device_count = plan->device_count,
                 .compute_bytes = plan->compute_bytes,
+                .copies_bytes = plan->copies_bytes,
                 .scratch_bytes = plan->scratch_bytes,
+                .staging_bytes = plan->staging_bytes * plan->n_copies,
                 .device_splits = plan->device_splits,
                 .copied_bytes = plan->copied_bytes,
                 .fallback_nodes = plan->fallback_nodes,

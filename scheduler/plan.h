@@ -273,6 +273,7 @@ struct hr_plan {
         uint64_t staging_bytes;     /* per slot */
         uint64_t *scratch_bytes; /* per device, all slots: of programs; known to plans of a fleet */
         uint64_t *compute_bytes; /* per device, all slots */
+        uint64_t *copies_bytes;  /* ... of them of copies */
         uint32_t *device_splits;
         uint64_t copied_bytes;  /* per run, at most */
         uint64_t expert_bytes;  /* ... of them of experts */

@@ -79,7 +79,9 @@ struct hr_plan_summary {
         const char *copies_reason;    /* why that many; static storage */
         uint32_t device_count;
         const uint64_t *compute_bytes; /* per device, all slots; owned by the plan */
+        const uint64_t *copies_bytes;  /* per device, all slots, part of compute_bytes: of copies */
         const uint64_t *scratch_bytes; /* per device, all slots: of prepared programs */
+        uint64_t staging_bytes;        /* host memory for copies on their way, all slots */
         const uint32_t *device_splits; /* splits per device */
         uint64_t copied_bytes;        /* between devices, per run, at most */
         uint32_t fallback_nodes;      /* that run on the last device although a weight lives elsewhere */

@@ -47,12 +47,14 @@ static void submit(struct hr_wire_span message, struct hr_arena *arena) {
         if (hr_wire_submit_decode(message, arena, NULL, &submit) != HR_OK)
                 return;
         check_rules(submit.pins, submit.pin_count);
+        check_rules(submit.planned, submit.planned_count);
         HR_ASSERT(submit.rules <= 1);
         HR_ASSERT(hr_wire_submit_encode(&submit, buffer, sizeof buffer, NULL, &bytes) == HR_OK);
         HR_ASSERT(hr_wire_submit_decode((struct hr_wire_span){buffer, bytes}, arena, NULL,
                                         &again) == HR_OK);
         HR_ASSERT(again.weight_count == submit.weight_count);
         HR_ASSERT(again.pin_count == submit.pin_count);
+        HR_ASSERT(again.planned_count == submit.planned_count);
 }
 
 static void run(struct hr_wire_span message, struct hr_arena *arena) {

@@ -177,9 +177,14 @@ class AsyncState(handles.StateInfo):
     """Writable tensors in the daemon, owned by this session."""
 
     def __init__(
-        self, client: AsyncClient, handle: int, nbytes: int, tensors: Sequence[TensorInfo]
+        self,
+        client: AsyncClient,
+        handle: int,
+        nbytes: int,
+        tensors: Sequence[TensorInfo],
+        devices: Sequence[handles.PlacedShare] = (),
     ) -> None:
-        super().__init__(handle, nbytes, tensors)
+        super().__init__(handle, nbytes, tensors, devices)
         self._client = client
 
     async def read(self, name: str, *, timeout: float | None = None) -> Array:
@@ -348,8 +353,8 @@ class AsyncClient:
         """Zero-filled tensors {name: (type, shape)}."""
         tensors = flows.state_tensors(spec)
         flow = flows.state_alloc(tensors, placement, self.body_max)
-        handle, size = await self.drive(flow, timeout)
-        return AsyncState(self, handle, size, tensors)
+        handle, size, devices = await self.drive(flow, timeout)
+        return AsyncState(self, handle, size, tensors, devices)
 
     async def submit(
         self,
@@ -363,11 +368,14 @@ class AsyncClient:
         op_offload: bool = False,
         strict: bool = False,
         dry_run: bool = False,
+        planned: Placement | None = None,
         fresh: bool = False,
         timeout: float | None = None,
     ) -> AsyncGraphHandle:
         """Has a graph checked and planned; see client.Client.submit()."""
-        options = flows.SubmitOptions(pins, rules, n_copies, op_offload, strict, dry_run, fresh)
+        options = flows.SubmitOptions(
+            pins, rules, n_copies, op_offload, strict, dry_run, fresh, planned
+        )
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
         handle = AsyncGraphHandle(self, graph, message.SerializeToString())
         await self.drive(flows.submit(handle, self.body_max), timeout)

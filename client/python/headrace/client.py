@@ -82,9 +82,14 @@ class State(handles.StateInfo):
     """Writable tensors in the daemon, owned by this session."""
 
     def __init__(
-        self, client: Client, handle: int, nbytes: int, tensors: Sequence[TensorInfo]
+        self,
+        client: Client,
+        handle: int,
+        nbytes: int,
+        tensors: Sequence[TensorInfo],
+        devices: Sequence[handles.PlacedShare] = (),
     ) -> None:
-        super().__init__(handle, nbytes, tensors)
+        super().__init__(handle, nbytes, tensors, devices)
         self._client = client
 
     def read(self, name: str, *, timeout: float | None = None) -> Array:
@@ -289,8 +294,8 @@ class Client:
         """Zero-filled tensors {name: (type, shape)}; they live as long as the session."""
         tensors = flows.state_tensors(spec)
         flow = flows.state_alloc(tensors, placement, self.body_max)
-        handle, size = self.drive(flow, timeout)
-        return State(self, handle, size, tensors)
+        handle, size, devices = self.drive(flow, timeout)
+        return State(self, handle, size, tensors, devices)
 
     # ---- graphs --------------------------------------------------------------------------------
 
@@ -306,6 +311,7 @@ class Client:
         op_offload: bool = False,
         strict: bool = False,
         dry_run: bool = False,
+        planned: Placement | None = None,
         fresh: bool = False,
         timeout: float | None = None,
     ) -> GraphHandle:
@@ -314,9 +320,13 @@ class Client:
         weights, states: where the leaves of those kinds are looked up by name, first set first.
         pins: {glob over tensor names: device}. rules: "headrace" or "ggml". n_copies: runs in
         flight at once (0: the plan decides). strict: no node may fall back to the last device.
-        dry_run: plan only. fresh: plan anew even if cached.
+        dry_run: plan only; with planned, {glob: device} as in load(), also for weights and states
+        that are not there yet: plan.devices then tells all bytes before anything is loaded. fresh:
+        plan anew even if cached.
         """
-        options = flows.SubmitOptions(pins, rules, n_copies, op_offload, strict, dry_run, fresh)
+        options = flows.SubmitOptions(
+            pins, rules, n_copies, op_offload, strict, dry_run, fresh, planned
+        )
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
         handle = GraphHandle(self, graph, message.SerializeToString())
         self.drive(flows.submit(handle, self.body_max), timeout)

@@ -130,6 +130,7 @@ def load(
         bytes(reply.body),
         loaded.metadata_count,
         loaded.already,
+        handles.placed_of(loaded.devices),
     )
 
 
@@ -186,8 +187,10 @@ def put(
         stream=True,
         progress=progress,
     )
-    info = handles.set_of(parse(pb.WeightsPutReply, reply.message).set)
-    return handles.WeightSet(info, infos)
+    made = parse(pb.WeightsPutReply, reply.message)
+    return handles.WeightSet(
+        handles.set_of(made.set), infos, devices=handles.placed_of(made.devices)
+    )
 
 
 def declared(body: bytes, body_max: int) -> int:
@@ -230,13 +233,13 @@ def drop(handle: int) -> Flow[None]:
 
 def state_alloc(
     tensors: Sequence[TensorInfo], placement: Placement | None, body_max: int
-) -> Flow[tuple[int, int]]:
-    """Handle and bytes of a new, zero-filled state."""
+) -> Flow[tuple[int, int, list[handles.PlacedShare]]]:
+    """Handle, bytes and places of a new, zero-filled state."""
     manifest = handles.manifest_bytes(tensors)
     message = pb.StateAlloc(placement=rules(placement), manifest_bytes=declared(manifest, body_max))
     reply = yield Request(Kind.STATE_ALLOC, message.SerializeToString(), [manifest])
     made = parse(pb.StateAllocReply, reply.message)
-    return made.handle, made.bytes
+    return made.handle, made.bytes, handles.placed_of(made.devices)
 
 
 def state_tensors(spec: Mapping[str, tuple[TypeLike, Sequence[int]]]) -> list[TensorInfo]:
@@ -288,6 +291,7 @@ class SubmitOptions:
     strict: bool = False
     dry_run: bool = False
     fresh: bool = False
+    planned: Placement | None = None
 
     def message(self, graph: Graph, weights: Sequence[int], states: Sequence[int]) -> pb.Submit:
         """The message without the graph's length."""
@@ -306,6 +310,7 @@ class SubmitOptions:
             strict=self.strict,
             dry_run=self.dry_run,
             fresh=self.fresh,
+            planned=rules(self.planned),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -63,6 +63,20 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class PlacedShare:
+    """A device's part in a set or a state, in bytes.
+
+    planned: of the tensors there; requested: what the rules asked for; held: memory that was taken
+    for them, with padding (none where a mapped file is used in place).
+    """
+
+    device: str
+    planned_bytes: int
+    requested_bytes: int
+    held_bytes: int
+
+
+@dataclass(frozen=True)
 class SetInfo:
     """A weight set as the list shows it."""
 
@@ -78,7 +92,7 @@ class SetInfo:
 class WeightSet(Mapping[str, TensorInfo]):
     """A set of read-only tensors that this session holds: name -> TensorInfo.
 
-    metadata: for a GGUF file, its key-value bytes, metadata_count of them.
+    metadata: for a GGUF file, its key-value bytes, metadata_count of them. devices: where it lives.
     """
 
     def __init__(
@@ -88,8 +102,10 @@ class WeightSet(Mapping[str, TensorInfo]):
         metadata: bytes = b"",
         metadata_count: int = 0,
         already: bool = False,
+        devices: Sequence[PlacedShare] = (),
     ) -> None:
         self.info = info
+        self.devices = tuple(devices)
         self.metadata = metadata
         self.metadata_count = metadata_count
         self.already = already
@@ -119,9 +135,16 @@ class WeightSet(Mapping[str, TensorInfo]):
 
 
 class StateInfo(Mapping[str, TensorInfo]):
-    """Writable tensors of this session: name -> TensorInfo."""
+    """Writable tensors of this session: name -> TensorInfo. devices: where they live."""
 
-    def __init__(self, handle: int, nbytes: int, tensors: Sequence[TensorInfo]) -> None:
+    def __init__(
+        self,
+        handle: int,
+        nbytes: int,
+        tensors: Sequence[TensorInfo],
+        devices: Sequence[PlacedShare] = (),
+    ) -> None:
+        self.devices = tuple(devices)
         self.handle = handle
         self.nbytes = nbytes
         self.tensors = tuple(tensors)
@@ -143,11 +166,19 @@ class StateInfo(Mapping[str, TensorInfo]):
 
 @dataclass(frozen=True)
 class DeviceShare:
-    """A device's part in a plan."""
+    """A device's part in a plan; bytes.
+
+    compute: of runs, when the graph is alone in its session; copies are part of it. weights, state:
+    of the graph's leaves that live there, padded. scratch: of the prepared programs.
+    """
 
     device: str
     compute_bytes: int
     splits: int
+    weights_bytes: int = 0
+    state_bytes: int = 0
+    copies_bytes: int = 0
+    scratch_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,6 +196,7 @@ class PlanSummary:
     copied_bytes: int
     devices: tuple[DeviceShare, ...]
     fallback_nodes: int
+    staging_bytes: int = 0
 
 
 class SubmittedGraph:
@@ -343,9 +375,27 @@ def set_of(s: pb.SetInfo) -> SetInfo:
     return SetInfo(s.handle, s.name, s.tensors, s.bytes, s.digest, s.source, s.users)
 
 
+def placed_of(devices: Iterable[pb.PlacedBytes]) -> list[PlacedShare]:
+    """What each device has of a set or a state."""
+    return [
+        PlacedShare(d.device, d.planned_bytes, d.requested_bytes, d.held_bytes) for d in devices
+    ]
+
+
 def plan_of(r: pb.SubmitReply) -> PlanSummary:
     """A plan's summary."""
-    shares = tuple(DeviceShare(d.device, d.compute_bytes, d.splits) for d in r.devices)
+    shares = tuple(
+        DeviceShare(
+            d.device,
+            d.compute_bytes,
+            d.splits,
+            d.weights_bytes,
+            d.state_bytes,
+            d.copies_bytes,
+            d.scratch_bytes,
+        )
+        for d in r.devices
+    )
     return PlanSummary(
         r.origin,
         r.first_different,
@@ -355,6 +405,7 @@ def plan_of(r: pb.SubmitReply) -> PlanSummary:
         r.copied_bytes,
         shares,
         r.fallback_nodes,
+        r.staging_bytes,
     )
 
 

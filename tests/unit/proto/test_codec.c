@@ -193,6 +193,7 @@ HR_TEST(submit_round_trip) {
         static const uint64_t weights[] = {1, UINT64_MAX, 3};
         static const uint64_t states[] = {77};
         static const struct hr_wire_rule pins[] = {{"blk.*", "cpu0"}, {"output", "cpu1"}};
+        static const struct hr_wire_rule planned[] = {{"*.w", "fit:cpu0,cpu1"}};
         const struct hr_wire_submit submit = {.graph_bytes = 12345678901,
                                               .weights = weights,
                                               .weight_count = 3,
@@ -200,6 +201,8 @@ HR_TEST(submit_round_trip) {
                                               .state_count = 1,
                                               .pins = pins,
                                               .pin_count = 2,
+                                              .planned = planned,
+                                              .planned_count = 1,
                                               .rules = 1,
                                               .n_copies = 4,
                                               .strict = true,
@@ -220,6 +223,9 @@ HR_TEST(submit_round_trip) {
         HR_EXPECT_EQ(back.pin_count, 2);
         HR_EXPECT_STREQ(back.pins[1].pattern, "output");
         HR_EXPECT_STREQ(back.pins[0].device, "cpu0");
+        HR_EXPECT_EQ(back.planned_count, 1);
+        HR_EXPECT_STREQ(back.planned[0].pattern, "*.w");
+        HR_EXPECT_STREQ(back.planned[0].device, "fit:cpu0,cpu1");
         HR_EXPECT_EQ(back.rules, 1);
         HR_EXPECT_EQ(back.n_copies, 4);
         HR_EXPECT(back.strict && back.dry_run && !back.fresh && !back.op_offload);
