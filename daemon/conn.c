@@ -31,7 +31,6 @@
 #define READ_ROUNDS_MAX 16                  /* reads before others have their turn */
 #define READ_BYTES_MAX (UINT64_C(2) << 20)  /* likewise */
 #define WRITE_BYTES_MAX (UINT64_C(4) << 20) /* written before others have their turn */
-#define CONTROL_BYTES 512
 #define LINGER_NS (500 * HR_NS_PER_MS)
 #define DATA_MESSAGE_BYTES 16U
 #define REFUSAL_GROWTH_MAX 8
@@ -66,7 +65,7 @@ static void conn_poll_update(struct hr_conn *conn) {
         if (conn->lingering ||
             (conn->stage != HR_CONN_DEAF && !conn->eof && conn->output_bytes <= output_limit(conn)))
                 events |= UV_READABLE;
-        if (!hr_list_is_empty(&conn->outputs))
+        if (!hr_list_is_empty(&conn->outputs) || hr_stream_has_unsent(&conn->stream))
                 events |= UV_WRITABLE;
         if (events == conn->polled)
                 return;
@@ -77,7 +76,8 @@ static void conn_poll_update(struct hr_conn *conn) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-hr_status hr_conn_open(struct hr_server *server, int fd, bool is_tcp, struct hr_diag *diag) {
+hr_status hr_conn_open(struct hr_server *server, int fd, bool is_tcp,
+                       struct hr_tls_context *context, struct hr_diag *diag) {
         struct hr_conn *conn = calloc(1, sizeof *conn);
         hr_status status;
 
@@ -86,20 +86,21 @@ hr_status hr_conn_open(struct hr_server *server, int fd, bool is_tcp, struct hr_
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a connection");
         }
         conn->server = server;
-        conn->fd = fd;
-        conn->is_tcp = is_tcp;
-        status = is_tcp ? hr_principal_of_tcp(server->principals, NULL, &conn->principal)
-                        : hr_principal_of_unix(server->principals, fd, NULL, &conn->principal);
+        status = hr_stream_init(&conn->stream, fd, is_tcp, context, NULL);
+        if (status == HR_OK)
+                status = is_tcp ? hr_principal_of_tcp(server->principals, NULL, &conn->principal)
+                                : hr_principal_of_unix(server->principals, fd, NULL,
+                                                       &conn->principal);
         if (status != HR_OK && status != HR_E_UNAUTHENTICATED) { /* that may show a token */
-                (void) close(fd);
+                hr_stream_deinit(&conn->stream);
                 free(conn);
-                return hr_fail(diag, status, "no memory for a principal");
+                return hr_fail(diag, status, "no memory for a connection");
         }
         hr_list_init(&conn->requests);
         hr_list_init(&conn->outputs);
         conn->opened_ns = conn->read_ns = conn->write_ns = hr_clock_now_ns();
         if (uv_poll_init(&server->loop, &conn->poll, fd) != 0) {
-                (void) close(fd);
+                hr_stream_deinit(&conn->stream);
                 conn->principal = hr_principal_unref(conn->principal);
                 free(conn);
                 return hr_fail(diag, HR_E_UNAVAILABLE, "a socket cannot be watched");
@@ -170,7 +171,7 @@ static void conn_take_down(struct hr_conn *conn) {
         hr_list_remove(&conn->link);
         conn->server->stats.connections--;
         uv_close((uv_handle_t *) &conn->poll, conn_freed_cb);
-        (void) close(conn->fd); /* not before: the number may be somebody else's by then */
+        hr_stream_deinit(&conn->stream); /* not before: the number may be somebody else's by then */
         hr_server_accept_update(conn->server);
 }
 
@@ -181,24 +182,20 @@ void hr_conns_reap(struct hr_server *server) {
                 conn_take_down(HR_CONTAINER_OF(link, struct hr_conn, over_link));
 }
 
-/* A peer that has closed both directions of a Unix socket can be told from one that still reads. */
-static bool conn_peer_vanished(const struct hr_conn *conn) {
-        struct pollfd poll_fd = {.fd = conn->fd};
-
-        return poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLHUP | POLLERR | POLLNVAL));
-}
-
 static void conn_close_if_done(struct hr_conn *conn) {
         if (conn->over || !conn->finishing || conn->request_count > 0 ||
-            !hr_list_is_empty(&conn->outputs) || conn->lingering)
+            !hr_list_is_empty(&conn->outputs) || conn->lingering ||
+            hr_stream_has_unsent(&conn->stream))
                 return;
-        if (!conn->is_tcp || conn->eof) {
+        if (!conn->stream.is_tcp || conn->eof) {
+                if (conn->stream.tls)
+                        hr_stream_end(&conn->stream);
                 hr_conn_close(conn);
                 return;
         }
         /* A TCP socket that is closed with unread bytes sends a reset, which may overtake the last
          * frame: say that nothing more comes, and read until the peer has seen it. */
-        (void) shutdown(conn->fd, SHUT_WR);
+        hr_stream_end(&conn->stream);
         conn->lingering = true;
         conn->closing_ns = hr_clock_now_ns() + LINGER_NS;
         conn_poll_update(conn);
@@ -229,7 +226,7 @@ static void conn_log_failure(const struct hr_conn *conn, const struct hr_diag *f
 
         hr_log(shown ? HR_LOG_NOTICE : HR_LOG_DEBUG, "conn",
                "connection cut: %s (%.120s) %s principal=\"%s\" count=%llu",
-               hr_diag_reason(failure), failure->words, conn->is_tcp ? "tcp" : "unix",
+               hr_diag_reason(failure), failure->words, hr_stream_name(&conn->stream),
                conn->principal ? conn->principal->name : "", (unsigned long long) count);
 }
 
@@ -273,7 +270,7 @@ void hr_conn_refuse(struct hr_conn *conn) {
         conn->stage = HR_CONN_DEAF;
         conn->server->stats.unauthenticated++;
         hr_log(HR_LOG_NOTICE, "conn", "hello refused: unauthenticated %s count=%llu",
-               conn->is_tcp ? "tcp" : "unix",
+               hr_stream_name(&conn->stream),
                (unsigned long long) conn->server->stats.unauthenticated);
         conn_poll_update(conn);
 }
@@ -289,6 +286,20 @@ static void conn_refuse_now(struct hr_conn *conn) {
                 hr_request_fail(
                         HR_CONTAINER_OF(conn->requests.next, struct hr_request, link), &diag);
         hr_conn_finish(conn);
+}
+
+/* The socket, or TLS on it, is of no use any more. */
+static void conn_stream_failed(struct hr_conn *conn) {
+        const char *words = conn->stream.tls ? hr_tls_words(conn->stream.tls) : "";
+
+        if (*words != '\0') {
+                struct hr_diag diag = {0};
+
+                conn->server->stats.protocol_errors++;
+                (void) hr_fail_reason(&diag, HR_E_PROTOCOL, "TLS", "%s", words);
+                conn_log_failure(conn, &diag);
+        }
+        hr_conn_close(conn);
 }
 
 /* ---- requests in flight ---------------------------------------------------------------------- */
@@ -340,20 +351,20 @@ void hr_conn_remove(struct hr_conn *conn, struct hr_request *request) {
 
 /* Bytes the socket took; 0 when it takes none now or the connection has ended. */
 static size_t conn_write(struct hr_conn *conn, struct iovec *parts, size_t part_count) {
-        struct msghdr message = {.msg_iov = parts, .msg_iovlen = part_count};
-        ssize_t sent;
+        size_t sent = 0;
 
-        do {
-                sent = sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        } while (sent < 0 && errno == EINTR);
-        if (sent < 0) {
-                if (errno != EAGAIN && errno != EWOULDBLOCK && errno != ENOBUFS)
-                        hr_conn_close(conn);
+        switch (hr_stream_send(&conn->stream, parts, part_count, &sent)) {
+        case HR_STREAM_OK:
+                conn->server->stats.bytes_out += sent;
+                conn->write_ns = hr_clock_now_ns();
+                break;
+        case HR_STREAM_LATER:
+                break;
+        default:
+                conn_stream_failed(conn);
                 return 0;
         }
-        conn->server->stats.bytes_out += (uint64_t) sent;
-        conn->write_ns = hr_clock_now_ns();
-        return (size_t) sent;
+        return sent;
 }
 
 /* Writes the head of the next DATA frame of a long reply. */
@@ -397,6 +408,11 @@ static bool output_advance(struct hr_conn *conn, struct output *output, size_t s
 static void conn_flush(struct hr_conn *conn) {
         uint64_t written = 0;
 
+        if (hr_stream_has_unsent(&conn->stream)) {
+                if (hr_stream_flush(&conn->stream) == HR_STREAM_FAILED)
+                        conn_stream_failed(conn);
+                conn->write_ns = hr_clock_now_ns();
+        }
         while (!conn->over && !hr_list_is_empty(&conn->outputs) && written < WRITE_BYTES_MAX) {
                 struct output *output = HR_CONTAINER_OF(conn->outputs.next, struct output, link);
                 struct iovec parts[2] = {
@@ -626,84 +642,51 @@ static void conn_consume(struct hr_conn *conn, const uint8_t *at, size_t left) {
         }
 }
 
-/* Closes every descriptor that came along. True when there were any, or some were cut off. */
-static bool descriptors_close(struct msghdr *message) {
-        bool any = message->msg_flags & MSG_CTRUNC;
-
-        for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part;
-             part = CMSG_NXTHDR(message, part)) {
-                size_t count;
-
-                if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
-                        continue;
-                count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-                for (size_t i = 0; i < count; i++) {
-                        int fd;
-
-                        memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
-                        (void) close(fd);
-                        any = true;
-                }
-        }
-        return any;
-}
-
-/* One recvmsg(); returns what it gave, 0 for the end or an error (handled), and whether the socket
- * may have more. */
+/* What the stream has, at most `parts`; 0 when there is nothing (more) to do with it now. */
 static size_t conn_receive(struct hr_conn *conn, struct iovec *parts, size_t part_count,
-                           bool *ret_end) {
-        _Alignas(struct cmsghdr) uint8_t control[CONTROL_BYTES];
-        struct msghdr message = {.msg_iov = parts, .msg_iovlen = part_count};
-        ssize_t got;
+                           bool only_buffered) {
+        struct hr_diag diag = {0};
+        size_t got = 0;
 
-        if (!conn->is_tcp) {
-                message.msg_control = control;
-                message.msg_controllen = sizeof control;
-        }
-        do {
-                got = recvmsg(conn->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-        } while (got < 0 && errno == EINTR);
-        *ret_end = got == 0;
-        if (got < 0) {
-                if (errno != EAGAIN && errno != EWOULDBLOCK)
+        switch (hr_stream_receive(&conn->stream, parts, part_count, only_buffered, &got)) {
+        case HR_STREAM_OK:
+                conn->server->stats.bytes_in += got;
+                return got;
+        case HR_STREAM_LATER:
+                break;
+        case HR_STREAM_END:
+                conn->eof = true;
+                if (hr_stream_peer_vanished(&conn->stream))
                         hr_conn_close(conn);
-                return 0;
-        }
-        if (message.msg_controllen > 0 && !conn->is_tcp && descriptors_close(&message)) {
-                struct hr_diag diag = {0};
-
+                else
+                        hr_conn_finish(conn);
+                break;
+        case HR_STREAM_DESCRIPTORS:
                 (void) hr_fail_reason(&diag, HR_E_PROTOCOL, "BAD_FDS",
                                       "descriptors came that no frame announced");
                 hr_conn_fail(conn, &diag);
-                return 0;
+                break;
+        case HR_STREAM_FAILED:
+                conn_stream_failed(conn);
+                break;
         }
-        conn->server->stats.bytes_in += (uint64_t) got;
-        return (size_t) got;
+        return 0;
 }
 
 /* Where the next bytes go: the rest of a body, then the window. */
-static size_t conn_read_once(struct hr_conn *conn, bool *ret_again) {
+static size_t conn_read_once(struct hr_conn *conn, bool only_buffered, bool *ret_again) {
         uint8_t *window = conn->server->window;
         struct iovec parts[2];
-        size_t part_count = 0, direct = 0, got, capacity;
-        bool end;
+        size_t part_count = 0, direct = 0, got;
 
         if (conn->stage == HR_CONN_BODY && conn->body_to) {
                 direct = conn->body_left;
                 parts[part_count++] = (struct iovec){conn->body_to, direct};
         }
         parts[part_count++] = (struct iovec){window, HR_WINDOW_BYTES};
-        capacity = direct + HR_WINDOW_BYTES;
-        got = conn_receive(conn, parts, part_count, &end);
-        *ret_again = got == capacity;
-        if (end) {
-                conn->eof = true;
-                if (!conn->is_tcp && conn_peer_vanished(conn))
-                        hr_conn_close(conn);
-                else
-                        hr_conn_finish(conn);
-                return 0;
-        }
+        got = conn_receive(conn, parts, part_count, only_buffered);
+        /* The end of a TLS stream may lie behind the last bytes, and no event tells of it. */
+        *ret_again = conn->stream.tls ? got > 0 : got == direct + HR_WINDOW_BYTES;
         if (got == 0)
                 return 0;
         conn->read_ns = hr_clock_now_ns();
@@ -720,22 +703,20 @@ static void conn_read(struct hr_conn *conn) {
         bool again = true;
 
         for (int i = 0; i < READ_ROUNDS_MAX && again && total < READ_BYTES_MAX; i++) {
-                size_t got;
-
                 if (conn->over || conn->stage == HR_CONN_DEAF ||
                     conn->output_bytes > output_limit(conn))
                         break;
-                got = conn_read_once(conn, &again);
-                if (got == 0)
-                        break;
-                total += got;
+                total += conn_read_once(conn, false, &again);
         }
+        /* What TLS has taken from the socket, no event will announce: at most a record or two. */
+        while (again && !conn->over && conn->stage != HR_CONN_DEAF)
+                (void) conn_read_once(conn, true, &again);
         conn_poll_update(conn);
 }
 
 /* After the last frame of a TCP connection: whatever comes is dropped. */
 static void conn_linger(struct hr_conn *conn) {
-        ssize_t got = recv(conn->fd, conn->server->window, HR_WINDOW_BYTES, MSG_DONTWAIT);
+        ssize_t got = recv(conn->stream.fd, conn->server->window, HR_WINDOW_BYTES, MSG_DONTWAIT);
 
         if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
                 hr_conn_close(conn);
@@ -786,8 +767,8 @@ void hr_conn_tick(struct hr_conn *conn, uint64_t now_ns) {
         if (conn->over)
                 return;
         if ((conn->lingering && now_ns > conn->closing_ns) ||
-            (conn->eof && !conn->is_tcp && conn_peer_vanished(conn)) ||
-            (!hr_list_is_empty(&conn->outputs) &&
+            (conn->eof && hr_stream_peer_vanished(&conn->stream)) ||
+            ((!hr_list_is_empty(&conn->outputs) || hr_stream_has_unsent(&conn->stream)) &&
              is_past(conn->write_ns, limits->output_timeout_ns, now_ns))) {
                 hr_conn_close(conn);
                 return;

@@ -18,6 +18,7 @@
 
 #include "core/list.h"
 #include "daemon/server.h"
+#include "daemon/stream.h"
 
 struct hr_request;
 
@@ -36,8 +37,8 @@ struct hr_conn {
         struct hr_list link;         /* in the server's list */
         struct hr_list session_link; /* in the session's */
         struct hr_session *session;  /* NULL before the hello */
-        int fd;
-        bool is_tcp, eof, finishing, lingering;
+        struct hr_stream stream;
+        bool eof, finishing, lingering;
         bool over; /* in the server's list of connections to take down */
         struct hr_list over_link;
         int polled; /* events asked for */
@@ -64,9 +65,9 @@ struct hr_conn {
         uint64_t write_ns; /* last progress */
 };
 
-/* Takes the socket, also on failure. */
+/* Takes the socket, also on failure. context: NULL = without TLS. */
 HR_NODISCARD hr_status hr_conn_open(struct hr_server *server, int fd, bool is_tcp,
-                                    struct hr_diag *diag);
+                                    struct hr_tls_context *context, struct hr_diag *diag);
 /* The connection is over: nothing is read or sent any more. Requests are told to stop and memory
  * goes when the loop next comes to hr_conns_reap(), so callers up the stack keep what they hold.
  * Idempotent. */

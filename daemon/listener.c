@@ -30,6 +30,7 @@ struct hr_listener {
         struct hr_server *server;
         int fd, lock_fd, spare_fd;
         bool is_tcp, accepting;
+        struct hr_tls_context *context; /* NULL = plain */
         bool resting; /* out of everything, until the next tick */
         char *path;   /* of a Unix socket */
         dev_t device; /* of the socket's inode, to remove only what is ours */
@@ -65,7 +66,8 @@ static void refuse(int fd, const char *words) {
 }
 
 static void listener_refuse(struct hr_listener *listener, int fd, const char *words) {
-        refuse(fd, words);
+        if (!listener->context)
+                refuse(fd, words);
         (void) close(fd);
         listener->server->stats.connections_refused++;
 }
@@ -109,7 +111,7 @@ static bool listener_accept_one(struct hr_listener *listener) {
         }
         if (listener->is_tcp)
                 (void) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        if (hr_conn_open(server, fd, listener->is_tcp, &diag) != HR_OK)
+        if (hr_conn_open(server, fd, listener->is_tcp, listener->context, &diag) != HR_OK)
                 hr_log(HR_LOG_WARNING, "listener", "a connection was dropped: %s", diag.words);
         return true;
 }
@@ -172,15 +174,11 @@ static hr_status system_fail(struct hr_diag *diag, const char *what, const char 
                               strerror(errno));
 }
 
-/* Binds, listens, watches. */
+/* Binds and watches. */
 static hr_status listener_begin(struct hr_listener *listener, const struct sockaddr *address,
                                 socklen_t address_bytes, const char *name, struct hr_diag *diag) {
-        int backlog = (int) listener->server->config->limits.backlog;
-
         if (bind(listener->fd, address, address_bytes) != 0)
                 return system_fail(diag, "bind", name);
-        if (listen(listener->fd, backlog) != 0)
-                return system_fail(diag, "listen", name);
         if (uv_poll_init(&listener->server->loop, &listener->poll, listener->fd) != 0)
                 return hr_fail(diag, HR_E_PRECONDITION, "%s cannot be watched", name);
         listener->poll.data = listener;
@@ -258,7 +256,8 @@ hr_status hr_listener_open_unix(struct hr_server *server, const char *path, uint
 }
 
 hr_status hr_listener_open_tcp(struct hr_server *server, const struct hr_address *address,
-                               struct hr_diag *diag, struct hr_listener **ret_listener) {
+                               struct hr_tls_context *context, struct hr_diag *diag,
+                               struct hr_listener **ret_listener) {
         HR_CLEANUP(listener_freep) struct hr_listener *listener = listener_new(server, true);
         struct sockaddr_storage bound;
         socklen_t bound_bytes = sizeof bound;
@@ -267,6 +266,7 @@ hr_status hr_listener_open_tcp(struct hr_server *server, const struct hr_address
 
         if (!listener)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a listener");
+        listener->context = context;
         listener->fd = socket(address->socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (listener->fd < 0)
                 return system_fail(diag, "socket", address->text);
@@ -278,9 +278,15 @@ hr_status hr_listener_open_tcp(struct hr_server *server, const struct hr_address
                 port = ntohs(bound.ss_family == AF_INET6
                                      ? ((struct sockaddr_in6 *) &bound)->sin6_port
                                      : ((struct sockaddr_in *) &bound)->sin_port);
-        hr_log(HR_LOG_INFO, "listener", "listening on tcp:%s port=%u", address->text,
-               port);
+        hr_log(HR_LOG_INFO, "listener", "listening on %s:%s port=%u",
+               context ? "tls" : "tcp", address->text, port);
         *ret_listener = HR_STEAL(listener);
+        return HR_OK;
+}
+
+hr_status hr_listener_listen(struct hr_listener *listener, struct hr_diag *diag) {
+        if (listen(listener->fd, (int) listener->server->config->limits.backlog) != 0)
+                return system_fail(diag, "listen", listener->path ? listener->path : "tcp");
         return HR_OK;
 }
 

@@ -8,15 +8,20 @@
 #pragma once
 
 #include "daemon/server.h"
+#include "daemon/tls.h"
 
 /* HR_E_EXISTS (reason LOCKED) when another daemon has the path; HR_E_PRECONDITION for whatever else
  * the system refuses. */
 HR_NODISCARD hr_status hr_listener_open_unix(struct hr_server *server, const char *path,
                                              uint32_t mode, struct hr_diag *diag,
                                              struct hr_listener **ret_listener);
+/* context: NULL = plain; outlives the listener. */
 HR_NODISCARD hr_status hr_listener_open_tcp(struct hr_server *server,
-                                            const struct hr_address *address, struct hr_diag *diag,
+                                            const struct hr_address *address,
+                                            struct hr_tls_context *context, struct hr_diag *diag,
                                             struct hr_listener **ret_listener);
+/* From now on peers can connect. An opened listener has its address, and nothing else. */
+HR_NODISCARD hr_status hr_listener_listen(struct hr_listener *listener, struct hr_diag *diag);
 /* Accepts, or leaves connections to the kernel's queue for now. */
 void hr_listener_accept(struct hr_listener *listener, bool accept);
 /* A tick has passed since accepting failed for want of descriptors or memory: it may try again. */

@@ -49,7 +49,11 @@ static bool hello_names(const struct hr_wire_hello *hello, const char *feature) 
 static hr_status principal_find(struct hr_conn *conn, struct hr_wire_hello *hello,
                                 struct hr_diag *diag) {
         struct hr_principal *found = NULL;
+        char name[HR_TLS_NAME_BYTES];
 
+        if (conn->stream.tls && !conn->principal && hr_tls_common_name(conn->stream.tls, name) &&
+            hr_principal_of_certificate(conn->server->principals, name, NULL, &found) == HR_OK)
+                conn->principal = found;
         if (hello->credentials_bytes > 0) {
                 hr_status status =
                         hr_principal_of_token(conn->server->principals, hello->credentials,
@@ -175,8 +179,9 @@ static hr_status hello_start(struct hr_request *request, struct hr_diag *diag) {
         reply->device_count = hr_fleet_device_count(server->fleet);
         HR_TRY(hr_wire_hello_reply_encode(reply, server->scratch, sizeof server->scratch, diag,
                                           &bytes));
-        hr_log(HR_LOG_DEBUG, "session", "client \"%s\" principal=\"%s\" tcp=%d",
-               context->hello.client_name, conn->principal->name, conn->is_tcp);
+        hr_log(HR_LOG_DEBUG, "session", "client \"%s\" principal=\"%s\" %s",
+               context->hello.client_name, conn->principal->name,
+               hr_stream_name(&conn->stream));
         hr_request_reply(request, server->scratch, bytes, NULL, 0);
         return HR_OK;
 }

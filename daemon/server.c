@@ -337,10 +337,20 @@ static hr_status listeners_open(struct hr_server *server, struct hr_diag *diag) 
                 server->listener_count++;
         }
         if (config->tcp.text) {
-                HR_TRY(hr_listener_open_tcp(server, &config->tcp, diag,
+                HR_TRY(hr_listener_open_tcp(server, &config->tcp, NULL, diag,
                                             &server->listeners[server->listener_count]));
                 server->listener_count++;
         }
+        if (config->tls.text) {
+                HR_TRY(hr_tls_context_new(config->tls_certificate, config->tls_key,
+                                          config->tls_client_ca, diag, &server->tls_context));
+                HR_TRY(hr_listener_open_tcp(server, &config->tls, server->tls_context, diag,
+                                            &server->listeners[server->listener_count]));
+                server->listener_count++;
+        }
+        /* The Unix socket last: who can connect to it finds the others open, too. */
+        for (uint32_t i = server->listener_count; i-- > 0;)
+                HR_TRY(hr_listener_listen(server->listeners[i], diag));
         hr_server_accept_update(server);
         return HR_OK;
 }
@@ -393,6 +403,7 @@ static void server_close(struct hr_server *server) {
         }
         if (server->wake_fd >= 0)
                 (void) close(server->wake_fd);
+        server->tls_context = hr_tls_context_free(server->tls_context);
         if (server->idle_requests.next)
                 hr_requests_deinit(server);
         free(server);

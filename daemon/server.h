@@ -50,7 +50,7 @@ struct hr_server {
         struct hr_fleet *fleet;
         struct hr_engine *engine;
         struct hr_graphs *graphs; /* by digest; thread: engine */
-        struct hr_listener *listeners[2];
+        struct hr_listener *listeners[3];
         uint32_t listener_count;
         struct hr_list conns, conns_over;
         struct hr_list sessions;
@@ -75,6 +75,7 @@ struct hr_server {
         struct hr_server_stats stats;
         struct hr_frame_limits frame_limits;
         struct hr_principals *principals;
+        struct hr_tls_context *tls_context; /* NULL = no TLS listener */
         uint64_t refusal_ns, refusal_delay_ns; /* the last failed authentication, and how long it was put off */
         uint8_t window[HR_WINDOW_BYTES];            /* what a read leaves beyond a body */
         uint8_t scratch[HR_WIRE_MESSAGE_BYTES_MAX]; /* a message being encoded */

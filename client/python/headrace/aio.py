@@ -10,6 +10,7 @@ Cancelling a task cancels its call in the daemon.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
@@ -22,7 +23,8 @@ from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, Pro
 from headrace.explain import Explanation
 from headrace.flows import Content, Flow, Inputs, OnProgress, Placement, Request
 from headrace.graph import Graph
-from headrace.transport import GRACE_S, open_socket
+from headrace.tls import client_context
+from headrace.transport import GRACE_S, open_socket, tls_host
 from headrace.types import Array, TensorInfo, TypeLike
 from headrace.wire import Buffer, Call, Credit, Failure, GoingAway, Progress, Reply, Wire
 
@@ -389,12 +391,23 @@ async def connect(
     session: str = "",
     credentials: bytes = b"",
     token: bytes = b"",
+    tls: ssl.SSLContext | None = None,
     timeout: float | None = TIMEOUT_S,
 ) -> AsyncClient:
-    """Connects to unix:/path or tcp:host:port and says hello."""
+    """Connects and says hello; see client.connect()."""
     loop = asyncio.get_running_loop()
     sock = await loop.run_in_executor(None, open_socket, address, timeout)
-    _, connection = await loop.create_connection(_Connection, sock=sock)
+    host = tls_host(address)
+    try:
+        _, connection = await loop.create_connection(
+            _Connection,
+            sock=sock,
+            ssl=(tls or client_context()) if host is not None else None,
+            server_hostname=host,
+            ssl_handshake_timeout=timeout if host is not None else None,
+        )
+    except OSError as error:
+        raise ConnectionLost(f"{address}: {error}", reason="TLS") from error
     client = AsyncClient(connection, timeout)
     try:
         client.hello = await client.drive(flows.hello(name, session, credentials, token), timeout)

@@ -1,4 +1,4 @@
-"""The command line: headrace generate | devices | explain | stats | inspect | quantize.
+"""The command line: headrace generate | devices | explain | stats | inspect | quantize | token.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done; 1 the daemon refused or failed;
 2 wrong usage; 3 no daemon, or the connection was lost; 4 a file cannot be used; 130 interrupted.
@@ -7,16 +7,20 @@ Results go to stdout, everything else to stderr. Exit codes: 0 done; 1 the daemo
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace import __version__
 from headrace.client import Client, connect
 from headrace.errors import HeadraceError, PeerError, Unavailable
+from headrace.tls import client_context
 from headrace.types import TensorInfo, Type, as_type
 
 if TYPE_CHECKING:
@@ -63,6 +67,21 @@ def failed(words: object, code: int) -> int:
     return code
 
 
+def connected(options: argparse.Namespace) -> Client:
+    """A client by the options that every command has."""
+    token = os.environ.get("HEADRACE_TOKEN", "")
+    tls = None
+    try:
+        if options.token_file:
+            token = Path(options.token_file).read_text("utf-8").strip()
+        if options.tls_ca or options.tls_certificate:
+            tls = client_context(options.tls_ca, options.tls_certificate, options.tls_key)
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"token or certificate: {error}") from error
+    name = f"headrace {options.command}"
+    return connect(options.connect, name=name, credentials=token.encode(), tls=tls)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line's shape."""
     top = argparse.ArgumentParser(prog="headrace", description="Client of the headrace daemon.")
@@ -76,9 +95,17 @@ def parser() -> argparse.ArgumentParser:
             "--connect",
             metavar="ADDRESS",
             default=default,
-            help="unix:/path or tcp:host:port (default: $HEADRACE_ADDRESS, else "
+            help="unix:/path, tcp:host:port or tls:host:port (default: $HEADRACE_ADDRESS, else "
             f"{DEFAULT_ADDRESS})",
         )
+        files = argparse.SUPPRESS if place is common else None
+        for option, words in (
+            ("--token-file", "holds the token to show to the daemon (default: $HEADRACE_TOKEN)"),
+            ("--tls-ca", "PEM: who signed the daemon's certificate (default: whom the system trusts)"),
+            ("--tls-certificate", "PEM: the certificate to show to the daemon"),
+            ("--tls-key", "PEM: its key"),
+        ):
+            place.add_argument(option, metavar="FILE", default=files, help=words)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     model = argparse.ArgumentParser(add_help=False)
     which = model.add_mutually_exclusive_group(required=True)
@@ -131,6 +158,8 @@ def parser() -> argparse.ArgumentParser:
     stats = commands.add_parser("stats", parents=[common], help="the daemon's counters")
     stats.add_argument("pattern", nargs="?", default="*", help="glob over the names")
     stats.set_defaults(run=run_stats)
+    token = commands.add_parser("token", help="make a token, and the daemon's line for it")
+    token.set_defaults(run=run_token)
     inspect = commands.add_parser("inspect", help="what a GGUF file on this side holds")
     inspect.add_argument("file")
     inspect.add_argument(
@@ -332,7 +361,7 @@ def run_generate(options: argparse.Namespace) -> int:
 
     sampler = Sampler(options.temperature, options.top_k, options.top_p, options.seed)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    with connect(options.connect, name="headrace generate") as client:
+    with connected(options) as client:
         model = load_model(client, options)
         tokenizer = model.tokenizer
         if options.chat:
@@ -384,7 +413,7 @@ def rate(what: str, tokens: int, seconds: float) -> str:
 
 def run_devices(options: argparse.Namespace) -> int:
     """One line per device, in priority order."""
-    with connect(options.connect, name="headrace devices") as client:
+    with connected(options) as client:
         rows = [
             ("name", "type", "memory", "total MB", "free MB", "used MB", "threads", "description")
         ]
@@ -423,7 +452,7 @@ def run_explain(options: argparse.Namespace) -> int:
     """The plan of one graph of a model."""
     from headrace.models.llama import padded_kv
 
-    with connect(options.connect, name="headrace explain") as client:
+    with connected(options) as client:
         model = load_model(client, options)
         with make_context(model, options, options.batch) as context:
             handle = context.graph(options.batch, padded_kv(options.batch, context.n_ctx))
@@ -431,11 +460,22 @@ def run_explain(options: argparse.Namespace) -> int:
     return 0
 
 
+def run_token(options: argparse.Namespace) -> int:
+    """headrace token: 192 random bits for a client, their digest for a [principal NAME]."""
+    token = secrets.token_urlsafe(24)
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    print("for the client, in a file or $HEADRACE_TOKEN; the daemon does not know it:", file=sys.stderr)
+    print(token)
+    print("for the daemon's configuration, in a section [principal NAME]:", file=sys.stderr)
+    print(f"token_sha256 = {digest}")
+    return 0
+
+
 def run_stats(options: argparse.Namespace) -> int:
     """name{labels} value, one per line."""
     from fnmatch import fnmatchcase
 
-    with connect(options.connect, name="headrace stats") as client:
+    with connected(options) as client:
         for stat in client.stats():
             if fnmatchcase(stat.name, options.pattern):
                 labels = f"{{{stat.labels}}}" if stat.labels else ""
@@ -562,7 +602,7 @@ def run_quantize(options: argparse.Namespace) -> int:
     file = open_gguf(options.source)
     choices = choose(list(file.values()), options.type, options.keep, options.types)
     before = sum(choice.source.nbytes for choice in choices)
-    with connect(options.connect, name="headrace quantize") as client:
+    with connected(options) as client:
         try:
             with progress_of(f"Writing {options.target}", before) as advance:
                 quantize(

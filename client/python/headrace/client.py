@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -13,7 +14,7 @@ from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.explain import Explanation
 from headrace.flows import Content, Flow, Inputs, OnProgress, Placement, Request
 from headrace.graph import Graph
-from headrace.transport import Pending, Transport, open_socket
+from headrace.transport import Pending, Transport, open_stream
 from headrace.types import Array, TensorInfo, TypeLike
 
 T = TypeVar("T")
@@ -340,13 +341,16 @@ def connect(
     session: str = "",
     credentials: bytes = b"",
     token: bytes = b"",
+    tls: ssl.SSLContext | None = None,
     timeout: float | None = TIMEOUT_S,
 ) -> Client:
-    """Connects to unix:/path or tcp:host:port and says hello.
+    """Connects to unix:/path, tcp:host:port or tls:host:port and says hello.
 
-    name: shown to the operator. session, token: joins or resumes a named session.
+    name: shown to the operator. session, token: joins or resumes a named session. credentials: the
+    token by which the daemon knows its principal, where it asks for one. tls: how to check the daemon
+    behind tls: (None: by the system's authorities; see tls.client_context()).
     """
-    transport = Transport(open_socket(address, timeout))
+    transport = Transport(open_stream(address, timeout, tls))
     try:
         flow = flows.hello(name, session, credentials, token)
         hello = Operation(transport, flow, timeout).result(timeout)

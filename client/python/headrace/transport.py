@@ -15,20 +15,28 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
+from headrace.tls import TlsSocket, client_context
 from headrace.wire import Buffer, Call, Credit, Event, Failure, GoingAway, Progress, Reply, Wire
 
 GRACE_S = 2.0
 IOV_MAX = 512
 
 
+def tls_host(address: str) -> str | None:
+    """The name that the daemon's certificate must have; None for an address without TLS."""
+    scheme, _, rest = address.partition(":")
+    return rest.rpartition(":")[0].strip("[]") if scheme == "tls" else None
+
+
 def open_socket(address: str, timeout: float | None) -> socket.socket:
-    """Connects to unix:/path or tcp:host:port. ConnectionLost when that fails, ValueError for
-    another kind of address.
+    """Connects to unix:/path, tcp:host:port or tls:host:port (no handshake yet). ConnectionLost when
+    that fails, ValueError for another kind of address.
     """
     scheme, _, rest = address.partition(":")
     try:
@@ -36,16 +44,34 @@ def open_socket(address: str, timeout: float | None) -> socket.socket:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.settimeout(timeout)
             sock.connect(rest)
-        elif scheme == "tcp" and ":" in rest:
+        elif scheme in ("tcp", "tls") and ":" in rest:
             host, _, port = rest.rpartition(":")
             sock = socket.create_connection((host.strip("[]"), int(port)), timeout)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         else:
-            raise ValueError(f"address {address!r}: unix:/path or tcp:host:port")
+            raise ValueError(f"address {address!r}: unix:/path, tcp:host:port or tls:host:port")
     except OSError as error:
         raise ConnectionLost(f"{address}: {error.strerror or error}", reason="CONNECT") from error
     sock.setblocking(False)
     return sock
+
+
+def open_stream(
+    address: str, timeout: float | None, tls: ssl.SSLContext | None
+) -> socket.socket | TlsSocket:
+    """A connected socket for a Transport, after TLS's handshake where the address asks for it."""
+    sock = open_socket(address, timeout)
+    host = tls_host(address)
+    if host is None:
+        return sock
+    try:
+        sock.settimeout(timeout)
+        secure = (tls or client_context()).wrap_socket(sock, server_hostname=host)
+        secure.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise ConnectionLost(f"{address}: {error}", reason="TLS") from error
+    return TlsSocket(secure)
 
 
 class Pending:
@@ -77,10 +103,11 @@ class Pending:
 class Transport:
     """A Wire on a socket."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket) -> None:
         self.wire = Wire()
         self.draining: GoingAway | None = None
         self._sock = sock
+        self._tls = sock if isinstance(sock, TlsSocket) else None
         self._state = threading.Lock()
         self._sending = threading.Lock()
         self._pending: dict[int, Pending] = {}
@@ -264,7 +291,8 @@ class Transport:
         events: list[Event] = []
         try:
             wait_ms = None if timeout is None else max(0, int(timeout * 1000) + 1)
-            if timeout == 0.0 or self._readable.poll(wait_ms):
+            buffered = self._tls is not None and self._tls.pending()
+            if timeout == 0.0 or buffered or self._readable.poll(wait_ms):
                 count = self._sock.recv_into(self.wire.buffer())
                 if count == 0:
                     failure = ConnectionLost("the daemon closed the connection", reason="EOF")

@@ -1,0 +1,124 @@
+/* Plain sockets, and the choice between them and TLS. */
+#include "daemon/stream.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define CONTROL_BYTES 512
+
+hr_status hr_stream_init(struct hr_stream *stream, int fd, bool is_tcp,
+                         struct hr_tls_context *context, struct hr_diag *diag) {
+        *stream = (struct hr_stream){.fd = fd, .is_tcp = is_tcp};
+        if (context) {
+                stream->tls = hr_tls_new(context);
+                if (!stream->tls)
+                        return hr_fail(diag, HR_E_EXHAUSTED, "no memory for TLS");
+        }
+        return HR_OK;
+}
+
+void hr_stream_deinit(struct hr_stream *stream) {
+        stream->tls = hr_tls_free(stream->tls);
+        (void) close(stream->fd);
+        stream->fd = -1;
+}
+
+const char *hr_stream_name(const struct hr_stream *stream) {
+        return stream->tls ? "tls" : stream->is_tcp ? "tcp" : "unix";
+}
+
+/* Closes every descriptor that came along. True when there were any, or some were cut off. */
+static bool descriptors_close(struct msghdr *message) {
+        bool any = message->msg_flags & MSG_CTRUNC;
+
+        for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part;
+             part = CMSG_NXTHDR(message, part)) {
+                size_t count;
+
+                if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
+                        continue;
+                count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+                for (size_t i = 0; i < count; i++) {
+                        int fd;
+
+                        memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
+                        (void) close(fd);
+                        any = true;
+                }
+        }
+        return any;
+}
+
+static hr_stream_event plain_receive(struct hr_stream *stream, const struct iovec *parts,
+                                     size_t part_count, size_t *ret_bytes) {
+        _Alignas(struct cmsghdr) uint8_t control[CONTROL_BYTES];
+        struct msghdr message = {.msg_iov = (struct iovec *) parts, .msg_iovlen = part_count};
+        ssize_t got;
+
+        if (!stream->is_tcp) {
+                message.msg_control = control;
+                message.msg_controllen = sizeof control;
+        }
+        do {
+                got = recvmsg(stream->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        } while (got < 0 && errno == EINTR);
+        if (got < 0)
+                return errno == EAGAIN || errno == EWOULDBLOCK ? HR_STREAM_LATER : HR_STREAM_FAILED;
+        if (message.msg_controllen > 0 && !stream->is_tcp && descriptors_close(&message))
+                return HR_STREAM_DESCRIPTORS;
+        *ret_bytes = (size_t) got;
+        return got > 0 ? HR_STREAM_OK : HR_STREAM_END;
+}
+
+hr_stream_event hr_stream_receive(struct hr_stream *stream, const struct iovec *parts,
+                                  size_t part_count, bool only_buffered, size_t *ret_bytes) {
+        *ret_bytes = 0;
+        if (stream->tls)
+                return hr_tls_receive(stream->tls, stream->fd, parts, part_count, only_buffered,
+                                      ret_bytes);
+        return only_buffered ? HR_STREAM_LATER
+                             : plain_receive(stream, parts, part_count, ret_bytes);
+}
+
+hr_stream_event hr_stream_send(struct hr_stream *stream, struct iovec *parts, size_t part_count,
+                               size_t *ret_bytes) {
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = part_count};
+        ssize_t sent;
+
+        *ret_bytes = 0;
+        if (stream->tls)
+                return hr_tls_send(stream->tls, stream->fd, parts, part_count, ret_bytes);
+        do {
+                sent = sendmsg(stream->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        } while (sent < 0 && errno == EINTR);
+        if (sent < 0)
+                return errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS
+                               ? HR_STREAM_LATER
+                               : HR_STREAM_FAILED;
+        *ret_bytes = (size_t) sent;
+        return HR_STREAM_OK;
+}
+
+bool hr_stream_has_unsent(const struct hr_stream *stream) {
+        return stream->tls && hr_tls_has_unsent(stream->tls);
+}
+
+hr_stream_event hr_stream_flush(struct hr_stream *stream) {
+        return stream->tls ? hr_tls_flush(stream->tls, stream->fd) : HR_STREAM_OK;
+}
+
+void hr_stream_end(struct hr_stream *stream) {
+        if (stream->tls)
+                hr_tls_end(stream->tls, stream->fd);
+        (void) shutdown(stream->fd, SHUT_WR);
+}
+
+bool hr_stream_peer_vanished(const struct hr_stream *stream) {
+        struct pollfd poll_fd = {.fd = stream->fd};
+
+        return !stream->is_tcp && poll(&poll_fd, 1, 0) > 0 &&
+               (poll_fd.revents & (POLLHUP | POLLERR | POLLNVAL));
+}

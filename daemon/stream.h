@@ -1,0 +1,40 @@
+/*
+ * The bytes of one peer: a Unix or TCP socket, plain or through TLS. Nothing here blocks, and
+ * nothing knows frames. Thread: loop.
+ */
+#pragma once
+
+#include <sys/uio.h>
+
+#include "daemon/tls.h"
+
+/* Zeroed is not valid: hr_stream_init(). */
+struct hr_stream {
+        int fd;
+        bool is_tcp; /* TLS, too */
+        struct hr_tls *tls; /* NULL = plain */
+};
+
+/* Takes the descriptor. context: NULL = plain. HR_E_EXHAUSTED: the descriptor is still the caller's. */
+HR_NODISCARD hr_status hr_stream_init(struct hr_stream *stream, int fd, bool is_tcp,
+                                      struct hr_tls_context *context, struct hr_diag *diag);
+/* Closes the descriptor. */
+void hr_stream_deinit(struct hr_stream *stream);
+/* "unix", "tcp", "tls". */
+const char *hr_stream_name(const struct hr_stream *stream);
+
+/* Fills the parts in order with what is there. OK: some bytes, and if they fill the parts there may be
+ * more. only_buffered: nothing is taken from the socket. */
+hr_stream_event hr_stream_receive(struct hr_stream *stream, const struct iovec *parts,
+                                  size_t part_count, bool only_buffered, size_t *ret_bytes);
+/* Sends from the front of the parts as much as goes. OK: some bytes. */
+hr_stream_event hr_stream_send(struct hr_stream *stream, struct iovec *parts, size_t part_count,
+                               size_t *ret_bytes);
+/* What has been taken by hr_stream_send() but waits for the socket: true while there is any. */
+bool hr_stream_has_unsent(const struct hr_stream *stream);
+/* Sends it. OK: none is left. */
+hr_stream_event hr_stream_flush(struct hr_stream *stream);
+/* Nothing more will be sent: says so to the peer. */
+void hr_stream_end(struct hr_stream *stream);
+/* A peer that has closed both directions of a Unix socket can be told from one that still reads. */
+bool hr_stream_peer_vanished(const struct hr_stream *stream);

@@ -1,0 +1,287 @@
+"""TLS 1.3 (HOSTILE A1, A22, A26): the same conversation inside it, and what is wrong about a handshake."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import headrace
+import numpy as np
+import pytest
+from headrace import aio, errors
+from headrace.tls import client_context
+from run_daemon import Daemon, DaemonError, free_port
+
+TOKEN = b"a token of the tests"
+
+
+def openssl(*words: object) -> None:
+    subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
+
+
+@dataclass(frozen=True)
+class Papers:
+    """An authority with the daemon's certificate and two clients', and a stranger's."""
+
+    folder: Path
+
+    def file(self, name: str) -> Path:
+        return self.folder / name
+
+
+def certificate(folder: Path, name: str, common_name: str, issuer: str, *options: str) -> None:
+    key, request = folder / f"{name}.key", folder / f"{name}.csr"
+    extension = folder / f"{name}.ext"
+    extension.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", key,
+            "-out", request, "-subj", f"/CN={common_name}")  # fmt: skip
+    openssl("x509", "-req", "-in", request, "-CA", folder / f"{issuer}.pem", "-CAkey",
+            folder / f"{issuer}.key", "-CAcreateserial", "-out", folder / f"{name}.pem",
+            "-extfile", extension, *(options or ("-days", "2")))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    folder = tmp_path_factory.mktemp("papers")
+    for authority in ("ours", "theirs"):
+        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+                "-keyout", folder / f"{authority}.key", "-out", folder / f"{authority}.pem",
+                "-subj", f"/CN={authority}", "-days", "2")  # fmt: skip
+    certificate(folder, "daemon", "localhost", "ours")
+    certificate(folder, "known", "known client", "ours")
+    certificate(folder, "unknown", "unknown client", "ours")
+    certificate(folder, "stranger", "known client", "theirs")
+    certificate(folder, "expired", "known client", "ours", "-days", "-1")
+    return Papers(folder)
+
+
+class Secure:
+    """A daemon that listens on TLS, and how to come in."""
+
+    def __init__(self, daemon: Daemon, port: int, papers: Papers) -> None:
+        self.daemon, self.port, self.papers = daemon, port, papers
+        self.address = f"tls:localhost:{port}"
+
+    def context(self, name: str | None = None) -> ssl.SSLContext:
+        file = self.papers.file
+        if name is None:
+            return client_context(file("ours.pem"))
+        return client_context(file("ours.pem"), file(f"{name}.pem"), file(f"{name}.key"))
+
+    def connect(self, name: str | None = None, credentials: bytes = b"") -> headrace.Client:
+        return headrace.connect(self.address, tls=self.context(name), credentials=credentials)
+
+
+@pytest.fixture(scope="module")
+def secure(papers: Papers) -> Iterator[Secure]:
+    port = free_port()
+    with Daemon(
+        sections={
+            "listen": {"tls": f"127.0.0.1:{port}"},
+            "limits": {"refusal_delay": "20ms", "hello_timeout": "1s"},
+            "tls": {
+                "certificate": papers.file("daemon.pem"),
+                "key": papers.file("daemon.key"),
+                "client_ca": papers.file("ours.pem"),
+            },
+            "principal by-token": {"token_sha256": hashlib.sha256(TOKEN).hexdigest(),
+                                   "permissions": "run, load, admin"},
+            "principal by-certificate": {"certificate": "known client"},
+        },
+    ) as daemon:  # fmt: skip
+        yield Secure(daemon, port, papers)
+
+
+def sum_of(client: headrace.Client, count: int = 4) -> np.ndarray:
+    graph = headrace.Graph()
+    x = graph.input("x", (count,))
+    graph.output(graph.add(x, x))
+    values = np.arange(count, dtype=np.float32)
+    result = client.submit(graph).run({"x": values})[0]
+    np.testing.assert_array_equal(result, 2 * values)
+    return result
+
+
+@pytest.mark.parametrize("count", [1, 4096, 1_000_000, 8_000_000])
+def test_results_are_those_of_any_other_socket(secure: Secure, count: int) -> None:
+    """Records, bodies and DATA of every size, in both directions."""
+    with secure.connect(credentials=TOKEN) as client:
+        sum_of(client, count)
+        sum_of(client, count)
+
+
+def test_by_certificate_or_by_token(secure: Secure) -> None:
+    with secure.connect("known") as client:
+        sum_of(client)
+        with pytest.raises(errors.PermissionDenied):
+            client.stats()  # what the principal of the certificate may not
+    with secure.connect("unknown", TOKEN) as client:
+        assert client.stats()
+    for name in (None, "unknown"):
+        with pytest.raises(errors.Unauthenticated):
+            secure.connect(name)
+        with pytest.raises(errors.Unauthenticated):
+            secure.connect(name, b"another token")
+
+
+@pytest.mark.parametrize("name", ["stranger", "expired"])
+def test_wrong_certificates_end_the_handshake(secure: Secure, name: str) -> None:
+    with pytest.raises(errors.HeadraceError):
+        secure.connect(name, TOKEN)
+    with secure.connect(credentials=TOKEN) as client:
+        sum_of(client)
+    assert "certificate" in secure.daemon.log()
+
+
+def test_the_client_checks_the_daemon(secure: Secure) -> None:
+    wrong = client_context(secure.papers.file("theirs.pem"))
+    with pytest.raises(errors.ConnectionLost):
+        headrace.connect(secure.address, tls=wrong, credentials=TOKEN)
+    with pytest.raises(errors.ConnectionLost):  # by the system's authorities
+        headrace.connect(secure.address, credentials=TOKEN)
+
+
+def test_asyncio(secure: Secure) -> None:
+    async def main() -> None:
+        context = secure.context()
+        client = await aio.connect(secure.address, tls=context, credentials=TOKEN)
+        async with client:
+            graph = headrace.Graph()
+            x = graph.input("x", (300_000,))
+            graph.output(graph.add(x, x))
+            handle = await client.submit(graph)
+            batches = [np.full(300_000, i, np.float32) for i in range(8)]
+            results = await asyncio.gather(*(handle.run({"x": batch}) for batch in batches))
+            for batch, result in zip(batches, results, strict=True):
+                np.testing.assert_array_equal(result[0], 2 * batch)
+        with pytest.raises(errors.Unauthenticated):
+            await aio.connect(secure.address, tls=context)
+
+    asyncio.run(main())
+
+
+def test_threads_share_a_client(secure: Secure) -> None:
+    wrong: list[BaseException] = []
+    with secure.connect(credentials=TOKEN) as client:
+        graph = headrace.Graph()
+        x = graph.input("x", (50_000,))
+        graph.output(graph.add(x, x))
+        handle = client.submit(graph)
+
+        def work(number: int) -> None:
+            try:
+                for i in range(20):
+                    values = np.full(50_000, number * 100 + i, np.float32)
+                    np.testing.assert_array_equal(handle.run({"x": values})[0], 2 * values)
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def test_uploads(secure: Secure) -> None:
+    weights = {"w": np.random.default_rng(1).standard_normal((1024, 3000)).astype(np.float32)}
+    with secure.connect(credentials=TOKEN) as client:
+        held = client.put("over tls", weights)
+        graph = headrace.Graph()
+        w = graph.weight("w", (1024, 3000))
+        graph.output(graph.cont(w))
+        result = client.submit(graph, weights=[held]).run({})[0]
+        np.testing.assert_array_equal(result, weights["w"])
+
+
+def bytes_until_closed(sock: socket.socket) -> int:
+    sock.settimeout(10)
+    total = 0
+    try:
+        while data := sock.recv(65536):
+            total += len(data)
+    except ConnectionResetError:
+        pass
+    return total
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [b"HR" + bytes(30), b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\x16\x03\x01\x40\x01" + bytes(16385),
+     b"\x15\x03\x03\x00\x02\x01\x00" * 3000],
+    ids=["plain hello", "http", "zeros", "long record", "alerts"],
+)  # fmt: skip
+def test_what_is_no_handshake_is_cut(secure: Secure, opening: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", secure.port)) as sock:
+        try:
+            sock.sendall(opening)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        assert bytes_until_closed(sock) <= 64  # at most an alert
+    with secure.connect(credentials=TOKEN) as client:
+        sum_of(client)
+
+
+def test_older_versions_are_refused(secure: Secure) -> None:
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    with (
+        socket.create_connection(("127.0.0.1", secure.port)) as sock,
+        pytest.raises(ssl.SSLError),
+    ):
+        old.wrap_socket(sock)
+
+
+def test_a_handshake_that_stops_has_a_deadline(secure: Secure) -> None:
+    begin = time.monotonic()
+    with socket.create_connection(("127.0.0.1", secure.port)) as sock:
+        sock.sendall(b"\x16\x03\x01\x02\x00\x01")
+        assert bytes_until_closed(sock) == 0
+    assert time.monotonic() - begin >= 0.9  # not before the limit
+    with secure.connect(credentials=TOKEN) as client:
+        sum_of(client)
+
+
+def open_connections(client: headrace.Client) -> float:
+    return next(stat.value for stat in client.stats() if stat.name == "connections")
+
+
+def test_an_end_without_close_notify_and_one_with(secure: Secure) -> None:
+    """Both are ends of a peer: nothing of it stays."""
+    for orderly in (True, False):
+        context = secure.context()
+        raw = socket.create_connection(("127.0.0.1", secure.port))
+        sock = context.wrap_socket(raw, server_hostname="localhost")
+        if orderly:
+            sock.settimeout(10)
+            assert sock.unwrap().recv(1) == b""  # both sides say that it is the end
+        sock.close()
+    with secure.connect(credentials=TOKEN) as client:
+        end = time.monotonic() + 5
+        while open_connections(client) > 1 and time.monotonic() < end:
+            time.sleep(0.02)
+        assert open_connections(client) == 1
+
+
+def test_a_wrong_key_is_no_start(papers: Papers) -> None:
+    with pytest.raises(DaemonError, match="key"):
+        Daemon(
+            sections={
+                "listen": {"tls": f"127.0.0.1:{free_port()}"},
+                "tls": {
+                    "certificate": papers.file("daemon.pem"),
+                    "key": papers.file("known.key"),
+                },
+                "principal p": {"token_sha256": "0" * 64},
+            }
+        )
