@@ -25,6 +25,7 @@
 #include "daemon/conn.h"
 #include "daemon/graphs.h"
 #include "daemon/listener.h"
+#include "daemon/notify.h"
 #include "daemon/request.h"
 
 #define TICK_MS 100
@@ -145,6 +146,9 @@ void hr_server_drain(struct hr_server *server, const char *why) {
                (unsigned long long) server->stats.connections,
                (unsigned long long) server->stats.requests_in_flight);
         server->draining = true;
+        hr_notify_stopping("Draining, requests in flight: %llu, connections: %llu",
+                           (unsigned long long) server->stats.requests_in_flight,
+                           (unsigned long long) server->stats.connections);
         listeners_close(server);
         HR_LIST_FOR_EACH(link, &server->conns)
         go_away_send(HR_CONTAINER_OF(link, struct hr_conn, link));
@@ -422,6 +426,8 @@ hr_status hr_server_run(const struct hr_config *config, struct hr_diag *diag) {
                 hr_log(HR_LOG_NOTICE, "server", "headraced %s ready devices=%u start_ms=%.1f",
                        HR_VERSION, server->device_count,
                        (double) (hr_clock_now_ns() - server->started_ns) / 1e6);
+                hr_notify_ready("Serving with %u device%s", server->device_count,
+                                server->device_count == 1 ? "" : "s");
                 server_loop(server);
                 hr_log(HR_LOG_NOTICE, "server", "drained");
         }

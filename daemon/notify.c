@@ -1,0 +1,45 @@
+/*
+ * One datagram a call. A manager that cannot be reached is not worth more than silence: it sees the
+ * daemon's exit status whatever became of its messages. The words go on one line, since lines are
+ * assignments here.
+ */
+#include "daemon/notify.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#ifdef HR_HAVE_SYSTEMD
+#include <systemd/sd-daemon.h>
+#endif
+
+#define WORDS_BYTES 200
+
+static void notify_send(const char *state, const char *format, va_list args) {
+        char words[WORDS_BYTES];
+
+        (void) vsnprintf(words, sizeof words, format, args);
+        for (char *at = words; *at; at++)
+                if (*at == '\n')
+                        *at = ' ';
+#ifdef HR_HAVE_SYSTEMD
+        (void) sd_notifyf(0, "%s=1\nSTATUS=%s", state, words);
+#else
+        (void) state;
+#endif
+}
+
+void hr_notify_ready(const char *format, ...) {
+        va_list args;
+
+        va_start(args, format);
+        notify_send("READY", format, args);
+        va_end(args);
+}
+
+void hr_notify_stopping(const char *format, ...) {
+        va_list args;
+
+        va_start(args, format);
+        notify_send("STOPPING", format, args);
+        va_end(args);
+}

@@ -1,0 +1,14 @@
+/*
+ * What the service manager is told: ready, stopping, and a line of text for people.
+ *
+ * Over sd_notify where the build has libsystemd and a manager asks for it (NOTIFY_SOCKET in the
+ * environment); otherwise nothing happens. Thread: loop.
+ */
+#pragma once
+
+#include "core/base.h"
+
+/* The daemon takes requests from now on. */
+HR_PRINTF(1, 2) void hr_notify_ready(const char *format, ...);
+/* It is about to end. Sent once; later calls change the text. */
+HR_PRINTF(1, 2) void hr_notify_stopping(const char *format, ...);
