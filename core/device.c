@@ -180,6 +180,10 @@ hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes, hr_buffer_usag
         return HR_OK;
 }
 
+bool hr_buffer_is_lost(const struct hr_buffer *buffer) {
+        return !buffer->kind->host && hr_device_is_lost(buffer->device);
+}
+
 void hr_buffer_changed(struct hr_buffer *buffer) {
         atomic_fetch_add(&buffer->changes, 1);
 }

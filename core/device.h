@@ -232,6 +232,9 @@ HR_NODISCARD hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes,
 HR_NODISCARD hr_status hr_buffer_wrap(struct hr_device *device, void *base, uint64_t bytes,
                                       hr_buffer_usage usage, void (*release)(void *arg), void *arg,
                                       struct hr_diag *diag, struct hr_buffer **ret_buffer);
+/* True when its contents are gone with its device. Host memory outlives the device that asked for it.
+ * Thread: any. */
+bool hr_buffer_is_lost(const struct hr_buffer *buffer);
 /* To be called after bytes of a buffer of weights have been written that runs may have read before:
  * what devices keep of it is not used any more. Thread: any. */
 void hr_buffer_changed(struct hr_buffer *buffer);

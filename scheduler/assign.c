@@ -353,8 +353,7 @@ static hr_status rerun_without_idle(struct hr_planner *planner) {
                 plan->rule_count[HR_RULE_IDLE_DEVICE] = 1;
                 return HR_OK;
         }
-        for (uint32_t d = 0; d < planner->in->device_count; ++d)
-                hr_bit_set(planner->allowed, d);
+        hr_plan_allow_all(planner);
         return run_passes(planner);
 }
 

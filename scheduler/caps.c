@@ -10,6 +10,9 @@
 
 #include <string.h>
 
+/* What stands for the memory of retired devices: of a kind that nothing lies in. */
+static const struct hr_buffer_kind retired_kind = {.name = "retired", .alignment = 64};
+
 struct numbering {
         const struct hr_buffer_kind **kinds; /* distinct ones, devices' first */
         uint32_t kind_count;
@@ -76,7 +79,7 @@ static hr_status number_buffers(struct hr_plan_facts *facts, const struct hr_pla
         numbering->keys = take(facts, room, sizeof *numbering->keys);
         numbering->numbers = take(facts, room, sizeof *numbering->numbers);
         numbering->weights_of_kind =
-                take(facts, (uint64_t) request->fleet->device_count + graph->leaf_count,
+                take(facts, (uint64_t) request->fleet->device_count + graph->leaf_count + 1,
                      sizeof(uint32_t));
         numbering->buffers = take(facts, graph->leaf_count, sizeof *numbering->buffers);
         if (!tensor_buffer || !numbering->keys || !numbering->numbers ||
@@ -95,6 +98,16 @@ static hr_status number_buffers(struct hr_plan_facts *facts, const struct hr_pla
                         }
                         return HR_E_NOT_FOUND;
                 }
+                if (buffer && hr_buffer_is_lost(buffer)) {
+                        hr_fail_reason(diag, HR_E_DATA_LOSS, "DEVICE",
+                                       "what leaf %u holds was lost with %s", i,
+                                       buffer->device->props.name);
+                        if (diag) {
+                                diag->has_tensor = true;
+                                diag->tensor = i;
+                        }
+                        return HR_E_DATA_LOSS;
+                }
                 if (buffer)
                         tensor_buffer[i] = buffer_number(numbering, buffer,
                                                          kind_number(numbering, buffer->kind));
@@ -106,14 +119,15 @@ static hr_status number_buffers(struct hr_plan_facts *facts, const struct hr_pla
 }
 
 static hr_status describe_devices(struct hr_plan_facts *facts, const struct hr_fleet *fleet,
-                                  const struct numbering *numbering, struct hr_diag *diag) {
+                                  struct numbering *numbering, struct hr_diag *diag) {
         uint32_t kinds = numbering->kind_count, words = hr_bit_words(kinds);
         struct hr_plan_device *devices = take(facts, fleet->device_count, sizeof *devices);
         struct hr_plan_kind *kind_facts = take(facts, kinds, sizeof *kind_facts);
         uint64_t *reads = take(facts, (uint64_t) fleet->device_count * words, sizeof *reads);
         uint64_t *copies = take(facts, (uint64_t) fleet->device_count * words, sizeof *copies);
+        uint64_t *retired = take(facts, hr_bit_words(fleet->device_count), sizeof *retired);
 
-        if (!devices || !kind_facts || !reads || !copies)
+        if (!devices || !kind_facts || !reads || !copies || !retired)
                 return out_of_memory(diag);
         for (uint32_t k = 0; k < kinds; ++k)
                 kind_facts[k] = (struct hr_plan_kind){.host = numbering->kinds[k]->host,
@@ -124,6 +138,12 @@ static hr_status describe_devices(struct hr_plan_facts *facts, const struct hr_f
                 devices[d].type = device->props.type;
                 devices[d].experts = device->props.experts;
                 devices[d].expert_pad = device->props.expert_pad;
+                if (fleet->retired[d]) {
+                        hr_bit_set(retired, d);
+                        devices[d].kind = kind_number(numbering, &retired_kind);
+                        hr_bit_set(reads + (size_t) d * words, devices[d].kind);
+                        continue;
+                }
                 for (uint32_t k = 0; k < kinds; ++k) {
                         if (numbering->kinds[k] == device->props.kind)
                                 devices[d].kind = k;
@@ -138,6 +158,7 @@ static hr_status describe_devices(struct hr_plan_facts *facts, const struct hr_f
         facts->input.devices = devices;
         facts->input.kinds = kind_facts;
         facts->input.reads = reads;
+        facts->input.retired = retired;
         facts->input.copies = copies;
         return HR_OK;
 }
@@ -162,22 +183,28 @@ bool planner_wants_offload(const struct hr_planner *planner, uint32_t device, ui
 
 static hr_status fill(struct hr_plan_facts *facts, const struct hr_plan_request *request,
                       struct hr_diag *diag) {
+        const struct hr_fleet *fleet = request->fleet;
         struct numbering numbering = {0};
 
+        if (fleet->retired[fleet->device_count - 1])
+                return hr_fail(diag, HR_E_DEVICE_LOST,
+                               "%s is lost, and without it there are no plans",
+                               fleet->devices[fleet->device_count - 1]->props.name);
         facts->input.graph = request->graph;
         facts->input.pins = request->pins;
         facts->input.options = request->options;
         numbering.kinds =
-                take(facts, (uint64_t) request->fleet->device_count + request->graph->leaf_count,
+                take(facts, (uint64_t) fleet->device_count + request->graph->leaf_count + 1,
                      sizeof *numbering.kinds);
         if (!numbering.kinds)
                 return out_of_memory(diag);
-        for (uint32_t d = 0; d < request->fleet->device_count; ++d)
-                (void) kind_number(&numbering, request->fleet->devices[d]->props.kind);
+        for (uint32_t d = 0; d < fleet->device_count; ++d)
+                (void) kind_number(&numbering, fleet->retired[d] ? &retired_kind
+                                                                 : fleet->devices[d]->props.kind);
         HR_TRY(number_buffers(facts, request, &numbering, diag));
         facts->kinds = numbering.kinds;
-        HR_TRY(describe_devices(facts, request->fleet, &numbering, diag));
-        facts->input.fleet = request->fleet;
+        HR_TRY(describe_devices(facts, fleet, &numbering, diag));
+        facts->input.fleet = fleet;
         return HR_OK;
 }
 

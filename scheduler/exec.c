@@ -11,12 +11,20 @@
  * A run that uses a state which another pipeline used last first makes the lanes that touch states
  * wait for the ends of the other pipeline's lanes. So it is with memory that pipelines share
  * (workspace.c).
+ *
+ * An edge that cannot be submitted leaves later runs without their order, so none starts until all
+ * that are in flight are over. A notification that cannot be submitted is waited for.
  */
 #include "scheduler/exec.h"
 
 #include <string.h>
 
 #include "core/clock.h"
+#include "core/log.h"
+
+/* How long the end of a queue is waited for that cannot tell it by itself: a minute in all. */
+#define END_TURNS 60
+#define END_TURN_NS HR_NS_PER_S
 
 static void count(atomic_uint_fast64_t *counter, uint64_t more) {
         atomic_fetch_add_explicit(counter, more, memory_order_relaxed);
@@ -103,9 +111,19 @@ static void count_experts(struct hr_exec_counters *counters, const struct hr_exp
         count(&counters->bytes_copied, bytes);
 }
 
+/* The pipeline was made, but its constants did not arrive. */
+static void without_constants(struct hr_run *run) {
+        const struct hr_diag *diag = hr_outcome_diag(&run->pipeline->constants);
+
+        (void) hr_outcome_fail(&run->outcome, diag->status, diag->reason, HR_DIAG_NO_INDEX,
+                               "the graph's constants could not be written: %.160s", diag->words);
+}
+
 static void run_end(struct hr_run *run) {
         struct hr_exec_counters *counters = &run->pipeline->fleet->counters;
 
+        if (HR_UNLIKELY(hr_outcome_failed(&run->pipeline->constants)))
+                without_constants(run);
         hr_outcome_end(&run->outcome);
         run->ended_ns = hr_clock_now_ns();
         count_experts(counters, &run->experts);
@@ -162,14 +180,33 @@ static void mark(const struct hr_bound_command *command, struct hr_trace_entry *
 /* ---- Submission --------------------------------------------------------------------------------
  */
 
+/* A queue that takes no notification: the end of its lane is waited for, so that nothing that the
+ * run touches is used while a device still does. What a lost device was given is over. */
+static void wait_for_end(const struct hr_pipeline *pipeline,
+                         const struct hr_bound_command *command) {
+        struct hr_event *event = pipeline->events[pipeline->event_count -
+                                                  pipeline->plan->lane_count + command->index];
+
+        for (int turn = 0; turn < END_TURNS; ++turn) {
+                if (hr_device_is_lost(command->queue->device) ||
+                    (hr_queue_record(command->queue, event, NULL) == HR_OK &&
+                     hr_event_synchronize(event, END_TURN_NS, NULL) == HR_OK))
+                        return;
+        }
+        hr_log(HR_LOG_DEBUG, "exec", "device %s does not come to an end",
+               command->queue->device->props.name);
+}
+
 static hr_status submit_notify(const struct hr_bound_command *command, struct hr_run *run,
                                struct hr_diag *diag) {
         hr_status status = hr_queue_notify(command->queue, on_notify, run, diag);
 
-        /* A queue that takes no notification any more delivers none: it counts as arrived. The last
-         * one is held back by the starter's own share of `pending`. */
-        if (status != HR_OK)
-                atomic_fetch_sub_explicit(&run->pending, 1, memory_order_acq_rel);
+        if (status == HR_OK)
+                return HR_OK;
+        /* Counts as arrived once it would have. The last one is held back by the starter's own share
+         * of `pending`. */
+        wait_for_end(run->pipeline, command);
+        atomic_fetch_sub_explicit(&run->pending, 1, memory_order_acq_rel);
         return status;
 }
 
@@ -273,29 +310,37 @@ static hr_status take_states(struct hr_pipeline *pipeline, uint32_t slot, struct
         return HR_OK;
 }
 
+static void note_failure(struct hr_run *run, struct hr_diag *diag, bool was_edge) {
+        (void) hr_outcome_fail(&run->outcome, diag->status, diag->reason, HR_DIAG_NO_INDEX, "%s",
+                               diag->words);
+        hr_diag_clear(diag);
+        if (was_edge)
+                run->pipeline->fleet->unordered = true;
+}
+
+static bool is_edge(const struct hr_bound_command *command) {
+        return command->code == HR_COMMAND_WAIT || command->code == HR_COMMAND_RECORD;
+}
+
 static void submit_all(struct hr_pipeline *pipeline, struct hr_slot *slot, struct hr_run *run) {
         uint32_t commands = pipeline->plan->tape.count;
         uint32_t gate = 0, gates = hr_gates_needed(pipeline);
         struct hr_diag diag = {0};
 
         if (take_states(pipeline, run->slot, &diag) != HR_OK)
-                (void) hr_outcome_fail(&run->outcome, diag.status, diag.reason, HR_DIAG_NO_INDEX,
-                                       "%s", diag.words);
+                note_failure(run, &diag, true);
         for (uint32_t i = 0; i < commands; ++i) {
                 const struct hr_bound_command *command = &slot->commands[i];
-                bool passed = true;
+                hr_status status;
 
-                for (; gate < gates && pipeline->gates[gate].command == i; ++gate)
-                        passed = hr_gate_pass(pipeline, &pipeline->gates[gate], &diag) == HR_OK &&
-                                 passed;
-                if (HR_LIKELY((run->trace ? submit_traced(command, slot, run, &run->trace[i], &diag)
-                                          : submit(command, slot, run, &run->experts, &diag)) ==
-                                      HR_OK &&
-                              passed))
-                        continue;
-                (void) hr_outcome_fail(&run->outcome, diag.status, diag.reason, HR_DIAG_NO_INDEX,
-                                       "%s", diag.words);
-                hr_diag_clear(&diag);
+                for (; gate < gates && pipeline->gates[gate].command == i; ++gate) {
+                        if (hr_gate_pass(pipeline, &pipeline->gates[gate], &diag) != HR_OK)
+                                note_failure(run, &diag, true);
+                }
+                status = run->trace ? submit_traced(command, slot, run, &run->trace[i], &diag)
+                                    : submit(command, slot, run, &run->experts, &diag);
+                if (HR_UNLIKELY(status != HR_OK))
+                        note_failure(run, &diag, is_edge(command));
         }
         hr_gates_passed(pipeline);
 }
@@ -329,12 +374,16 @@ hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run, struct 
         struct hr_slot *slot = &pipeline->slots[index];
 
         HR_ASSERT(run->done != NULL);
-        if (slot->taken)
+        if (HR_UNLIKELY(hr_pipeline_is_lost(pipeline)))
+                return hr_fail(diag, HR_E_DEVICE_LOST, "a device that the plan needs is lost");
+        if (slot->taken || hr_fleet_holds(pipeline->fleet))
                 return hr_fail_reason(diag, HR_E_UNAVAILABLE, "SLOT", "slot %u is taken", index);
         HR_TRY(check_inputs(pipeline, run, diag));
         HR_TRY(choose_outputs(pipeline, run, slot, diag));
         slot->taken = true;
         ++pipeline->in_flight;
+        if (pipeline->fleet->in_flight++ == 0)
+                pipeline->fleet->unordered = false;
         run->pipeline = pipeline;
         run->sequence = pipeline->sequence++;
         run->slot = index;
@@ -363,6 +412,7 @@ void hr_run_finish(struct hr_run *run) {
         HR_ASSERT(pipeline->in_flight > 0);
         pipeline->slots[run->slot].taken = false;
         --pipeline->in_flight;
+        --pipeline->fleet->in_flight;
         pipeline->constants_pending = false;
 }
 

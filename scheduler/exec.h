@@ -29,6 +29,9 @@ struct hr_fleet {
         struct hr_queue **queues;
         uint32_t device_count;
         uint64_t epoch;
+        bool *retired; /* per device */
+        uint32_t in_flight;
+        bool unordered; /* an edge of a run in flight could not be submitted */
         struct hr_spare_events *spare; /* per device */
         struct hr_exec_counters counters;
 };
@@ -162,9 +165,12 @@ struct hr_pipeline {
         uint64_t *device_bytes;              /* per device */
         uint32_t notify_count;               /* notifications per run */
         uint64_t sequence;                   /* of the next run */
+        uint64_t epoch;                      /* of the fleet, when `lost` was found out */
+        bool lost;                           /* a device that it needs is retired */
         uint32_t in_flight;
         bool touches_states;               /* some lane reads or writes a writable buffer */
         bool constants_pending;            /* written, and no run has ended since */
+        struct hr_outcome constants;       /* of their writing */
         struct hr_event **constant_events; /* per device that wrote some for another to read */
         /* Sums over the tape, for the counters. */
         uint64_t copied_bytes, computed_splits, computed_nodes;

@@ -11,7 +11,8 @@ static hr_status fleet_fill(struct hr_fleet *fleet, struct hr_device *const *dev
         fleet->devices = calloc(device_count, sizeof *fleet->devices);
         fleet->queues = calloc(device_count, sizeof *fleet->queues);
         fleet->spare = calloc(device_count, sizeof *fleet->spare);
-        if (!fleet->devices || !fleet->queues || !fleet->spare)
+        fleet->retired = calloc(device_count, sizeof *fleet->retired);
+        if (!fleet->devices || !fleet->queues || !fleet->spare || !fleet->retired)
                 return hr_fail(diag, HR_E_EXHAUSTED, "memory for a fleet of %u", device_count);
         for (uint32_t d = 0; d < device_count; ++d) {
                 fleet->devices[d] = hr_device_ref(devices[d]);
@@ -54,6 +55,7 @@ struct hr_fleet *hr_fleet_free(struct hr_fleet *fleet) {
                 hr_queue_free(fleet->queues[d]);
                 hr_device_unref(fleet->devices[d]);
         }
+        free(fleet->retired);
         free(fleet->spare);
         free(fleet->queues);
         free(fleet->devices);
@@ -108,9 +110,31 @@ uint64_t hr_fleet_epoch(const struct hr_fleet *fleet) {
         return fleet->epoch;
 }
 
+uint32_t hr_fleet_retire(struct hr_fleet *fleet) {
+        uint32_t count = 0;
+
+        for (uint32_t d = 0; d < fleet->device_count; ++d) {
+                if (fleet->retired[d] || !hr_device_is_lost(fleet->devices[d]))
+                        continue;
+                fleet->retired[d] = true;
+                ++fleet->epoch;
+                ++count;
+        }
+        return count;
+}
+
+bool hr_fleet_is_retired(const struct hr_fleet *fleet, uint32_t index) {
+        HR_ASSERT(index < fleet->device_count);
+        return fleet->retired[index];
+}
+
+bool hr_fleet_holds(const struct hr_fleet *fleet) {
+        return fleet->unordered && fleet->in_flight > 0;
+}
+
 int64_t hr_fleet_find(const struct hr_fleet *fleet, const char *name) {
         for (uint32_t d = 0; d < fleet->device_count; ++d) {
-                if (strcmp(fleet->devices[d]->props.name, name) == 0)
+                if (!fleet->retired[d] && strcmp(fleet->devices[d]->props.name, name) == 0)
                         return d;
         }
         return -1;

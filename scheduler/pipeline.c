@@ -454,7 +454,8 @@ static hr_status write_constant(struct hr_pipeline *pipeline, uint32_t leaf, uin
         wrote[device] = true;
         pipeline->constants_pending = true;
         return hr_queue_write(pipeline->fleet->queues[device],
-                              (uint8_t *) pool->base + place->offset, from, bytes, NULL, diag);
+                              (uint8_t *) pool->base + place->offset, from, bytes,
+                              &pipeline->constants, diag);
 }
 
 /* The queues that start the lanes wait for the constants that other queues write. */
@@ -608,6 +609,7 @@ static hr_status bind(const struct hr_pipeline_request *request,
         pipeline->plan = hr_plan_ref(plan);
         pipeline->graph = hr_graph_ref(request->graph);
         pipeline->fleet = request->fleet;
+        pipeline->epoch = request->fleet->epoch;
         pipeline->slot_count = slot_count;
         if (request->workspace)
                 pipeline->workspace = hr_workspace_ref(request->workspace);
@@ -669,13 +671,14 @@ hr_status hr_pipeline_new(const struct hr_pipeline_request *request, struct hr_d
                                       plan->fault.words);
         if (keeps_experts(plan)) {
                 status = bind(request, &plan_request, plan, plan->n_copies, &first, ret_pipeline);
-                if (status == HR_OK)
-                        return HR_OK;
-                if (status == HR_E_EXHAUSTED) { /* experts are kept for one run only */
-                        plan_request.options.expert_bytes = 1;
-                        HR_TRY(hr_plan_new(&plan_request, diag, &frugal));
-                        plan = frugal;
+                if (status != HR_E_EXHAUSTED) {
+                        if (status != HR_OK && diag && diag->status == HR_OK)
+                                *diag = first;
+                        return status;
                 }
+                plan_request.options.expert_bytes = 1; /* experts are kept for one run only */
+                HR_TRY(hr_plan_new(&plan_request, diag, &frugal));
+                plan = frugal;
         }
         status = bind_most(request, &plan_request, plan, &first, ret_pipeline);
         if (status == HR_E_EXHAUSTED && plan->n_copies > 1) {
@@ -795,6 +798,23 @@ struct hr_pipeline *hr_pipeline_free(struct hr_pipeline *pipeline) {
         return NULL;
 }
 
+bool hr_pipeline_is_lost(struct hr_pipeline *pipeline) {
+        const struct hr_plan *plan = pipeline->plan;
+
+        if (pipeline->epoch == pipeline->fleet->epoch)
+                return pipeline->lost;
+        pipeline->epoch = pipeline->fleet->epoch;
+        for (uint32_t d = 0; d < plan->device_count; ++d) {
+                if (pipeline->fleet->retired[d] && plan->lane[d] != HR_NO_INDEX)
+                        pipeline->lost = true;
+        }
+        for (uint32_t i = 0; i < plan->leaf_count; ++i) {
+                if (pipeline->homes[i].buffer && hr_buffer_is_lost(pipeline->homes[i].buffer))
+                        pipeline->lost = true;
+        }
+        return pipeline->lost;
+}
+
 uint32_t hr_pipeline_copies(const struct hr_pipeline *pipeline) {
         return pipeline->slot_count;
 }
@@ -816,7 +836,8 @@ uint64_t hr_pipeline_own_bytes(const struct hr_pipeline *pipeline, uint32_t devi
 }
 
 bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline) {
-        return !pipeline->slots[pipeline->sequence % pipeline->slot_count].taken;
+        return !hr_fleet_holds(pipeline->fleet) &&
+               !pipeline->slots[pipeline->sequence % pipeline->slot_count].taken;
 }
 
 uint64_t hr_pipeline_moves(const struct hr_pipeline *pipeline) {

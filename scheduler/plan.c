@@ -102,6 +102,15 @@ static hr_status describe_tensors(struct hr_planner *planner) {
         return HR_OK;
 }
 
+void hr_plan_allow_all(struct hr_planner *planner) {
+        const struct hr_plan_input *in = planner->in;
+
+        for (uint32_t d = 0; d < in->device_count; ++d) {
+                if (!in->retired || !hr_bit_get(in->retired, d))
+                        hr_bit_set(planner->allowed, d);
+        }
+}
+
 static hr_status describe_devices(struct hr_planner *planner) {
         const struct hr_plan_input *in = planner->in;
         uint32_t words = planner->plan->words;
@@ -112,8 +121,8 @@ static hr_status describe_devices(struct hr_planner *planner) {
         planner->has_twin = planner_scratch(planner, in->device_count, sizeof(bool));
         if (!planner->readers || !planner->allowed || !planner->has_twin)
                 return planner_out_of_memory(planner);
+        hr_plan_allow_all(planner);
         for (uint32_t d = 0; d < in->device_count; ++d) {
-                hr_bit_set(planner->allowed, d);
                 for (uint32_t k = 0; k < in->kind_count; ++k) {
                         if (planner_reads(planner, d, k))
                                 hr_bit_set(planner->readers + (size_t) k * words, d);

@@ -56,6 +56,7 @@ struct hr_plan_input {
         /* Which devices support a tensor's op, and which ask to take it over: recorded as a bit set
          * per tensor, or else asked of the fleet when a pass wants to know. */
         const uint64_t *supports, *offload;
+        const uint64_t *retired; /* bit set over devices that take no part; NULL = none */
         const struct hr_fleet *fleet;
         struct hr_plan_options options;
         uint32_t current_slot; /* rules = ggml: slot that replacements name */
@@ -379,6 +380,9 @@ int64_t hr_rule_offload(struct hr_planner *planner, uint32_t tensor, uint32_t we
 HR_NODISCARD hr_status hr_rule_writer(struct hr_planner *planner, uint32_t tensor);
 /* Marks out of play the devices that hold labels but no node. True when there are any. */
 bool hr_rule_idle_devices(struct hr_planner *planner);
+
+/* All devices are in play, but for retired ones. */
+void hr_plan_allow_all(struct hr_planner *planner);
 
 /* Do the addresses of the split's nodes differ from slot to slot? */
 bool hr_plan_split_is_per_slot(const struct hr_plan *plan, const struct hr_graph *graph,

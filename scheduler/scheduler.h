@@ -24,7 +24,15 @@ uint32_t hr_fleet_device_count(const struct hr_fleet *fleet);
 struct hr_device *hr_fleet_device(const struct hr_fleet *fleet, uint32_t index);
 struct hr_queue *hr_fleet_queue(const struct hr_fleet *fleet, uint32_t index);
 uint64_t hr_fleet_epoch(const struct hr_fleet *fleet);
-/* Index of the device of that name, or -1. */
+/* Retires the devices that have been lost: they take no part in plans made from now on, the epoch
+ * moves, and pipelines that need one start no run any more. Returns how many are retired by this
+ * call. To be called when anything has answered HR_E_DEVICE_LOST. */
+uint32_t hr_fleet_retire(struct hr_fleet *fleet);
+bool hr_fleet_is_retired(const struct hr_fleet *fleet, uint32_t index);
+/* True while no run can start because one in flight lacks an edge that could not be submitted; it
+ * ends with the last run in flight. */
+bool hr_fleet_holds(const struct hr_fleet *fleet);
+/* Index of the device of that name, or -1; retired ones are not found. */
 int64_t hr_fleet_find(const struct hr_fleet *fleet, const char *name);
 
 /* ---- Plan ------------------------------------------------------------------------------------ */
@@ -69,7 +77,8 @@ HR_DEFINE_CLEANUP(struct hr_plan *, hr_plan_unrefp, hr_plan_unref)
 /* Makes a plan without a cache. Pure function of the request. HR_E_UNSUPPORTED (reason OP) names
  * the node that no device supports, PIN one that its pinned device does not, REACH a tensor in memory
  * that no device reaches; HR_E_PRECONDITION (reason FALLBACK) under `strict`; HR_E_NOT_FOUND (reason
- * HOME) a weight or state without a home; HR_E_INVALID (reason PIN) a device that is not there. */
+ * HOME) a weight or state without a home; HR_E_DATA_LOSS (reason DEVICE) one in the memory of a lost
+ * device; HR_E_DEVICE_LOST when the last device is retired; HR_E_INVALID (reason PIN) a device that is not there. */
 HR_NODISCARD hr_status hr_plan_new(const struct hr_plan_request *request, struct hr_diag *diag,
                                    struct hr_plan **ret_plan);
 
@@ -219,6 +228,8 @@ uint64_t hr_pipeline_bytes(const struct hr_pipeline *pipeline, uint32_t device);
 uint64_t hr_pipeline_own_bytes(const struct hr_pipeline *pipeline, uint32_t device);
 /* True when a run could be admitted now: its slot (sequence mod n_copies) is free. */
 bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline);
+/* True when a retired device computes, copies or holds something for it: no run starts any more. */
+bool hr_pipeline_is_lost(struct hr_pipeline *pipeline);
 /* How often it was moved to other memory. */
 uint64_t hr_pipeline_moves(const struct hr_pipeline *pipeline);
 /* True when it holds memory that has been replaced and has no run in flight: hr_workspace_settle()
@@ -264,7 +275,7 @@ struct hr_run {
 };
 
 /* Takes the next slot and submits the whole tape; never blocks. HR_E_UNAVAILABLE (reason SLOT) when
- * the slot is taken: start again after a done. HR_E_INVALID for wrong sizes, or an output that is none
+ * the slot is taken: start again after a done. HR_E_DEVICE_LOST for a pipeline that is lost. HR_E_INVALID for wrong sizes, or an output that is none
  * or asked for twice. After any failure here `done` is not called; after HR_OK it is, whatever
  * happens. Outputs hold what the tensor holds at the end of the run. */
 HR_NODISCARD hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run,

@@ -39,6 +39,8 @@ uint64_t hr_fake_pending(const struct hr_fake_world *world);
  * `status`, reason SCRIPTED, and does nothing else; 0 takes it back. With `all_later` each call
  * after it fails, too. */
 void hr_fake_fail_call(struct hr_fake_world *world, uint64_t n, hr_status status, bool all_later);
+/* Each such call lets that much time pass first: what submitting costs. */
+void hr_fake_submit_ns(struct hr_fake_world *world, uint64_t ns);
 /* Calls so far of members that can fail. */
 uint64_t hr_fake_calls(const struct hr_fake_world *world);
 /* The n-th command from now on that moves or computes something fails its outcome when it ends. */

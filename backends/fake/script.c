@@ -242,6 +242,8 @@ void hr_fake_run_until(struct hr_fake_world *world, uint64_t now_ns) {
 hr_status fake_call(struct fake_device *device, struct hr_diag *diag) {
         struct hr_fake_world *world = device->world;
 
+        if (world->submit_ns && !world->is_running)
+                hr_fake_run_until(world, world->now_ns + world->submit_ns);
         ++world->calls;
         if (hr_device_is_lost(&device->device))
                 return hr_fail(diag, HR_E_DEVICE_LOST, "%s is lost", device->name);
@@ -262,6 +264,10 @@ void hr_fake_fail_call(struct hr_fake_world *world, uint64_t n, hr_status status
         world->fail_call = n;
         world->fail_call_status = status;
         world->fail_all_later = all_later;
+}
+
+void hr_fake_submit_ns(struct hr_fake_world *world, uint64_t ns) {
+        world->submit_ns = ns;
 }
 
 uint64_t hr_fake_calls(const struct hr_fake_world *world) {

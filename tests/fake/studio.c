@@ -12,6 +12,7 @@ void studio_init(struct studio *studio, uint32_t count, const struct hr_fake_con
 
                 (void) snprintf(name, sizeof name, "d%u", d);
                 each.name = name;
+                each.host = config->host && d > 0;
                 each.type = d + 1 < count ? HR_DEVICE_GPU : HR_DEVICE_CPU;
                 HR_EXPECT_OK(hr_fake_device_new(studio->world, &each, &studio->diag,
                                                 &studio->devices[d]),

@@ -17,8 +17,8 @@ struct studio {
         struct hr_diag diag;
 };
 
-/* `count` devices "d0", "d1", ... like `config`; all GPUs but the last, which is of type CPU with
- * memory of its own. */
+/* `count` devices "d0", "d1", ... like `config`; all GPUs but the last, which is of type CPU. With
+ * `host`, all but the first have host memory. */
 void studio_init(struct studio *studio, uint32_t count, const struct hr_fake_config *config);
 void studio_deinit(struct studio *studio);
 
