@@ -1,4 +1,5 @@
-"""The command line: headrace generate | devices | explain | stats | inspect | quantize | token.
+"""The command line: headrace generate | devices | explain | trace | stats | inspect | quantize |
+token.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done; 1 the daemon refused or failed;
 2 wrong usage; 3 no daemon, or the connection was lost; 4 a file cannot be used; 130 interrupted.
@@ -146,6 +147,11 @@ def parser() -> argparse.ArgumentParser:
         help="the prompt is a user's message in the model's chat template",
     )
     generate.add_argument("--ignore-end", action="store_true", help="go on after an end token")
+    generate.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write when each command of each run began and ended, as Chrome/Perfetto JSON",
+    )
     generate.set_defaults(run=run_generate)
 
     devices = commands.add_parser("devices", parents=[common], help="the daemon's devices")
@@ -154,7 +160,26 @@ def parser() -> argparse.ArgumentParser:
         "explain", parents=[common, model], help="how the daemon would run a model's graph"
     )
     explain.add_argument("--batch", type=positive, default=1, help="tokens in the graph")
+    explain.add_argument("--format", choices=("text", "json", "dot"), default="text")
+    explain.add_argument(
+        "--analyze",
+        metavar="RUNS",
+        type=positive,
+        nargs="?",
+        const=5,
+        default=0,
+        help="run it so many times (5) and show medians of time and bytes per split",
+    )
     explain.set_defaults(run=run_explain)
+    trace = commands.add_parser(
+        "trace", parents=[common, model], help="when each command of a model's runs began and ended"
+    )
+    trace.add_argument("--prompt", default="The capital of France is", help="what is evaluated")
+    trace.add_argument("--tokens", type=positive, default=4, help="generated after it")
+    trace.add_argument(
+        "--output", "-o", metavar="FILE", default="-", help="Chrome/Perfetto JSON (default: stdout)"
+    )
+    trace.set_defaults(run=run_trace)
     stats = commands.add_parser("stats", parents=[common], help="the daemon's counters")
     stats.add_argument("pattern", nargs="?", default="*", help="glob over the names")
     stats.set_defaults(run=run_stats)
@@ -348,6 +373,7 @@ def make_context(model: Model, options: argparse.Namespace, least: int) -> Conte
         flash=not options.no_flash,
         n_copies=options.n_copies,
         rules=options.rules,
+        trace=bool(getattr(options, "trace", None)),
     )
 
 
@@ -378,7 +404,21 @@ def run_generate(options: argparse.Namespace) -> int:
                 write(text.push(token))
             write(text.close() + "\n")
             report(context)
+            if options.trace:
+                save_trace(options.trace, context)
     return 0
+
+
+def save_trace(path: str, context: Context) -> None:
+    """The traces of a context's runs, as JSON."""
+    from headrace import trace
+
+    try:
+        trace.save(path, context.traces)
+    except OSError as error:
+        raise FileError(str(error)) from error
+    commands = sum(map(len, context.traces))
+    print(f"{path}: {len(context.traces)} runs, {commands} commands", file=sys.stderr)
 
 
 def write(text: str) -> None:
@@ -449,14 +489,40 @@ def table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    """The plan of one graph of a model."""
-    from headrace.models.llama import padded_kv
-
+    """The plan of one graph of a model, in one of three forms; measured where that is asked."""
     with connected(options) as client:
         model = load_model(client, options)
         with make_context(model, options, options.batch) as context:
-            handle = context.graph(options.batch, padded_kv(options.batch, context.n_ctx))
-            print(handle.explain())
+            inputs = context.inputs([0] * options.batch)
+            handle = context.graph(*inputs["mask"].shape)
+            explanation = (
+                handle.analyze(inputs, runs=options.analyze)
+                if options.analyze
+                else handle.explanation()
+            )
+    print(getattr(explanation, options.format)().rstrip())
+    return 0
+
+
+def run_trace(options: argparse.Namespace) -> int:
+    """Evaluates a prompt and some tokens, traced."""
+    import json
+
+    from headrace import trace
+
+    options.trace = options.output
+    with connected(options) as client:
+        model = load_model(client, options)
+        tokens = model.tokenizer.encode(options.prompt)
+        if not tokens:
+            raise ValueError("the prompt has no tokens")
+        with make_context(model, options, len(tokens) + options.tokens) as context:
+            for _ in context.stream(tokens, options.tokens, stop=frozenset()):
+                pass
+            if options.output == "-":
+                print(json.dumps(trace.chrome(context.traces)))
+            else:
+                save_trace(options.output, context)
     return 0
 
 

@@ -1,6 +1,7 @@
 /* Messages: round trips, caps, text rules, lists in the arena, hostile bytes. */
 #include "proto/codec.h"
 
+#include "proto/fields.h"
 #include "tests/harness.h"
 
 static uint8_t buffer[HR_WIRE_MESSAGE_BYTES_MAX];
@@ -293,7 +294,8 @@ HR_TEST(run_round_trip_and_full_buffer) {
                                         .outputs = outputs,
                                         .output_count = 2,
                                         .input_bytes = 1 << 30,
-                                        .priority = -3};
+                                        .priority = -3,
+                                        .trace = true};
         struct hr_wire_run back;
         struct hr_arena arena;
         struct hr_diag diag = {0};
@@ -305,6 +307,7 @@ HR_TEST(run_round_trip_and_full_buffer) {
         HR_EXPECT(back.handle == run.handle);
         HR_EXPECT_EQ(back.outputs[0], 5);
         HR_EXPECT_EQ(back.priority, -3);
+        HR_EXPECT(back.trace);
         for (size_t capacity = 0; capacity < bytes; capacity++) {
                 hr_diag_clear(&diag);
                 HR_EXPECT_EQ(hr_wire_run_encode(&run, buffer, capacity, &diag, &again),
@@ -312,6 +315,69 @@ HR_TEST(run_round_trip_and_full_buffer) {
         }
         HR_EXPECT_OK(hr_wire_run_encode(&run, buffer, bytes, &(struct hr_diag){0}, &again), &diag);
         hr_arena_deinit(&arena);
+}
+
+HR_TEST(run_reply_round_trip) {
+        const uint64_t outputs[] = {7, UINT64_C(1) << 40};
+        struct hr_wire_run_reply reply = {.output_bytes = outputs,
+                                          .output_count = 2,
+                                          .queue_ns = 1,
+                                          .run_ns = 2,
+                                          .slot = 3,
+                                          .copied_bytes = 5},
+                                 back;
+        struct hr_arena arena;
+        struct hr_diag diag = {0};
+        size_t bytes = 0, more = 0;
+
+        hr_arena_init(&arena, 1 << 20);
+        HR_EXPECT_OK(hr_wire_run_reply_encode(&reply, buffer, sizeof buffer, &diag, &bytes), &diag);
+        HR_EXPECT_OK(hr_wire_run_reply_decode(span(bytes), &arena, &diag, &back), &diag);
+        HR_EXPECT(back.output_bytes[1] == outputs[1] && back.slot == 3 && back.copied_bytes == 5);
+        HR_EXPECT_EQ(back.trace_bytes + back.expert_hits + back.expert_misses + back.expert_copies +
+                             back.expert_bytes,
+                     0);
+        reply.trace_bytes = 6;
+        reply.expert_misses = 2;
+        reply.expert_copies = 4;
+        reply.expert_bytes = 8;
+        HR_EXPECT_OK(hr_wire_run_reply_encode(&reply, buffer, sizeof buffer, &diag, &more), &diag);
+        HR_EXPECT(more > bytes);
+        HR_EXPECT_OK(hr_wire_run_reply_decode(span(more), &arena, &diag, &back), &diag);
+        HR_EXPECT(back.trace_bytes == 6 && back.expert_hits == 0 && back.expert_misses == 2);
+        HR_EXPECT(back.expert_copies == 4 && back.expert_bytes == 8);
+        hr_arena_deinit(&arena);
+}
+
+HR_TEST(fields_out_of_columns) {
+        static const uint32_t words[] = {1, UINT32_MAX, 3};
+        static const uint64_t longs[] = {UINT64_C(1) << 63};
+        const char *texts[] = {"one", "", "\xff"};
+        const struct hr_wire_field fields[] = {
+                {1, HR_WIRE_NUMBER, NULL, 300}, {2, HR_WIRE_NUMBER, NULL, 0},
+                {3, HR_WIRE_TEXT, "text", 0},   {4, HR_WIRE_TEXTS, texts, 3},
+                {5, HR_WIRE_BYTES, "abc", 2},   {6, HR_WIRE_WORDS, words, 3},
+                {7, HR_WIRE_LONGS, longs, 1},   {8, HR_WIRE_WORDS, NULL, 0},
+        };
+        static const uint8_t head[] = {0x08, 0xac, 0x02, 0x1a, 4,    't',  'e', 'x', 't',
+                                       0x22, 3,    'o',  'n',  'e',  0x22, 0,   0x22, 1,
+                                       '?',  0x2a, 2,    'a',  'b',  0x32, 12};
+        size_t bytes = 0, again = 0;
+        struct hr_diag diag = {0};
+
+        HR_EXPECT_OK(hr_wire_fields_encode(fields, 8, NULL, 0, &diag, &bytes), &diag);
+        HR_EXPECT_EQ(bytes, sizeof head + 12 + 10);
+        HR_EXPECT_OK(hr_wire_fields_encode(fields, 8, buffer, bytes, &diag, &again), &diag);
+        HR_EXPECT_EQ(again, bytes);
+        HR_EXPECT(memcmp(buffer, head, sizeof head) == 0);
+        HR_EXPECT(memcmp(buffer + sizeof head, words, 12) == 0);
+        HR_EXPECT(memcmp(buffer + sizeof head + 12, "\x3a\x08", 2) == 0);
+        HR_EXPECT(memcmp(buffer + sizeof head + 14, longs, 8) == 0);
+        for (size_t capacity = 0; capacity < bytes; capacity++) {
+                hr_diag_clear(&diag);
+                HR_EXPECT_EQ(hr_wire_fields_encode(fields, 8, buffer, capacity, &diag, &again),
+                             HR_E_EXHAUSTED);
+        }
 }
 
 HR_TEST(numbers_and_empties) {

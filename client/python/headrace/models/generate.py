@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from headrace.client import Client, GraphHandle
-from headrace.flows import OnProgress, Placement
+from headrace.flows import Inputs, OnProgress, Placement
 from headrace.handles import WeightSet
 from headrace.models import llama
 from headrace.models.gguf_file import parse_metadata
 from headrace.models.llama import LlamaConfig, LlamaGraph, UnsupportedModel
 from headrace.models.sample import Sampler
 from headrace.models.tokenizer import TextStream, Tokenizer
+from headrace.trace import Trace
 from headrace.types import Array
 
 BATCH = 512
@@ -85,11 +86,19 @@ class Model:
 class Context:
     """A KV cache and the tokens in it. Not thread-safe.
 
-    submit options (pins, n_copies, rules, ...) are passed on with every graph.
+    trace: every run is traced, and `traces` holds what came of it. submit options (pins, n_copies,
+    rules, ...) are passed on with every graph.
     """
 
     def __init__(
-        self, model: Model, n_ctx: int, *, flash: bool = True, batch: int = BATCH, **submit: Any
+        self,
+        model: Model,
+        n_ctx: int,
+        *,
+        flash: bool = True,
+        batch: int = BATCH,
+        trace: bool = False,
+        **submit: Any,
     ) -> None:
         self.model = model
         self.n_ctx = -(-n_ctx // llama.KV_STEP) * llama.KV_STEP
@@ -97,6 +106,8 @@ class Context:
         self.batch = batch
         self.tokens: list[int] = []
         self.timing = Timing()
+        self.traces: list[Trace] = []
+        self._trace = trace
         self._submit = submit
         self.graphs: dict[tuple[int, int], GraphHandle] = {}
         spec = llama.kv_state(model.config, self.n_ctx)
@@ -161,35 +172,46 @@ class Context:
             logits = self._step(piece[0]) if len(piece) == 1 else self._prefill(piece)
         return logits
 
-    def _prefill(self, tokens: Sequence[int]) -> Array:
+    def _run(self, handle: GraphHandle, inputs: Inputs) -> Array:
+        result = handle.run(inputs, trace=self._trace)
+        if result.trace is not None:
+            self.traces.append(result.trace)
+        return result[0].reshape(-1)
+
+    def inputs(self, tokens: Sequence[int]) -> dict[str, Array]:
+        """What the graph for these tokens, behind those that there are, takes."""
         count, past = len(tokens), len(self.tokens)
         n_kv = llama.padded_kv(past + count, self.n_ctx)
         mask = np.full((count, n_kv), -np.inf, np.float16)
         columns = np.arange(n_kv)[None, :]
         mask[columns <= np.arange(past, past + count)[:, None]] = 0
         cells = np.arange(past, past + count)
-        result = self.graph(count, n_kv).run(
-            {
-                "tokens": np.array(tokens, np.int32),
-                "positions": cells.astype(np.int32),
-                "cells": cells,
-                "mask": mask,
-                "outputs": np.array([count - 1], np.int32),
-            }
-        )
+        inputs: dict[str, Array] = {
+            "tokens": np.array(tokens, np.int32),
+            "positions": cells.astype(np.int32),
+            "cells": cells,
+            "mask": mask,
+        }
+        if count > 1:
+            inputs["outputs"] = np.array([count - 1], np.int32)
+        return inputs
+
+    def _prefill(self, tokens: Sequence[int]) -> Array:
+        inputs = self.inputs(tokens)
+        logits = self._run(self.graph(*inputs["mask"].shape), inputs)
         self.tokens += tokens
-        return result[0].reshape(-1)
+        return logits
 
     def _step(self, token: int) -> Array:
         past = len(self.tokens)
         n_kv = llama.padded_kv(past + 1, self.n_ctx)
         self._token[0], self._position[0], self._cell[0] = token, past, past
         self._mask[0, : past + 1] = 0
-        result = self.graph(1, n_kv).run(
-            (self._token, self._position, self._cell, self._mask[:, :n_kv])
+        logits = self._run(
+            self.graph(1, n_kv), (self._token, self._position, self._cell, self._mask[:, :n_kv])
         )
         self.tokens.append(token)
-        return result[0].reshape(-1)
+        return logits
 
     def stream(
         self,
