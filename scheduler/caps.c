@@ -204,6 +204,8 @@ static hr_status fill(struct hr_plan_facts *facts, const struct hr_plan_request 
         HR_TRY(number_buffers(facts, request, &numbering, diag));
         facts->kinds = numbering.kinds;
         HR_TRY(describe_devices(facts, fleet, &numbering, diag));
+        facts->input.taps = request->taps;
+        facts->input.tap_count = request->tap_count;
         facts->input.fleet = fleet;
         return HR_OK;
 }

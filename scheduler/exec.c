@@ -210,6 +210,26 @@ static hr_status submit_notify(const struct hr_bound_command *command, struct hr
         return status;
 }
 
+/* Thread: any. */
+static void on_tap(void *arg) {
+        struct hr_run *run = arg;
+
+        run->at_tap(run, run->arg);
+}
+
+/* What follows waits until the run is told to go on. */
+static hr_status submit_tap(const struct hr_bound_command *command, struct hr_run *run,
+                            struct hr_diag *diag) {
+        hr_status status;
+
+        run->tap = command->index;
+        run->waits = true;
+        status = hr_queue_notify(command->queue, on_tap, run, diag);
+        if (status != HR_OK)
+                run->waits = false;
+        return status;
+}
+
 static hr_status submit(const struct hr_bound_command *command, const struct hr_slot *slot,
                         struct hr_run *run, struct hr_expert_tally *tally, struct hr_diag *diag) {
         struct hr_outcome *outcome = &run->outcome;
@@ -238,8 +258,19 @@ static hr_status submit(const struct hr_bound_command *command, const struct hr_
                 return hr_queue_copy_experts(command->queue, command->experts, command->index,
                                              command->from, tally, outcome, diag);
         case HR_COMMAND_COMPUTE:
-                return hr_queue_compute(command->queue, command->program, 0, command->step_count,
+                if (HR_UNLIKELY(run->at_tap != NULL))
+                        return hr_queue_compute(command->queue, command->program, command->first,
+                                                command->step_count, outcome, diag);
+                if (HR_UNLIKELY(command->whole_count == 0))
+                        return HR_OK;
+                return hr_queue_compute(command->queue, command->program, 0, command->whole_count,
                                         outcome, diag);
+        case HR_COMMAND_TAP:
+                if (!run->at_tap || hr_outcome_failed(outcome))
+                        return HR_OK;
+                HR_TRY(hr_queue_read(command->queue, command->from, run->tap_data, command->bytes,
+                                     outcome, diag));
+                return submit_tap(command, run, diag);
         case HR_COMMAND_READ_BACK:
                 wanted = slot->wanted[command->index];
                 if (!wanted)
@@ -322,14 +353,17 @@ static bool is_edge(const struct hr_bound_command *command) {
         return command->code == HR_COMMAND_WAIT || command->code == HR_COMMAND_RECORD;
 }
 
-static void submit_all(struct hr_pipeline *pipeline, struct hr_slot *slot, struct hr_run *run) {
+/* From run->next_command to the end, or to where the run waits. */
+static void submit_rest(struct hr_run *run) {
+        struct hr_pipeline *pipeline = run->pipeline;
+        struct hr_slot *slot = &pipeline->slots[run->slot];
         uint32_t commands = pipeline->plan->tape.count;
         uint32_t gate = 0, gates = hr_gates_needed(pipeline);
         struct hr_diag diag = {0};
 
-        if (take_states(pipeline, run->slot, &diag) != HR_OK)
-                note_failure(run, &diag, true);
-        for (uint32_t i = 0; i < commands; ++i) {
+        while (gate < gates && pipeline->gates[gate].command < run->next_command)
+                ++gate;
+        for (uint32_t i = run->next_command; i < commands; ++i) {
                 const struct hr_bound_command *command = &slot->commands[i];
                 hr_status status;
 
@@ -337,12 +371,23 @@ static void submit_all(struct hr_pipeline *pipeline, struct hr_slot *slot, struc
                         if (hr_gate_pass(pipeline, &pipeline->gates[gate], &diag) != HR_OK)
                                 note_failure(run, &diag, true);
                 }
+                run->next_command = i + 1;
                 status = run->trace ? submit_traced(command, slot, run, &run->trace[i], &diag)
                                     : submit(command, slot, run, &run->experts, &diag);
                 if (HR_UNLIKELY(status != HR_OK))
                         note_failure(run, &diag, is_edge(command));
+                if (HR_UNLIKELY(run->waits))
+                        return;
         }
         hr_gates_passed(pipeline);
+}
+
+static void submit_first(struct hr_run *run) {
+        struct hr_diag diag = {0};
+
+        if (take_states(run->pipeline, run->slot, &diag) != HR_OK)
+                note_failure(run, &diag, true);
+        submit_rest(run);
 }
 
 static void count_start(struct hr_pipeline *pipeline, const struct hr_run *run) {
@@ -394,10 +439,21 @@ hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run, struct 
         run->started_ns = hr_clock_now_ns();
         run->ended_ns = 0;
         count_start(pipeline, run);
-        submit_all(pipeline, slot, run);
+        run->next_command = 0;
+        run->waits = false;
+        submit_first(run);
         note_start(pipeline->fleet, hr_clock_now_ns() - run->started_ns);
-        on_notify(run);
+        if (!run->waits)
+                on_notify(run);
         return HR_OK;
+}
+
+void hr_run_resume(struct hr_run *run) {
+        HR_ASSERT(run->waits);
+        run->waits = false;
+        submit_rest(run);
+        if (!run->waits)
+                on_notify(run);
 }
 
 void hr_run_cancel(struct hr_run *run, hr_status status, const char *reason) {

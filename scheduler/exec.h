@@ -49,7 +49,8 @@ struct hr_bound_command {
         struct hr_queue *queue;
         struct hr_event *event;            /* WAIT, RECORD */
         struct hr_program *program;        /* COMPUTE */
-        uint32_t step_count;               /* COMPUTE */
+        uint32_t first, step_count;        /* COMPUTE: a range, for runs that are observed */
+        uint32_t whole_count;              /* COMPUTE: all steps; 0 = with an earlier range */
         struct hr_expert_cache *experts;   /* COPY_EXPERTS; index is the weight, from the ids */
         const struct hr_buffer_kind *kind; /* COPY: of the destination */
         const void *from;                  /* INPUT: NULL, the run's bytes from from_offset on */

@@ -188,6 +188,20 @@ static hr_status touch_outputs(struct lanes *lanes) {
         return HR_OK;
 }
 
+static hr_status touch_taps(struct lanes *lanes) {
+        const struct hr_plan *plan = lanes->plan;
+
+        for (uint32_t i = 0; i < plan->tap_count; ++i) {
+                uint32_t root = plan->root[plan->taps[i].tensor];
+                int64_t reader = reader_of(lanes, root);
+
+                if (reader < 0)
+                        return out_of_reach(lanes, root);
+                touch(lanes, (uint32_t) reader, root);
+        }
+        return HR_OK;
+}
+
 static hr_status number_lanes(struct lanes *lanes) {
         const struct hr_plan_input *in = lanes->planner->in;
         struct hr_plan *plan = lanes->plan;
@@ -246,6 +260,7 @@ hr_status hr_plan_lanes(struct hr_planner *planner) {
                         HR_TRY(choose_way_back(&lanes, &plan->copies[c]));
         }
         HR_TRY(touch_outputs(&lanes));
+        HR_TRY(touch_taps(&lanes));
         HR_TRY(number_lanes(&lanes));
         return hr_plan_slots(planner);
 }

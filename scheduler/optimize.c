@@ -45,6 +45,8 @@ static void find_readers(struct optimizer *optimizer) {
                 reader[plan->root[plan->copies[c].tensor]] = MANY;
         for (uint32_t i = 0; i < graph->output_count; ++i)
                 reader[plan->root[graph->outputs[i]]] = MANY;
+        for (uint32_t i = 0; i < plan->tap_count; ++i)
+                reader[plan->root[plan->taps[i].tensor]] = MANY;
 }
 
 /* Does the node take the tensor itself, not a window on it? */
@@ -123,6 +125,22 @@ static hr_status optimize_range(struct optimizer *optimizer, uint32_t device, ui
         return take_answer(optimizer, first, count);
 }
 
+/* A split is cut at its taps. */
+static hr_status optimize_split(struct optimizer *optimizer, uint32_t s, uint32_t *next_tap) {
+        const struct hr_plan *plan = optimizer->plan;
+        const struct hr_plan_split *split = &plan->splits[s];
+        uint32_t first = split->step_first;
+
+        for (; *next_tap < plan->tap_count && plan->taps[*next_tap].split == s; ++*next_tap) {
+                uint32_t end = plan->taps[*next_tap].step;
+
+                HR_TRY(optimize_range(optimizer, split->device, first, end - first));
+                first = end;
+        }
+        return optimize_range(optimizer, split->device, first,
+                              split->step_first + split->step_count - first);
+}
+
 /* ---- Uses in the order of time -----------------------------------------------------------------
  */
 
@@ -196,16 +214,13 @@ static hr_status optimizer_init(struct optimizer *optimizer) {
 hr_status hr_plan_optimize(struct hr_planner *planner) {
         struct hr_plan *plan = planner->plan;
         struct optimizer optimizer = {.planner = planner, .plan = plan};
+        uint32_t next_tap = 0;
 
         if (!planner->headrace || !plan->options.optimize || !planner->in->fleet)
                 return HR_OK;
         HR_TRY(optimizer_init(&optimizer));
         find_readers(&optimizer);
-        for (uint32_t s = 0; s < plan->split_count; ++s) {
-                const struct hr_plan_split *split = &plan->splits[s];
-
-                HR_TRY(optimize_range(&optimizer, split->device, split->step_first,
-                                      split->step_count));
-        }
+        for (uint32_t s = 0; s < plan->split_count; ++s)
+                HR_TRY(optimize_split(&optimizer, s, &next_tap));
         return optimizer.changed ? rewrite_uses(&optimizer) : HR_OK;
 }

@@ -384,7 +384,9 @@ static void bind_command(struct hr_pipeline *pipeline, const struct hr_command *
                 .index = command->index,
                 .queue = pipeline->fleet->queues[command->device],
                 .program = program,
-                .step_count = program ? program->steps->count : 0,
+                .first = command->first,
+                .step_count = command->count,
+                .whole_count = command->first == 0 && program ? program->steps->count : 0,
                 .kind = pipeline->kinds[command->kind],
                 .from = command->code == HR_COMMAND_INPUT
                                 ? NULL
@@ -660,6 +662,8 @@ hr_status hr_pipeline_new(const struct hr_pipeline_request *request, struct hr_d
                                                .fleet = request->fleet,
                                                .homes = request->homes,
                                                .pins = plan->pins,
+                                               .taps = plan->tap_ids,
+                                               .tap_count = plan->tap_count,
                                                .options = plan->options};
         HR_CLEANUP(hr_plan_unrefp) struct hr_plan *frugal = NULL, *single = NULL;
         struct hr_diag first = {0};

@@ -189,15 +189,35 @@ static void use_split(struct placer *placer, uint32_t s, uint32_t *next) {
         *next = u;
 }
 
-/* A holder that a node uses twice is listed twice; what is given back is given back once. */
+static void add_death(struct placer *placer, struct hr_plan_use use) {
+        placer->deaths[placer->death_count] = use;
+        placer->death_count += placer->lives[use.holder].last_use == node_time(use.node);
+}
+
+/* A holder that a node uses twice is listed twice; what is given back is given back once. Both lists
+ * are in the order of time. */
 static void find_deaths(struct placer *placer) {
         const struct hr_planner *planner = placer->planner;
+        uint32_t tap = 0, taps = placer->plan->tap_count;
 
         for (uint32_t u = 0; u < planner->use_count; ++u) {
-                struct hr_plan_use use = planner->uses[u];
+                while (tap < taps && planner->tap_uses[tap].node < planner->uses[u].node)
+                        add_death(placer, planner->tap_uses[tap++]);
+                add_death(placer, planner->uses[u]);
+        }
+        while (tap < taps && planner->tap_uses[tap].node != HR_NO_INDEX)
+                add_death(placer, planner->tap_uses[tap++]);
+}
 
-                placer->deaths[placer->death_count] = use;
-                placer->death_count += placer->lives[use.holder].last_use == node_time(use.node);
+static void use_taps(struct placer *placer) {
+        for (uint32_t i = 0; i < placer->plan->tap_count; ++i) {
+                struct hr_plan_use use = placer->planner->tap_uses[i];
+                struct life *life = &placer->lives[use.holder];
+
+                life->last_use = use.node == HR_NO_INDEX
+                                         ? FOREVER
+                                         : HR_MAX(life->last_use, node_time(use.node));
+                life->first_split = HR_MIN(life->first_split, placer->plan->taps[i].split);
         }
 }
 
@@ -226,6 +246,7 @@ static void find_lifetimes(struct placer *placer) {
         }
         for (uint32_t s = 0; s < plan->split_count; ++s)
                 use_split(placer, s, &next);
+        use_taps(placer);
         for (uint32_t i = 0; i < plan->tensor_count; ++i) {
                 if (planner_tensor(placer->planner, i)->flags & HR_TENSOR_OUTPUT)
                         placer->lives[plan->root[i]].last_use = FOREVER;
@@ -595,8 +616,9 @@ static hr_status placer_init(struct placer *placer) {
 
         placer->pools = planner_scratch(planner, in->kind_count, sizeof *placer->pools);
         placer->lives = planner_scratch(planner, count + plan->copy_count, sizeof *placer->lives);
-        placer->deaths =
-                planner_scratch(planner, (uint64_t) planner->use_count + 1, sizeof *placer->deaths);
+        placer->deaths = planner_scratch(planner,
+                                         (uint64_t) planner->use_count + plan->tap_count + 1,
+                                         sizeof *placer->deaths);
         placer->leaf_next = planner_scratch(planner, count, sizeof(uint32_t));
         placer->leaf_head =
                 planner_scratch(planner, (uint64_t) plan->split_count + 1, sizeof(uint32_t));

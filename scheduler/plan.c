@@ -173,6 +173,7 @@ static hr_status run_passes(struct hr_planner *planner) {
         HR_TRY(planner_init(planner));
         HR_TRY(hr_plan_assign(planner));
         HR_TRY(hr_plan_split(planner));
+        HR_TRY(hr_plan_find_taps(planner));
         HR_TRY(hr_plan_optimize(planner));
         HR_TRY(hr_plan_lanes(planner));
         HR_TRY(hr_plan_place(planner));
@@ -256,6 +257,8 @@ struct hr_plan_summary hr_plan_summary(const struct hr_plan *plan) {
                 .staging_bytes = plan->staging_bytes * plan->n_copies,
                 .device_splits = plan->device_splits,
                 .copied_bytes = plan->copied_bytes,
+                .tap_count = plan->tap_count,
+                .tap_bytes = plan->tap_bytes,
                 .fallback_nodes = plan->fallback_nodes,
         };
 }

@@ -53,6 +53,8 @@ struct hr_plan_input {
         const uint64_t *copies; /* per device: kinds its queue copies into; NULL = all */
         const uint32_t *tensor_buffer; /* per tensor: buffer of its own or HR_NO_BUFFER */
         const int32_t *pins;           /* per tensor or NULL */
+        const uint32_t *taps;          /* ids of nodes, ascending */
+        uint32_t tap_count;
         /* Which devices support a tensor's op, and which ask to take it over: recorded as a bit set
          * per tensor, or else asked of the fleet when a pass wants to know. */
         const uint64_t *supports, *offload;
@@ -186,6 +188,13 @@ struct hr_plan_split {
         uint32_t write_back;               /* copy to carry back, or HR_NO_COPY */
 };
 
+/* A node whose result an observed run shows. */
+struct hr_plan_tap {
+        uint32_t tensor;
+        uint32_t split;
+        uint32_t step; /* into plan->steps: those before it have been computed, no others */
+};
+
 /* One kind's compute memory: [shared: [kept][passing]][slot 0][slot 1]... What is kept lives as
  * long as the pipeline; what passes is nothing between runs, and may serve other pipelines then. */
 struct hr_plan_pool {
@@ -203,7 +212,8 @@ typedef enum hr_command_code {
         HR_COMMAND_READ,  /* `from` into staging `to` */
         HR_COMMAND_COPY,  /* `from` to `to`, of memory kind `kind` */
         HR_COMMAND_COPY_EXPERTS, /* of copy `index`: host memory `from` to `to`, as the ids say */
-        HR_COMMAND_COMPUTE,      /* split `index` */
+        HR_COMMAND_COMPUTE,      /* steps first .. first + count - 1 of split `index` */
+        HR_COMMAND_TAP,          /* tap `index` from `from`, if the run is observed */
         HR_COMMAND_READ_BACK,    /* output `index` from `from`, if the run wants it */
         HR_COMMAND_NOTIFY,       /* the run is done when every notification has arrived */
 } hr_command_code;
@@ -214,6 +224,7 @@ struct hr_command {
         uint32_t index; /* split, input, output or event */
         uint32_t kind;
         uint64_t bytes;
+        uint32_t first, count; /* COMPUTE: a range of the split's steps */
         uint32_t from_holds, to_holds; /* root that lies there; copies count from tensor_count */
         struct hr_place from, to;
 };
@@ -262,6 +273,12 @@ struct hr_plan {
                        * that has no memory. NULL = none is */
         uint32_t rule_count[HR_RULE_COUNT];
         uint32_t fallback_nodes;
+
+        /* Taps, in the order of their nodes. */
+        struct hr_plan_tap *taps;
+        uint32_t *tap_ids; /* their tensors, as the request had them */
+        uint32_t tap_count;
+        uint64_t tap_bytes; /* of the largest */
 
         /* Memory and order. */
         uint32_t n_copies;
@@ -325,6 +342,8 @@ struct hr_planner {
         bool *write_back;         /* per node, or NULL */
         struct hr_plan_use *uses; /* by nodes that compute, in their order: sources, then result */
         uint32_t use_count;
+        struct hr_plan_use *tap_uses; /* per tap: its root, and the turn until which it lives;
+                                       * HR_NO_INDEX: to the end */
         uint32_t *step_time; /* per step: the node at whose turn it is computed; NULL = its own */
         uint32_t *copy_head;  /* per tensor: newest copy */
         uint32_t *last_write; /* per tensor (roots): 1 + the last node that wrote into it; 0 none */
@@ -344,6 +363,7 @@ HR_NODISCARD hr_status hr_plan_make(const struct hr_plan_input *input, struct hr
 /* The passes, in order. Each fills its part of planner->plan. */
 HR_NODISCARD hr_status hr_plan_assign(struct hr_planner *planner); /* 1 to 4 */
 HR_NODISCARD hr_status hr_plan_split(struct hr_planner *planner);  /* 5 */
+HR_NODISCARD hr_status hr_plan_find_taps(struct hr_planner *planner);
 HR_NODISCARD hr_status hr_plan_optimize(struct hr_planner *planner); /* order inside splits */
 HR_NODISCARD hr_status hr_plan_lanes(struct hr_planner *planner);    /* lanes and n_copies */
 HR_NODISCARD hr_status hr_plan_slots(struct hr_planner *planner);    /* called by the pass before */

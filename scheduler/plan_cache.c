@@ -98,11 +98,11 @@ struct hr_plan_cache_stats hr_plan_cache_stats(const struct hr_plan_cache *cache
 struct suffix_head {
         uint64_t epoch;
         uint32_t rules, n_copies, op_offload, strict;
-        uint32_t device_count, buffer_count, has_pins, optimize;
+        uint32_t device_count, buffer_count, has_pins, optimize, tap_count, reserved;
         uint64_t expert_bytes;
 };
 
-/* Epoch, options, buffers (kind and usage), buffer of each leaf, pins. */
+/* Epoch, options, buffers (kind and usage), buffer of each leaf, pins, taps. */
 static hr_status suffix_make(const struct hr_plan_request *request, struct hr_plan_facts *facts,
                              struct hr_diag *diag, uint8_t **ret_bytes, size_t *ret_size) {
         const struct hr_plan_input *in = &facts->input;
@@ -110,7 +110,8 @@ static hr_status suffix_make(const struct hr_plan_request *request, struct hr_pl
         size_t buffers = in->buffer_count * 2 * sizeof(uint32_t);
         size_t leaves = graph->leaf_count * sizeof(uint32_t);
         size_t pins = request->pins ? hr_graph_tensor_count(graph) * sizeof(int32_t) : 0;
-        size_t size = sizeof(struct suffix_head) + buffers + leaves + pins;
+        size_t taps = request->tap_count * sizeof(uint32_t);
+        size_t size = sizeof(struct suffix_head) + buffers + leaves + pins + taps;
         struct suffix_head head = {
                 .epoch = hr_fleet_epoch(request->fleet),
                 .rules = (uint32_t) request->options.rules,
@@ -118,6 +119,7 @@ static hr_status suffix_make(const struct hr_plan_request *request, struct hr_pl
                 .op_offload = request->options.op_offload,
                 .strict = request->options.strict,
                 .optimize = request->options.optimize,
+                .tap_count = request->tap_count,
                 .expert_bytes = request->options.expert_bytes,
                 .device_count = in->device_count,
                 .buffer_count = in->buffer_count,
@@ -139,6 +141,8 @@ static hr_status suffix_make(const struct hr_plan_request *request, struct hr_pl
                 memcpy(cursor, in->tensor_buffer, leaves);
         if (pins)
                 memcpy(cursor + leaves, request->pins, pins);
+        if (taps)
+                memcpy(cursor + leaves + pins, request->taps, taps);
         *ret_bytes = bytes;
         *ret_size = size;
         return HR_OK;

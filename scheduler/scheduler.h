@@ -65,6 +65,8 @@ struct hr_plan_request {
         const struct hr_leaf_home *homes;  /* one per leaf; only kind and usage of the buffers count
                                             * for the plan, addresses do not */
         const int32_t *pins;               /* device index per tensor id or HR_NO_PIN; NULL = none */
+        const uint32_t *taps;              /* ids of nodes to be observed, ascending; part of the plan */
+        uint32_t tap_count;
         struct hr_plan_options options;
 };
 
@@ -78,7 +80,8 @@ HR_DEFINE_CLEANUP(struct hr_plan *, hr_plan_unrefp, hr_plan_unref)
  * the node that no device supports, PIN one that its pinned device does not, REACH a tensor in memory
  * that no device reaches; HR_E_PRECONDITION (reason FALLBACK) under `strict`; HR_E_NOT_FOUND (reason
  * HOME) a weight or state without a home; HR_E_DATA_LOSS (reason DEVICE) one in the memory of a lost
- * device; HR_E_DEVICE_LOST when the last device is retired; HR_E_INVALID (reason PIN) a device that is not there. */
+ * device; HR_E_DEVICE_LOST when the last device is retired; HR_E_INVALID (reason PIN) a device that is not there, (reason
+ * TAP) a tap that is no node, or empty. */
 HR_NODISCARD hr_status hr_plan_new(const struct hr_plan_request *request, struct hr_diag *diag,
                                    struct hr_plan **ret_plan);
 
@@ -93,9 +96,13 @@ struct hr_plan_summary {
         uint64_t staging_bytes;        /* host memory for copies on their way, all slots */
         const uint32_t *device_splits; /* splits per device */
         uint64_t copied_bytes;        /* between devices, per run, at most */
+        uint32_t tap_count;
+        uint64_t tap_bytes;           /* of the largest */
         uint32_t fallback_nodes;      /* that run on the last device although a weight lives elsewhere */
 };
 struct hr_plan_summary hr_plan_summary(const struct hr_plan *plan);
+/* The tensor behind a tap: the tap-th of the request. */
+uint32_t hr_plan_tap_tensor(const struct hr_plan *plan, uint32_t tap);
 /* Device of a tensor, -1 where none. */
 int32_t hr_plan_tensor_device(const struct hr_plan *plan, uint32_t tensor);
 
@@ -254,6 +261,8 @@ struct hr_run;
 /* Thread: any. Called exactly once. The run may be reused or freed from then on, but not inside it
  * unless the callee only posts it elsewhere. */
 typedef void (*hr_run_done_fn)(struct hr_run *run, void *arg);
+/* Thread: any. The run waits at run->tap: its bytes are in run->tap_data, unless the run has failed. */
+typedef void (*hr_run_tap_fn)(struct hr_run *run, void *arg);
 
 struct hr_run {
         /* Set by the caller before hr_run_start. */
@@ -262,9 +271,14 @@ struct hr_run {
         uint32_t output_count;
         hr_run_done_fn done;
         void *arg;
+        hr_run_tap_fn at_tap; /* NULL: the run is not observed */
+        void *tap_data;       /* host memory for the largest tap, when it is */
         struct hr_trace_entry *trace; /* hr_pipeline_command_count() of them, of the caller's; NULL =
                                        * not traced */
         /* Set by the executor. */
+        uint32_t tap;          /* at_tap: where it waits */
+        uint32_t next_command; /* what the tape goes on with */
+        bool waits;            /* ... when the run is resumed */
         struct hr_pipeline *pipeline;
         uint64_t sequence;
         uint32_t slot;
@@ -280,6 +294,14 @@ struct hr_run {
  * happens. Outputs hold what the tensor holds at the end of the run. */
 HR_NODISCARD hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run,
                                     struct hr_diag *diag);
+/* From at_tap on: submits what follows, up to the next tap or the end; never blocks. A run that has
+ * been cancelled meanwhile, or has failed, goes to its end without another tap. Between start and
+ * end of an observed run no other run may be started that shares memory with it: none on the
+ * workspace of its pipeline, and none on its states. */
+void hr_run_resume(struct hr_run *run);
+/* Leaves (ids, in no order) of kind STATE that a run waiting at a tap has written so far; at most
+ * `capacity`, returns how many. */
+uint32_t hr_run_written_states(const struct hr_run *run, uint32_t *leaves, uint32_t capacity);
 /* Stops at the next split boundary. Thread: any. Idempotent; harmless after the end. */
 void hr_run_cancel(struct hr_run *run, hr_status status, const char *reason);
 /* Engine thread, after done: gives the slot back. Must be called before the next hr_run_start that

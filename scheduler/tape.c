@@ -25,7 +25,7 @@ struct writer {
         struct hr_plan *plan;
         struct hr_command *commands;
         uint32_t count, capacity;
-        uint32_t event_count;
+        uint32_t event_count, next_tap;
         uint32_t *current;     /* per lane: device that runs it now */
         uint32_t *wanted_head; /* per split: events to record at its end */
         struct wanted_event *wanted;
@@ -380,28 +380,6 @@ static hr_status emit_write_back(struct writer *writer, uint32_t index) {
         return emit(writer, command);
 }
 
-static hr_status emit_split(struct writer *writer, uint32_t s) {
-        struct hr_plan *plan = writer->plan;
-        const struct hr_plan_split *split = &plan->splits[s];
-
-        HR_TRY(emit_leaves(writer, s));
-        HR_TRY(emit_own_writes(writer, split));
-        HR_TRY(emit_copies(writer, split));
-        HR_TRY(emit_experts(writer, split));
-        if (split->step_count) {
-                HR_TRY(go_to(writer, split->device));
-                HR_TRY(emit(writer, (struct hr_command){.code = HR_COMMAND_COMPUTE,
-                                                        .device = split->device,
-                                                        .index = s}));
-        }
-        if (split->write_back != HR_NO_COPY)
-                HR_TRY(emit_write_back(writer, split->write_back));
-        for (uint32_t w = writer->wanted_head[s]; w != HR_NO_INDEX; w = writer->wanted[w].next)
-                HR_TRY(emit_record(writer, writer->current[writer->wanted[w].lane],
-                                   writer->wanted[w].event));
-        return HR_OK;
-}
-
 static uint32_t output_device(const struct writer *writer, uint32_t root) {
         const struct hr_plan_input *in = writer->planner->in;
         uint32_t buffer = in->tensor_buffer[root], reader = HR_NO_INDEX;
@@ -416,6 +394,73 @@ static uint32_t output_device(const struct writer *writer, uint32_t root) {
                         reader = d;
         }
         return reader;
+}
+
+static hr_status emit_tap(struct writer *writer, uint32_t index) {
+        const struct hr_plan *plan = writer->plan;
+        uint32_t tensor = plan->taps[index].tensor;
+        uint32_t device = output_device(writer, plan->root[tensor]);
+
+        HR_TRY(go_to(writer, device));
+        return emit(writer, (struct hr_command){.code = HR_COMMAND_TAP,
+                                                .device = device,
+                                                .index = index,
+                                                .bytes = plan->span[tensor],
+                                                .from = tensor_place(plan, tensor),
+                                                .from_holds = plan->root[tensor]});
+}
+
+static hr_status emit_range(struct writer *writer, uint32_t s, uint32_t first, uint32_t end) {
+        uint32_t device = writer->plan->splits[s].device;
+
+        if (first == end)
+                return HR_OK;
+        HR_TRY(go_to(writer, device));
+        return emit(writer, (struct hr_command){.code = HR_COMMAND_COMPUTE,
+                                                .device = device,
+                                                .index = s,
+                                                .first = first,
+                                                .count = end - first});
+}
+
+/* The split's steps up to each tap, then the tap; those at its end when its result is back. */
+static hr_status emit_ranges(struct writer *writer, uint32_t s) {
+        const struct hr_plan *plan = writer->plan;
+        const struct hr_plan_split *split = &plan->splits[s];
+        uint32_t first = 0;
+
+        for (; writer->next_tap < plan->tap_count && plan->taps[writer->next_tap].split == s;
+             ++writer->next_tap) {
+                uint32_t end = plan->taps[writer->next_tap].step - split->step_first;
+
+                if (end == split->step_count)
+                        break;
+                HR_TRY(emit_range(writer, s, first, end));
+                HR_TRY(emit_tap(writer, writer->next_tap));
+                first = end;
+        }
+        HR_TRY(emit_range(writer, s, first, split->step_count));
+        if (split->write_back != HR_NO_COPY)
+                HR_TRY(emit_write_back(writer, split->write_back));
+        for (; writer->next_tap < plan->tap_count && plan->taps[writer->next_tap].split == s;
+             ++writer->next_tap)
+                HR_TRY(emit_tap(writer, writer->next_tap));
+        return HR_OK;
+}
+
+static hr_status emit_split(struct writer *writer, uint32_t s) {
+        struct hr_plan *plan = writer->plan;
+        const struct hr_plan_split *split = &plan->splits[s];
+
+        HR_TRY(emit_leaves(writer, s));
+        HR_TRY(emit_own_writes(writer, split));
+        HR_TRY(emit_copies(writer, split));
+        HR_TRY(emit_experts(writer, split));
+        HR_TRY(emit_ranges(writer, s));
+        for (uint32_t w = writer->wanted_head[s]; w != HR_NO_INDEX; w = writer->wanted[w].next)
+                HR_TRY(emit_record(writer, writer->current[writer->wanted[w].lane],
+                                   writer->wanted[w].event));
+        return HR_OK;
 }
 
 static hr_status emit_epilogue(struct writer *writer) {

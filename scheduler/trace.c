@@ -18,7 +18,7 @@ const char *hr_trace_kind_name(hr_trace_kind kind) {
                 [HR_TRACE_INPUT] = "input",     [HR_TRACE_WRITE] = "write",
                 [HR_TRACE_READ] = "read",       [HR_TRACE_COPY] = "copy",
                 [HR_TRACE_EXPERTS] = "experts", [HR_TRACE_COMPUTE] = "compute",
-                [HR_TRACE_OUTPUT] = "output",
+                [HR_TRACE_TAP] = "tap",         [HR_TRACE_OUTPUT] = "output",
         };
 
         HR_ASSERT(kind < HR_TRACE_KINDS);
@@ -42,6 +42,7 @@ static hr_trace_kind kind_of(hr_command_code code) {
                 [HR_COMMAND_COPY] = HR_TRACE_COPY,
                 [HR_COMMAND_COPY_EXPERTS] = HR_TRACE_EXPERTS,
                 [HR_COMMAND_COMPUTE] = HR_TRACE_COMPUTE,
+                [HR_COMMAND_TAP] = HR_TRACE_TAP,
                 [HR_COMMAND_READ_BACK] = HR_TRACE_OUTPUT,
         };
 
@@ -67,6 +68,8 @@ static uint32_t subject_of(const struct hr_pipeline *pipeline, const struct hr_c
                 return pipeline->plan->copies[copy].tensor;
         if (command->code == HR_COMMAND_INPUT)
                 return pipeline->graph->inputs[command->index];
+        if (command->code == HR_COMMAND_TAP)
+                return pipeline->plan->taps[command->index].tensor;
         if (command->code == HR_COMMAND_READ_BACK)
                 return pipeline->graph->outputs[command->index];
         return command->index;
@@ -78,6 +81,8 @@ static uint32_t named_split(const struct hr_plan *plan, const struct hr_command 
 
         if (command->code == HR_COMMAND_COMPUTE)
                 return command->index;
+        if (command->code == HR_COMMAND_TAP)
+                return plan->taps[command->index].split;
         if (command->code == HR_COMMAND_READ_BACK)
                 return plan->split_count;
         return copy == HR_NO_COPY ? HR_NO_INDEX : plan->copies[copy].split;

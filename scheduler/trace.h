@@ -31,6 +31,7 @@ typedef enum hr_trace_kind {
         HR_TRACE_COPY,    /* memory to memory */
         HR_TRACE_EXPERTS, /* the used experts to the device's memory */
         HR_TRACE_COMPUTE, /* of a split */
+        HR_TRACE_TAP,     /* shown to the client */
         HR_TRACE_OUTPUT,  /* read back for the client */
         HR_TRACE_KINDS
 } hr_trace_kind;

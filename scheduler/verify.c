@@ -24,6 +24,10 @@
  * Other pipelines may use the same states before and after. They are one more queue: behind it
  * start the lanes that touch states, and it goes on after the events at the ends of those lanes.
  *
+ * Taps. With them there are two kinds of runs, and both are proven: those that are observed compute
+ * range by range and read each tap, at the version that its node sees; the others compute the whole
+ * split where the first range stands and read none.
+ *
  * Accesses count for whole blocks, which errs on the strict side.
  */
 #include "scheduler/plan.h"
@@ -92,6 +96,10 @@ struct prover {
         bool *scanned; /* per group of experts: the run has read its ids */
         bool *filled;  /* per copy of experts: the run has brought those that it uses */
         uint32_t next_split;
+        bool observed;         /* the run reads taps */
+        uint32_t next_step;    /* of next_split: the steps before it have been computed */
+        uint32_t next_tap;
+        uint32_t *tap_version; /* per tap: writes into its root by its node and those before */
         /* With several slots: what the first run touched, for the second one. */
         struct touch *touches;
         uint32_t touch_count, touch_capacity;
@@ -567,16 +575,47 @@ static void skip_empty_splits(struct prover *prover) {
 
 static hr_status prove_compute(struct prover *prover) {
         const struct hr_plan *plan = prover->plan;
-        const struct hr_plan_split *split = &plan->splits[prover->command->index];
+        const struct hr_command *command = prover->command;
+        const struct hr_plan_split *split = &plan->splits[command->index];
+        uint32_t count = prover->observed ? command->count : split->step_count;
 
+        if (!prover->observed && command->first > 0)
+                return HR_OK; /* done with the first range */
         skip_empty_splits(prover);
-        if (prover->command->index != prover->next_split++)
+        if (command->index != prover->next_split || command->first != prover->next_step ||
+            count == 0 || count > split->step_count - prover->next_step)
                 return hr_fail_reason(prover->diag, HR_E_INTERNAL, "ORDER",
                                       "command %u computes split %u out of order",
-                                      command_index(prover), prover->command->index);
-        for (uint32_t k = 0; k < split->step_count; ++k)
-                HR_TRY(prove_step(prover, split->step_first + k));
+                                      command_index(prover), command->index);
+        for (uint32_t k = 0; k < count; ++k)
+                HR_TRY(prove_step(prover, split->step_first + command->first + k));
+        prover->next_step += count;
+        if (plan->joined && plan->joined[split->step_first + prover->next_step - 1])
+                return hr_fail_reason(prover->diag, HR_E_INTERNAL, "ORDER",
+                                      "command %u ends inside a pass", command_index(prover));
+        if (prover->next_step == split->step_count) {
+                prover->next_step = 0;
+                ++prover->next_split;
+        }
         return HR_OK;
+}
+
+/* Shows what its node and those before it have made of the tensor. */
+static hr_status prove_tap(struct prover *prover) {
+        const struct hr_command *command = prover->command;
+        const struct hr_plan *plan = prover->plan;
+        const struct hr_plan_tap *tap = &plan->taps[command->index];
+        struct hr_place place = tensor_place(plan, tap->tensor);
+        uint32_t root = plan->root[tap->tensor];
+
+        if (!prover->observed)
+                return HR_OK;
+        if (command->index != prover->next_tap++ || command->bytes != plan->span[tap->tensor] ||
+            place.where != command->from.where || place.offset != command->from.offset ||
+            prover->holders[root].meant != prover->tap_version[command->index])
+                return wrong(prover, "ORDER", "shows a tap too early, too late or from elsewhere",
+                             tap->tensor);
+        return read_root(prover, tap->tensor);
 }
 
 /* The run's bytes arrive in a leaf's own memory, before anything has written there, or in a copy.
@@ -673,6 +712,8 @@ static hr_status prove_access(struct prover *prover) {
                 return prove_experts(prover);
         case HR_COMMAND_COMPUTE:
                 return prove_compute(prover);
+        case HR_COMMAND_TAP:
+                return prove_tap(prover);
         case HR_COMMAND_READ_BACK:
                 return prove_read_back(prover);
         case HR_COMMAND_WAIT:
@@ -734,6 +775,9 @@ static hr_status prove_first_run(struct prover *prover) {
         if (prover->next_split != plan->split_count)
                 return hr_fail_reason(prover->diag, HR_E_INTERNAL, "ORDER",
                                       "split %u is not computed", prover->next_split);
+        if (prover->observed && prover->next_tap != plan->tap_count)
+                return hr_fail_reason(prover->diag, HR_E_INTERNAL, "ORDER", "tap %u is not shown",
+                                      prover->next_tap);
         return prove_done(prover);
 }
 
@@ -869,6 +913,27 @@ static void size_sections(struct prover *prover) {
         prover->sections[2 * plan->kind_count].bytes = plan->staging_bytes;
 }
 
+static hr_status count_tap_versions(struct prover *prover) {
+        const struct hr_plan *plan = prover->plan;
+        uint32_t *version = take(prover, plan->tensor_count, sizeof *version);
+        bool *computes = take(prover, plan->node_count, sizeof *computes);
+        uint32_t node = 0;
+
+        prover->tap_version = take(prover, plan->tap_count, sizeof *prover->tap_version);
+        if (!version || !computes || !prover->tap_version)
+                return out_of_memory(prover);
+        for (uint32_t k = 0; k < plan->step_count; ++k)
+                computes[plan->steps[k]] = true;
+        for (uint32_t i = 0; i < plan->tap_count; ++i) {
+                uint32_t tensor = plan->taps[i].tensor;
+
+                for (; plan->leaf_count + node <= tensor; ++node)
+                        version[plan->root[plan->leaf_count + node]] += computes[node];
+                prover->tap_version[i] = version[plan->root[tensor]];
+        }
+        return HR_OK;
+}
+
 static hr_status prover_init(struct prover *prover) {
         const struct hr_plan *plan = prover->plan;
         uint64_t queues = prover->queues,
@@ -900,6 +965,8 @@ static hr_status prover_init(struct prover *prover) {
                 if (!prover->pool_reads || !prover->pool_writes || !prover->noted)
                         return out_of_memory(prover);
         }
+        if (prover->observed)
+                HR_TRY(count_tap_versions(prover));
         size_sections(prover);
         take_buffers(prover);
         return write_constants(prover);
@@ -913,8 +980,8 @@ static hr_status prove(struct prover *prover) {
         return prove_hand_over(prover);
 }
 
-hr_status hr_plan_verify(const struct hr_plan *plan, const struct hr_plan_input *input,
-                         struct hr_diag *diag) {
+static hr_status prove_runs(const struct hr_plan *plan, const struct hr_plan_input *input,
+                            bool observed, struct hr_diag *diag) {
         struct prover prover = {
                 .plan = plan,
                 .in = input,
@@ -922,12 +989,19 @@ hr_status hr_plan_verify(const struct hr_plan *plan, const struct hr_plan_input 
                 .diag = diag,
                 .queues = plan->device_count + 1,
                 .kind_words = hr_bit_words(input->kind_count),
+                .observed = observed,
         };
         hr_status status;
 
-        HR_TRY(hr_plan_verify_steps(plan, input, diag));
         hr_arena_init(&prover.arena, 0);
         status = prove(&prover);
         hr_arena_deinit(&prover.arena);
         return status;
+}
+
+hr_status hr_plan_verify(const struct hr_plan *plan, const struct hr_plan_input *input,
+                         struct hr_diag *diag) {
+        HR_TRY(hr_plan_verify_steps(plan, input, diag));
+        HR_TRY(prove_runs(plan, input, false, diag));
+        return plan->tap_count ? prove_runs(plan, input, true, diag) : HR_OK;
 }

@@ -46,7 +46,7 @@ struct oracle {
         uint64_t *over; /* what a queue, an event, a run has behind it: sets of instances */
         uint64_t *submitted;
         struct symbols *memory;
-        uint64_t *meant_node, *meant_output; /* per turn: values of the reference */
+        uint64_t *meant_node, *meant_output, *meant_tap; /* per turn: values of the reference */
         uint32_t *computed;                  /* per node, in this turn */
         const char *fault;                   /* of the plan itself, whatever the order */
         char reason[REASON_BYTES];
@@ -176,7 +176,7 @@ static void compute_ranges(struct oracle *oracle, struct range_list *list, const
         const struct hr_plan *plan = oracle->plan;
         const struct hr_plan_split *split = &plan->splits[command->index];
 
-        for (uint32_t k = 0; k < split->step_count; ++k) {
+        for (uint32_t k = command->first; k < command->first + command->count; ++k) {
                 uint32_t node = plan->steps[split->step_first + k];
                 uint32_t id = oracle->graph->leaf_count + node;
                 struct hr_place place;
@@ -232,7 +232,8 @@ static void find_ranges(struct oracle *oracle, uint32_t turn_index) {
                 struct range_list list = {0};
                 uint32_t instance = turn_index * oracle->touching_count + oracle->touching[c];
                 bool from_host = command->code == HR_COMMAND_INPUT;
-                bool to_host = command->code == HR_COMMAND_READ_BACK;
+                bool to_host = command->code == HR_COMMAND_READ_BACK ||
+                               command->code == HR_COMMAND_TAP;
 
                 if (!touches_memory(command))
                         continue;
@@ -432,10 +433,16 @@ static bool computes(const struct hr_tensor *tensor) {
                !hr_tensor_is_empty(tensor);
 }
 
-/* One turn of the graph with memory for every root. */
+static uint64_t tensor_value(const struct hr_plan *plan, struct symbols *memory, uint32_t id) {
+        return symbols_read(memory, plan->root[id], plan->root_offset[id], plan->span[id]);
+}
+
+/* One turn of the graph with memory for every root. A tap comes before the next node. */
 static void mean_turn(struct oracle *oracle, struct symbols *memory, uint32_t turn) {
         const struct hr_graph *graph = oracle->graph;
         const struct hr_plan *plan = oracle->plan;
+        uint64_t *meant_tap = oracle->meant_tap + (size_t) turn * plan->tap_count;
+        uint32_t tap = 0;
 
         for (uint32_t i = 0; i < graph->leaf_count; ++i) {
                 if (plan->root[i] == i && !is_home(oracle, i))
@@ -445,6 +452,8 @@ static void mean_turn(struct oracle *oracle, struct symbols *memory, uint32_t tu
                 uint32_t id = graph->leaf_count + n, root = plan->root[id];
                 uint64_t value = name(NAME_NODE, id, 0);
 
+                for (; tap < plan->tap_count && plan->taps[tap].tensor < id; ++tap)
+                        meant_tap[tap] = tensor_value(plan, memory, plan->taps[tap].tensor);
                 if (!computes(&graph->tensors[id]))
                         continue;
                 for (uint32_t i = 0; i < graph->tensors[id].source_count; ++i) {
@@ -461,11 +470,13 @@ static void mean_turn(struct oracle *oracle, struct symbols *memory, uint32_t tu
                 symbols_write(memory, root, plan->root_offset[id], plan->span[id], value);
                 oracle->meant_node[(size_t) turn * graph->node_count + n] = value;
         }
+        for (; tap < plan->tap_count; ++tap)
+                meant_tap[tap] = tensor_value(plan, memory, plan->taps[tap].tensor);
         for (uint32_t i = 0; i < graph->output_count; ++i) {
                 uint32_t id = graph->outputs[i];
 
                 oracle->meant_output[(size_t) turn * graph->output_count + i] =
-                        symbols_read(memory, plan->root[id], plan->root_offset[id], plan->span[id]);
+                        tensor_value(plan, memory, id);
         }
 }
 
@@ -524,10 +535,10 @@ static bool compute_node(struct oracle *oracle, uint32_t turn, uint32_t node) {
         return value == oracle->meant_node[(size_t) turn * oracle->graph->node_count + node];
 }
 
-static bool compute_split(struct oracle *oracle, uint32_t turn, uint32_t s) {
-        const struct hr_plan_split *split = &oracle->plan->splits[s];
+static bool compute_range(struct oracle *oracle, uint32_t turn, const struct hr_command *command) {
+        const struct hr_plan_split *split = &oracle->plan->splits[command->index];
 
-        for (uint32_t k = 0; k < split->step_count; ++k) {
+        for (uint32_t k = command->first; k < command->first + command->count; ++k) {
                 if (!compute_node(oracle, turn, oracle->plan->steps[split->step_first + k]))
                         return false;
         }
@@ -565,7 +576,10 @@ static bool execute(struct oracle *oracle, uint32_t turn, const struct hr_comman
                             read_place(oracle, at, command->from, command->bytes));
                 return true;
         case HR_COMMAND_COMPUTE:
-                return compute_split(oracle, turn, command->index);
+                return compute_range(oracle, turn, command);
+        case HR_COMMAND_TAP:
+                return read_place(oracle, at, command->from, command->bytes) ==
+                       oracle->meant_tap[(size_t) turn * oracle->plan->tap_count + command->index];
         case HR_COMMAND_READ_BACK:
                 return read_place(oracle, at, command->from, command->bytes) ==
                        oracle->meant_output[(size_t) turn * oracle->graph->output_count +
@@ -689,7 +703,8 @@ static void make_memory(struct oracle *oracle) {
                                 continue;
                         if (command->code != HR_COMMAND_INPUT)
                                 announce(oracle, turn, command->from, command->bytes);
-                        if (command->code != HR_COMMAND_READ_BACK)
+                        if (command->code != HR_COMMAND_READ_BACK &&
+                            command->code != HR_COMMAND_TAP)
                                 announce(oracle, turn, command->to, command->bytes);
                 }
         }
@@ -732,6 +747,7 @@ struct oracle *oracle_new(const struct hr_plan *plan, const struct hr_plan_input
         oracle->submitted = zeroed(oracle->words, sizeof(uint64_t));
         oracle->meant_node =
                 zeroed((uint64_t) oracle->turn_count * oracle->graph->node_count, sizeof(uint64_t));
+        oracle->meant_tap = zeroed((uint64_t) oracle->turn_count * plan->tap_count, sizeof(uint64_t));
         oracle->meant_output = zeroed((uint64_t) oracle->turn_count * oracle->graph->output_count,
                                       sizeof(uint64_t));
         oracle->computed = zeroed(oracle->graph->node_count, sizeof(uint32_t));
@@ -756,6 +772,7 @@ void oracle_free(struct oracle *oracle) {
         free(oracle->submitted);
         free(oracle->meant_node);
         free(oracle->meant_output);
+        free(oracle->meant_tap);
         free(oracle->computed);
         free(oracle);
 }

@@ -64,8 +64,8 @@ static hr_status verify(struct trial *trial, uint32_t count, struct hr_diag *dia
 
 /* HR_SHOW_TAPE=1 prints the tape that the verifier got wrong. */
 static void show_tape(const struct trial *trial, uint32_t count) {
-        static const char *const names[] = {"wait", "record",  "input",     "write", "read",
-                                            "copy", "compute", "read-back", "notify"};
+        static const char *const names[] = {"wait", "record",  "input",   "write", "read",     "copy",
+                                            "experts", "compute", "tap", "read-back", "notify"};
 
         for (uint32_t i = 0; i < count; ++i) {
                 const struct hr_command *c = &trial->commands[trial->order[i]];
@@ -321,7 +321,7 @@ static struct hr_graph *random_graph(struct sketch *sketch, struct dice *dice, u
         return sketch_finish(sketch);
 }
 
-/* One graph on devices of which some share host memory, with copies that some queues cannot make.
+/* One graph, every other one with taps, on devices of which some share host memory, with copies that some queues cannot make.
  */
 static void try_random(uint32_t seed, uint32_t devices, uint32_t n_copies, struct tally *tally) {
         struct dice dice = {.state = seed * UINT64_C(0x9e3779b97f4a7c15) + 1};
@@ -330,6 +330,7 @@ static void try_random(uint32_t seed, uint32_t devices, uint32_t n_copies, struc
         struct sketch sketch;
         struct world world;
         uint64_t copies[WORLD_DEVICES] = {0};
+        uint32_t taps[NODE_COUNT];
         char name[64];
 
         snprintf(name, sizeof name, "seed %u, %u devices, %u copies", seed, devices, n_copies);
@@ -344,6 +345,11 @@ static void try_random(uint32_t seed, uint32_t devices, uint32_t n_copies, struc
                                 hr_bit_set(&copies[d], k);
                 }
         }
+        for (uint32_t n = 0; n < NODE_COUNT && seed % 2; ++n) {
+                if (roll(&dice, 5) == 0)
+                        taps[world.in.tap_count++] = LEAF_COUNT + n;
+        }
+        world.in.taps = taps;
         world.in.copies = copies;
         world.in.options.n_copies = n_copies;
         (void) world_plan(&world, HR_RULES_HEADRACE);
@@ -394,6 +400,25 @@ static void try_rules(const struct plan_record *record, struct plan_problem *pro
         hr_plan_unref(plan);
 }
 
+/* Every seventh node that has something to show, where the plan is to run. */
+static void try_taps(const struct plan_record *record, struct plan_problem *problem,
+                     uint32_t n_copies, struct tally *tally) {
+        const struct hr_graph *graph = problem->in.graph;
+        uint32_t *taps = calloc((size_t) graph->node_count + 1, sizeof *taps);
+
+        HR_EXPECT(taps);
+        for (uint32_t n = 0; n < graph->node_count; n += 7) {
+                if (!hr_tensor_is_empty(hr_graph_node(graph, n)) &&
+                    hr_graph_node(graph, n)->op != HR_OP_NONE)
+                        taps[problem->in.tap_count++] = graph->leaf_count + n;
+        }
+        problem->in.taps = taps;
+        try_rules(record, problem, HR_RULES_HEADRACE, n_copies, tally);
+        problem->in.tap_count = 0;
+        problem->in.taps = NULL;
+        free(taps);
+}
+
 static void try_record(const struct plan_record *record, void *arg) {
         struct gallery *gallery = arg;
         struct plan_problem problem;
@@ -405,6 +430,7 @@ static void try_record(const struct plan_record *record, void *arg) {
         try_rules(record, &problem, HR_RULES_GGML, copies, &gallery->tally);
         try_rules(record, &problem, HR_RULES_HEADRACE, copies, &gallery->tally);
         try_rules(record, &problem, HR_RULES_HEADRACE, copies == 1 ? 2 : 1, &gallery->tally);
+        try_taps(record, &problem, copies == 1 ? 2 : 1, &gallery->tally);
         plan_problem_clear(&problem);
 }
 
