@@ -42,10 +42,10 @@ hr_status hr_bind_decode(const struct hr_server *server, struct hr_wire_span enc
 /* ---- which graph ----------------------------------------------------------------------------- */
 
 static hr_status graph_find(struct hr_request *request, struct hr_binding *binding,
-                            struct hr_diag *diag, struct hr_graph_entry **ret_entry) {
+                            struct hr_diag *diag) {
         struct hr_server *server = request->server;
         const struct hr_wire_submit *submit = &binding->submit;
-        struct hr_wire_span body = {request->body_memory, request->body_received};
+        const struct hr_wire_span body = binding->encoded;
         HR_CLEANUP(hr_graph_unrefp) struct hr_graph *graph = NULL;
 
         if (body.size > 0)
@@ -59,8 +59,9 @@ static hr_status graph_find(struct hr_request *request, struct hr_binding *bindi
             !hr_digest_equal(submit->digest, binding->digest))
                 return hr_fail_reason(diag, HR_E_DATA_LOSS, "DIGEST",
                                       "the graph's digest is not the one announced");
-        *ret_entry = hr_graphs_find(server->graphs, request->session->principal->id, binding->digest);
-        if (*ret_entry)
+        binding->entry =
+                hr_graphs_find(server->graphs, request->session->principal->id, binding->digest);
+        if (binding->entry)
                 return HR_OK;
         if (body.size == 0) {
                 binding->digest_is_unknown = true;
@@ -69,26 +70,18 @@ static hr_status graph_find(struct hr_request *request, struct hr_binding *bindi
         }
         HR_TRY(hr_bind_decode(server, body, diag, &graph));
         return hr_graphs_add(server->graphs, request->session->principal->id, binding->digest, graph,
-                             diag, ret_entry);
+                             diag, &binding->entry);
 }
 
 /* ---- homes and pins -------------------------------------------------------------------------- */
 
-struct homes {
-        struct hr_leaf_home *leaves; /* per leaf */
-        struct hr_state **states;    /* distinct */
-        struct hr_state_use **uses;  /* of them */
-        uint32_t state_count;
-        int32_t *pins; /* per tensor, NULL without pins */
-        struct hr_planned planned;
-};
-
-static void homes_deinit(struct homes *homes) {
+static void homes_deinit(struct hr_homes *homes) {
         free(homes->leaves);
         free(homes->states);
         free(homes->uses);
         free(homes->pins);
         hr_planned_deinit(&homes->planned);
+        *homes = (struct hr_homes){0};
 }
 
 static hr_status leaf_unbound(struct hr_diag *diag, const struct hr_graph *graph, uint32_t leaf,
@@ -121,7 +114,7 @@ static hr_status leaf_bind_weight(const struct hr_binding *binding, const struct
                                              : leaf_unbound(diag, graph, leaf, "weight set");
 }
 
-static void homes_note_state(struct homes *homes, struct hr_state *state) {
+static void homes_note_state(struct hr_homes *homes, struct hr_state *state) {
         for (uint32_t i = 0; i < homes->state_count; i++)
                 if (homes->states[i] == state)
                         return;
@@ -131,7 +124,7 @@ static void homes_note_state(struct homes *homes, struct hr_state *state) {
 }
 
 static hr_status leaf_bind_state(const struct hr_binding *binding, const struct hr_graph *graph,
-                                 uint32_t leaf, struct homes *homes, struct hr_diag *diag) {
+                                 uint32_t leaf, struct hr_homes *homes, struct hr_diag *diag) {
         for (uint32_t i = 0; i < binding->submit.state_count; i++) {
                 struct hr_state *state = hr_state_of(binding->states[i]);
                 hr_status status = hr_state_bind(state, graph, leaf, diag, &homes->leaves[leaf]);
@@ -146,7 +139,7 @@ static hr_status leaf_bind_state(const struct hr_binding *binding, const struct 
 }
 
 static hr_status homes_find(const struct hr_binding *binding, const struct hr_graph *graph,
-                            struct homes *homes, struct hr_diag *diag) {
+                            struct hr_homes *homes, struct hr_diag *diag) {
         uint32_t states = binding->submit.state_count;
 
         homes->leaves = calloc((size_t) graph->leaf_count + 1, sizeof *homes->leaves);
@@ -166,7 +159,7 @@ static hr_status homes_find(const struct hr_binding *binding, const struct hr_gr
 
 /* The first pin whose pattern matches a tensor's name decides. */
 static hr_status pins_find(const struct hr_binding *binding, const struct hr_graph *graph,
-                           const struct hr_fleet *fleet, struct homes *homes,
+                           const struct hr_fleet *fleet, struct hr_homes *homes,
                            struct hr_diag *diag) {
         const struct hr_wire_submit *submit = &binding->submit;
         uint32_t tensors = hr_graph_tensor_count(graph);
@@ -227,16 +220,15 @@ static hr_status sizes_fill(struct hr_graph_object *object, const struct hr_grap
 
 /* ---- plan and pipeline ----------------------------------------------------------------------- */
 
-static hr_status plan_find(struct hr_request *request, struct hr_binding *binding,
-                           const struct hr_graph *graph, const struct homes *homes,
-                           struct hr_diag *diag) {
+struct hr_plan_request hr_binding_plan_request(const struct hr_request *request,
+                                               const struct hr_binding *binding) {
         const struct hr_wire_submit *submit = &binding->submit;
-        struct hr_engine *engine = request->server->engine;
-        const struct hr_plan_request plan_request = {
-                .graph = graph,
-                .fleet = hr_engine_fleet(engine),
-                .homes = homes->leaves,
-                .pins = homes->pins,
+
+        return (struct hr_plan_request){
+                .graph = hr_graph_entry_graph(binding->entry),
+                .fleet = hr_engine_fleet(request->server->engine),
+                .homes = binding->homes.leaves,
+                .pins = binding->homes.pins,
                 .options =
                         {
                                 .rules = submit->rules == 1 ? HR_RULES_GGML : HR_RULES_HEADRACE,
@@ -246,6 +238,13 @@ static hr_status plan_find(struct hr_request *request, struct hr_binding *bindin
                                 .optimize = request->server->config->optimize,
                         },
         };
+}
+
+static hr_status plan_find(struct hr_request *request, struct hr_binding *binding,
+                           struct hr_diag *diag) {
+        const struct hr_wire_submit *submit = &binding->submit;
+        struct hr_engine *engine = request->server->engine;
+        const struct hr_plan_request plan_request = hr_binding_plan_request(request, binding);
 
         if (submit->fresh) {
                 binding->origin = HR_PLAN_MISS_NEW;
@@ -253,6 +252,46 @@ static hr_status plan_find(struct hr_request *request, struct hr_binding *bindin
         }
         return hr_plan_cache_get(hr_engine_plan_cache(engine), &plan_request, diag, &binding->plan,
                                  &binding->origin, &binding->first_different);
+}
+
+hr_status hr_bind_plan(struct hr_request *request, struct hr_binding *binding,
+                       struct hr_diag *diag) {
+        const struct hr_fleet *fleet = hr_engine_fleet(request->server->engine);
+        struct hr_homes *homes = &binding->homes;
+        const struct hr_graph *graph;
+
+        HR_TRY(graph_find(request, binding, diag));
+        graph = hr_graph_entry_graph(binding->entry);
+        binding->input_count = graph->input_count;
+        binding->output_count = graph->output_count;
+        HR_TRY(homes_find(binding, graph, homes, diag));
+        if (binding->submit.planned_count)
+                HR_TRY(hr_planned_homes(&homes->planned, graph, fleet, binding->planned,
+                                        binding->submit.planned_count, diag, homes->leaves));
+        binding->leaf_bytes = hr_arena_alloc(
+                &request->arena, hr_fleet_device_count(fleet) * sizeof *binding->leaf_bytes, 8);
+        if (!binding->leaf_bytes)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a table of sizes");
+        hr_leaf_bytes_add(graph, fleet, homes->leaves, binding->leaf_bytes);
+        HR_TRY(pins_find(binding, graph, fleet, homes, diag));
+        return plan_find(request, binding, diag);
+}
+
+/* A reserved pipeline of the session for the same plan, graph and memory. */
+static struct hr_bound_graph *bound_find(struct hr_session *session,
+                                         const struct hr_binding *binding) {
+        const struct hr_graph *graph = hr_graph_entry_graph(binding->entry);
+        size_t leaves_bytes = graph->leaf_count * sizeof(struct hr_leaf_home);
+
+        HR_LIST_FOR_EACH(link, &session->bounds) {
+                struct hr_bound_graph *bound = HR_CONTAINER_OF(link, struct hr_bound_graph, link);
+
+                if (bound->reserved && bound->plan == binding->plan &&
+                    bound->entry == binding->entry &&
+                    memcmp(bound->leaves, binding->homes.leaves, leaves_bytes) == 0)
+                        return bound;
+        }
+        return NULL;
 }
 
 /* What a plan that could not be bound lacks: a device on which all slots would fit is not why, one
@@ -280,86 +319,77 @@ static const struct hr_shortage *find_shortages(struct hr_request *request,
         return any ? shortages : NULL;
 }
 
-static void shares_fill(struct hr_graph_object *object, uint32_t device_count) {
-        for (uint32_t i = 0; i < device_count; i++)
-                object->shares[i] = (struct hr_graph_share){
-                        hr_pipeline_bytes(object->bound.pipeline, i),
-                        hr_pipeline_own_bytes(object->bound.pipeline, i),
-                };
-}
-
-static hr_status pipeline_make(struct hr_request *request, struct hr_binding *binding,
-                               struct hr_graph *graph, const struct homes *homes,
-                               struct hr_diag *diag) {
-        struct hr_graph_object *object = hr_graph_object(request->object);
-        struct hr_engine *engine = request->server->engine;
-        struct hr_bound *bound = &object->bound;
+static hr_status bound_fill(struct hr_request *request, struct hr_binding *binding,
+                            struct hr_bound_graph *bound, struct hr_diag *diag) {
+        struct hr_server *server = request->server;
+        struct hr_workspace *workspace = request->session->workspace;
+        struct hr_homes *homes = &binding->homes;
         const struct hr_pipeline_request pipeline_request = {
                 .plan = binding->plan,
-                .graph = graph,
-                .fleet = hr_engine_fleet(engine),
+                .graph = hr_graph_entry_graph(binding->entry),
+                .fleet = hr_engine_fleet(server->engine),
                 .homes = homes->leaves,
                 .states = homes->uses,
                 .state_count = homes->state_count,
-                .device_bytes_max = request->server->config->limits.session_device_bytes,
-                .workspace = request->session->workspace,
+                .device_bytes_max = server->config->limits.session_device_bytes,
+                .workspace = workspace,
+                .realloc = binding->realloc,
         };
+        struct hr_workspace_stats before;
         hr_status status;
 
-        bound->states = calloc((size_t) homes->state_count + 1, sizeof(struct hr_state *));
-        object->shares =
-                calloc(hr_fleet_device_count(pipeline_request.fleet), sizeof *object->shares);
-        if (!bound->states || !object->shares)
+        bound->bound.states = calloc((size_t) homes->state_count + 1, sizeof(struct hr_state *));
+        if (!bound->bound.states)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a table of states");
         for (uint32_t i = 0; i < homes->state_count; i++)
-                bound->states[i] = hr_state_ref(homes->states[i]);
-        bound->state_count = homes->state_count;
-        hr_engine_turn_take(engine);
-        status = hr_pipeline_new(&pipeline_request, diag, &bound->pipeline);
-        if (status == HR_OK)
-                shares_fill(object, hr_fleet_device_count(pipeline_request.fleet));
-        else if (status == HR_E_EXHAUSTED)
+                bound->bound.states[i] = hr_state_ref(homes->states[i]);
+        bound->bound.state_count = homes->state_count;
+        bound->plan = hr_plan_ref(binding->plan);
+        bound->entry = hr_graphs_find(server->graphs, request->session->principal->id, binding->digest);
+        HR_ASSERT(bound->entry == binding->entry);
+        bound->leaves = HR_STEAL(homes->leaves);
+        hr_engine_turn_take(server->engine);
+        before = hr_workspace_stats(workspace);
+        status = hr_pipeline_new(&pipeline_request, diag, &bound->bound.pipeline);
+        binding->realloc_latest = hr_workspace_stats(workspace);
+        if (status == HR_E_EXHAUSTED)
                 binding->shortages = find_shortages(request, binding->plan);
-        hr_engine_turn_give(engine);
-        HR_TRY(status);
-        object->plan = HR_STEAL(binding->plan);
-        object->origin = binding->origin;
-        object->first_different = binding->first_different;
-        binding->n_copies = hr_pipeline_copies(bound->pipeline);
+        hr_engine_turn_give(server->engine);
+        binding->session_reallocs = binding->realloc_latest.reallocs;
+        binding->reallocs = binding->session_reallocs - before.reallocs;
+        return status;
+}
+
+hr_status hr_bind_pipeline(struct hr_request *request, struct hr_binding *binding,
+                           struct hr_diag *diag) {
+        struct hr_bound_graph *bound = bound_find(request->session, binding);
+
+        if (bound) {
+                binding->reserved = true;
+                bound->refs++;
+                binding->session_reallocs =
+                        hr_workspace_stats(request->session->workspace).reallocs;
+        } else {
+                bound = calloc(1, sizeof *bound);
+                if (!bound)
+                        return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a bound graph");
+                bound->refs = 1;
+                hr_list_append(&request->session->bounds, &bound->link);
+        }
+        binding->bound = bound;
+        if (!bound->bound.pipeline)
+                HR_TRY(bound_fill(request, binding, bound, diag));
+        binding->n_copies = hr_pipeline_copies(bound->bound.pipeline);
         return HR_OK;
 }
 
-static hr_status bind_graph(struct hr_request *request, struct hr_binding *binding,
-                            struct hr_graph *graph, struct homes *homes, struct hr_diag *diag) {
-        const struct hr_limits *limits = &request->server->config->limits;
-        const struct hr_fleet *fleet = hr_engine_fleet(request->server->engine);
-        struct hr_graph_object *object = hr_graph_object(request->object);
+struct hr_bound_graph *hr_bound_graph_unref(struct hr_server *server,
+                                            struct hr_bound_graph *graph) {
+        struct hr_bound *bound;
 
-        binding->input_count = graph->input_count;
-        binding->output_count = graph->output_count;
-        HR_TRY(homes_find(binding, graph, homes, diag));
-        if (binding->submit.planned_count)
-                HR_TRY(hr_planned_homes(&homes->planned, graph, fleet, binding->planned,
-                                        binding->submit.planned_count, diag, homes->leaves));
-        binding->leaf_bytes = hr_arena_alloc(
-                &request->arena, hr_fleet_device_count(fleet) * sizeof *binding->leaf_bytes, 8);
-        if (!binding->leaf_bytes)
-                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a table of sizes");
-        hr_leaf_bytes_add(graph, fleet, homes->leaves, binding->leaf_bytes);
-        HR_TRY(pins_find(binding, graph, fleet, homes, diag));
-        HR_TRY(sizes_fill(object, graph, limits, diag));
-        HR_TRY(plan_find(request, binding, graph, homes, diag));
-        if (binding->submit.dry_run) {
-                binding->n_copies = hr_plan_summary(binding->plan).n_copies;
-                return HR_OK;
-        }
-        return pipeline_make(request, binding, graph, homes, diag);
-}
-
-/* Gives back what an object has been filled with so far; the graph itself stays. */
-static void object_empty(struct hr_server *server, struct hr_graph_object *object) {
-        struct hr_bound *bound = &object->bound;
-
+        if (!graph || --graph->refs > 0)
+                return NULL;
+        bound = &graph->bound;
         if (bound->pipeline) {
                 hr_engine_turn_take(server->engine);
                 hr_bound_forget(bound);
@@ -369,38 +399,83 @@ static void object_empty(struct hr_server *server, struct hr_graph_object *objec
         for (uint32_t i = 0; i < bound->state_count; i++)
                 bound->states[i] = hr_state_unref(bound->states[i]);
         free(bound->states);
-        bound->states = NULL;
-        bound->state_count = 0;
-        object->measure = hr_measure_free(object->measure);
-        object->plan = hr_plan_unref(object->plan);
+        free(graph->leaves);
+        (void) hr_plan_unref(graph->plan);
+        (void) hr_graph_entry_unref(server->graphs, graph->entry);
+        hr_list_remove(&graph->link);
+        free(graph);
+        return NULL;
 }
 
-/* An earlier try has failed: everything but the graph is found anew. */
-static void bind_again(struct hr_server *server, struct hr_binding *binding,
-                       struct hr_graph_object *object) {
-        object_empty(server, object);
+void hr_binding_deinit(struct hr_request *request, struct hr_binding *binding) {
+        struct hr_server *server = request->server;
+
+        binding->bound = hr_bound_graph_unref(server, binding->bound);
+        binding->plan = hr_plan_unref(binding->plan);
+        binding->entry = hr_graph_entry_unref(server->graphs, binding->entry);
+        homes_deinit(&binding->homes);
+}
+
+/* ---- SUBMIT ---------------------------------------------------------------------------------- */
+
+static hr_status shares_fill(struct hr_request *request, const struct hr_binding *binding,
+                             struct hr_graph_object *object, struct hr_diag *diag) {
+        uint32_t device_count = hr_fleet_device_count(hr_engine_fleet(request->server->engine));
+        const struct hr_pipeline *pipeline = object->bound->bound.pipeline;
+
+        object->shares = calloc(device_count, sizeof *object->shares);
+        if (!object->shares)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a table of sizes");
+        hr_engine_turn_take(request->server->engine); /* a pipeline's bytes change as it moves */
+        for (uint32_t i = 0; !binding->reserved && i < device_count; i++)
+                object->shares[i] = (struct hr_graph_share){hr_pipeline_bytes(pipeline, i),
+                                                            hr_pipeline_own_bytes(pipeline, i)};
+        hr_engine_turn_give(request->server->engine);
+        return HR_OK;
+}
+
+static hr_status bind_object(struct hr_request *request, struct hr_binding *binding,
+                             struct hr_graph_object *object, struct hr_diag *diag) {
+        HR_TRY(hr_bind_plan(request, binding, diag));
+        HR_TRY(sizes_fill(object, hr_graph_entry_graph(binding->entry),
+                          &request->server->config->limits, diag));
+        if (binding->submit.dry_run) {
+                binding->n_copies = hr_plan_summary(binding->plan).n_copies;
+                return HR_OK;
+        }
+        HR_TRY(hr_bind_pipeline(request, binding, diag));
+        object->bound = HR_STEAL(binding->bound);
+        object->plan = HR_STEAL(binding->plan);
+        object->origin = binding->origin;
+        object->first_different = binding->first_different;
+        object->entry = HR_STEAL(binding->entry);
+        return shares_fill(request, binding, object, diag);
+}
+
+/* An earlier try may have failed: everything is found anew. */
+static void bind_again(struct hr_binding *binding, struct hr_graph_object *object) {
         free(object->input_bytes);
         free(object->output_bytes);
-        free(object->shares);
         object->input_bytes = object->output_bytes = NULL;
-        object->shares = NULL;
         object->input_total = object->output_total = 0;
-        binding->plan = hr_plan_unref(binding->plan);
         binding->shortages = NULL;
+        binding->reserved = false;
 }
 
 hr_status hr_bind(struct hr_request *request, struct hr_diag *diag) {
         struct hr_graph_object *object = hr_graph_object(request->object);
         struct hr_binding *binding = request->context;
-        struct homes homes = {0};
+        struct hr_plan *dry = NULL;
         hr_status status;
 
-        if (object->entry)
-                bind_again(request->server, binding, object);
-        else
-                HR_TRY(graph_find(request, binding, diag, &object->entry));
-        status = bind_graph(request, binding, hr_graph_entry_graph(object->entry), &homes, diag);
-        homes_deinit(&homes);
+        HR_ASSERT(!object->bound && !object->shares);
+        binding->encoded = (struct hr_wire_span){request->body_memory, request->body_received};
+        bind_again(binding, object);
+        status = bind_object(request, binding, object, diag);
+        if (status == HR_OK && binding->submit.dry_run)
+                dry = HR_STEAL(binding->plan);
+        hr_binding_deinit(request, binding);
+        binding->plan = dry;
         return status;
 }
 
@@ -409,7 +484,9 @@ void hr_graph_object_close_work(struct hr_job *job) {
         struct hr_graph_object *object = hr_graph_object(base);
         struct hr_server *server = base->session->server;
 
-        object_empty(server, object);
+        object->bound = hr_bound_graph_unref(server, object->bound);
+        object->measure = hr_measure_free(object->measure);
+        object->plan = hr_plan_unref(object->plan);
         object->entry = hr_graph_entry_unref(server->graphs, object->entry);
         hr_engine_job_end(job);
 }

@@ -25,7 +25,7 @@ struct hr_graph_run {
         bool traced;                  /* this one is */
 };
 
-/* Of a device's memory. */
+/* Of a device's memory; nothing of a graph whose pipeline a reservation holds. */
 struct hr_graph_share {
         uint64_t bytes, own_bytes; /* own: not shared with other graphs of the session */
 };
@@ -36,11 +36,23 @@ struct hr_shortage {
         uint64_t missing_bytes; /* at least so many have to come from what graphs own */
 };
 
+/* A pipeline and what makes it this one. Handles of the graph, and reservations, share it. Thread:
+ * engine; the loop reads `bound`, which does not change. */
+struct hr_bound_graph {
+        struct hr_bound bound;
+        uint32_t refs;
+        uint32_t reserved;   /* reservations among them: only such a one is looked for */
+        struct hr_list link; /* in the session's list */
+        struct hr_graph_entry *entry;
+        struct hr_plan *plan;        /* that was asked for; memory may have forced another */
+        struct hr_leaf_home *leaves; /* per leaf */
+};
+
 struct hr_graph_object {
         struct hr_object base;
         struct hr_graph_entry *entry;
         struct hr_plan *plan;
-        struct hr_bound bound;
+        struct hr_bound_graph *bound;
         hr_plan_origin origin; /* of the plan, and what differed */
         uint32_t first_different;
         struct hr_measure *measure; /* of traced runs. Thread: engine */
@@ -56,12 +68,33 @@ struct hr_graph_object {
 };
 struct hr_graph_object *hr_graph_object(struct hr_object *object);
 
-/* One SUBMIT. `submit` and everything in it lie in the request's arena. */
+/* Where leaves live, and what is pinned. */
+struct hr_homes {
+        struct hr_leaf_home *leaves; /* per leaf */
+        struct hr_state **states;    /* distinct */
+        struct hr_state_use **uses;  /* of them */
+        uint32_t state_count;
+        int32_t *pins; /* per tensor, NULL without pins */
+        struct hr_planned planned;
+};
+
+/* A graph that is submitted, or reserved. `submit` and everything in it lie in the request's arena.
+ */
 struct hr_binding {
         struct hr_wire_submit submit;
         struct hr_object **weights, **states; /* referenced, until the request ends */
         struct hr_placement_rule *planned;    /* submit.planned_count of them */
+        struct hr_wire_span encoded;          /* the graph; empty: its digest stands for it */
+        hr_realloc_policy realloc;
+        /* The work's. */
+        struct hr_graph_entry *entry;
+        struct hr_homes homes;
+        struct hr_bound_graph *bound;
         /* Results of the work. */
+        uint64_t session_reallocs; /* so far */
+        uint64_t reallocs;         /* of them by this one */
+        struct hr_workspace_stats realloc_latest;
+        bool reserved;
         uint8_t digest[HR_DIGEST_BYTES];
         hr_plan_origin origin;
         uint32_t first_different;
@@ -74,8 +107,27 @@ struct hr_binding {
         bool digest_is_unknown; /* asked by digest only, and not there */
 };
 
-/* Decodes, validates, binds, plans, makes the pipeline; results in the request's binding and object
- * (whose fields it fills). May be called again after a failure. Thread: engine, without the turn. */
+/* Takes the objects that the arguments name, and checks them against limits. Thread: loop. */
+HR_NODISCARD hr_status hr_binding_begin(struct hr_request *request, struct hr_binding *binding,
+                                        struct hr_diag *diag);
+/* Gives back what the loop holds of it. Thread: loop. */
+void hr_binding_release(struct hr_binding *binding);
+/* Decodes, validates, finds homes, plans. Thread: engine, without the turn. */
+HR_NODISCARD hr_status hr_bind_plan(struct hr_request *request, struct hr_binding *binding,
+                                    struct hr_diag *diag);
+/* The planning of a binding whose homes are known. */
+struct hr_plan_request hr_binding_plan_request(const struct hr_request *request,
+                                               const struct hr_binding *binding);
+/* Then makes the pipeline, or takes the reserved one that equals it: binding->bound, referenced. */
+HR_NODISCARD hr_status hr_bind_pipeline(struct hr_request *request, struct hr_binding *binding,
+                                        struct hr_diag *diag);
+/* Gives back what the work holds of it, be it done or not; results stay. Thread: engine, without
+ * the turn. */
+void hr_binding_deinit(struct hr_request *request, struct hr_binding *binding);
+struct hr_bound_graph *hr_bound_graph_unref(struct hr_server *server, struct hr_bound_graph *bound);
+
+/* Both, and sizes; results in the request's binding and object (whose fields it fills). May be
+ * called again after a failure. Thread: engine, without the turn. */
 HR_NODISCARD hr_status hr_bind(struct hr_request *request, struct hr_diag *diag);
 /* Gives back what the engine owns of a graph object. Thread: engine, without the turn. */
 void hr_graph_object_close_work(struct hr_job *job);

@@ -95,6 +95,7 @@ struct hr_config {
         uint64_t spin_ns;            /* loop and engine */
         uint64_t plan_cache_bytes;
         bool optimize;               /* devices order and join the nodes of their splits */
+        const char *realloc; /* "count" or "fail" */
         /* [listen] */
         char *unix_path;             /* NULL = no Unix socket */
         uint64_t unix_mode;          /* permission bits, e.g. 0660 */
@@ -135,5 +136,7 @@ HR_NODISCARD hr_status hr_config_set(struct hr_config *config, const char *assig
 /* Adds the default device when there is none and checks what concerns several keys. Must be called
  * once, after file and overrides. */
 HR_NODISCARD hr_status hr_config_finish(struct hr_config *config, struct hr_diag *diag);
+/* Is a session's reallocation of compute memory refused? */
+bool hr_config_realloc_fails(const struct hr_config *config);
 /* Prints the effective values as an INI file that reads back to the same configuration. */
 void hr_config_dump(const struct hr_config *config, FILE *stream);

@@ -35,6 +35,7 @@ const char *const hr_config_sections[SECTION_COUNT] = {
                         MS, DAY, NULL, NULL                                                        \
         }
 
+static const char *const realloc_choices[] = {"count", "fail", NULL};
 static const char *const isa_choices[] = {"auto", "portable", "avx2", "avx512", NULL};
 
 const struct key hr_config_keys[] = {
@@ -49,6 +50,7 @@ const struct key hr_config_keys[] = {
         {SECTION_DAEMON, "plan_cache_bytes", KIND_SIZE, FIELD(plan_cache_bytes),
          HR_DEFAULT_PLAN_CACHE_BYTES, 0, HR_TIB, NULL, NULL},
         {SECTION_DAEMON, "optimize", KIND_BOOL, FIELD(optimize), true, 0, 0, NULL, NULL},
+        {SECTION_DAEMON, "realloc", KIND_CHOICE, FIELD(realloc), 0, 0, 0, "count", realloc_choices},
 
         {SECTION_LISTEN, "unix", KIND_PATH, FIELD(unix_path), 0, 1,
          sizeof((struct sockaddr_un *) 0)->sun_path - 1, "/run/headrace/headrace.sock", NULL},
@@ -504,4 +506,8 @@ void hr_config_dump(const struct hr_config *config, FILE *stream) {
                 dump_section(SECTION_PRINCIPAL, config, &config->principals[i], stream);
                 fputc('\n', stream);
         }
+}
+
+bool hr_config_realloc_fails(const struct hr_config *config) {
+        return strcmp(config->realloc, "fail") == 0;
 }

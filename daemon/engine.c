@@ -272,6 +272,7 @@ static void job_finish(struct hr_engine *engine, struct hr_job *job) {
                 for (uint32_t i = 0; i < run->bound->state_count; i++)
                         run->bound->states[i]->runs--;
                 hr_run_finish(&run->run);
+                run->moves = hr_pipeline_moves(run->bound->pipeline);
                 if (hr_pipeline_wants_move(run->bound->pipeline) &&
                     !hr_list_is_linked(&run->bound->settling)) {
                         hr_list_append(&engine->settling, &run->bound->settling);

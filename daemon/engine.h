@@ -95,6 +95,7 @@ struct hr_run_job {
         struct hr_job job;
         struct hr_bound *bound;
         struct hr_run run; /* inputs, outputs, output_count set by the caller */
+        uint64_t moves;    /* of the pipeline, when the run had ended */
 };
 
 struct hr_transfer_job {

@@ -32,7 +32,7 @@ const uint8_t *hr_evicted_digest(const struct hr_session *session, uint64_t hand
 }
 
 static bool object_is_idle(const struct hr_object *object) {
-        return object->refs == 1 && !object->is_reserved;
+        return object->refs == 1;
 }
 
 static void object_evict(struct hr_object *object, uint64_t *counter) {

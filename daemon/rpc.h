@@ -42,6 +42,7 @@ extern const struct hr_method hr_session_methods[];
 extern const struct hr_method hr_weights_methods[];
 extern const struct hr_method hr_state_methods[];
 extern const struct hr_method hr_graph_methods[];
+extern const struct hr_method hr_reserve_methods[];
 extern const struct hr_method hr_run_methods[];
 extern const struct hr_method hr_admin_methods[];
 extern const struct hr_method hr_explain_methods[];

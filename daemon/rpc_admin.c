@@ -96,6 +96,7 @@ static void put_server(struct list *list, const struct hr_server *server) {
         put(list, "objects", stats->objects);
         put(list, "requests_in_flight", stats->requests_in_flight);
         put(list, "runs_in_flight", stats->runs_in_flight);
+        put(list, "reallocations_total", stats->reallocs);
         put(list, "bytes_in_total", stats->bytes_in);
         put(list, "bytes_out_total", stats->bytes_out);
         put(list, "frames_in_total", stats->frames_in);

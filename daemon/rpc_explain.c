@@ -166,7 +166,7 @@ static hr_status explain_try(struct hr_request *request, struct hr_diag *diag) {
         struct hr_explanation explanation;
         hr_status status = HR_OK;
 
-        HR_TRY(hr_pipeline_explain(object->bound.pipeline, diag, &explanation));
+        HR_TRY(hr_pipeline_explain(object->bound->bound.pipeline, diag, &explanation));
         if (object->measure)
                 status = hr_measure_medians(object->measure, &explanation.arena, diag, &medians);
         if (status == HR_OK)
@@ -206,7 +206,7 @@ hr_status hr_run_trace_expect(struct hr_graph_object *object, struct hr_graph_ru
                               struct hr_diag *diag) {
         uint64_t limit = object->base.session->server->config->limits.session_buffer_bytes;
         uint64_t *held = &object->base.session->buffer_bytes;
-        uint32_t commands = hr_pipeline_command_count(object->bound.pipeline);
+        uint32_t commands = hr_pipeline_command_count(object->bound->bound.pipeline);
         uint64_t bytes = (uint64_t) commands * sizeof *run->trace;
         uint64_t measure = hr_measure_bytes(hr_plan_summary(object->plan).split_count);
 

@@ -59,6 +59,30 @@ static hr_status planned_take(struct hr_request *request, struct hr_binding *bin
         return HR_OK;
 }
 
+hr_status hr_binding_begin(struct hr_request *request, struct hr_binding *binding,
+                           struct hr_diag *diag) {
+        const struct hr_config *config = request->server->config;
+        const struct hr_wire_submit *submit = &binding->submit;
+
+        binding->realloc = submit->realloc_fail || hr_config_realloc_fails(config)
+                                   ? HR_REALLOC_FAIL
+                                   : HR_REALLOC_COUNT;
+        HR_TRY(submit_limits(&config->limits, submit, diag));
+        HR_TRY(planned_take(request, binding, diag));
+        HR_TRY(objects_take(request, submit->weights, submit->weight_count, HR_OBJECT_WEIGHTS, diag,
+                            &binding->weights));
+        return objects_take(request, submit->states, submit->state_count, HR_OBJECT_STATE, diag,
+                            &binding->states);
+}
+
+void hr_binding_release(struct hr_binding *binding) {
+        for (uint32_t i = 0; binding->weights && i < binding->submit.weight_count; i++)
+                (void) hr_object_unref(binding->weights[i]);
+        for (uint32_t i = 0; binding->states && i < binding->submit.state_count; i++)
+                (void) hr_object_unref(binding->states[i]);
+        binding->plan = hr_plan_unref(binding->plan);
+}
+
 static hr_status submit_begin(struct hr_request *request, struct hr_wire_span message,
                               const struct hr_frame_header *header, struct hr_diag *diag) {
         const struct hr_limits *limits = &request->server->config->limits;
@@ -70,12 +94,7 @@ static hr_status submit_begin(struct hr_request *request, struct hr_wire_span me
         request->context = binding;
         submit = &binding->submit;
         HR_TRY(hr_wire_submit_decode(message, &request->arena, diag, submit));
-        HR_TRY(submit_limits(limits, submit, diag));
-        HR_TRY(planned_take(request, binding, diag));
-        HR_TRY(objects_take(request, submit->weights, submit->weight_count, HR_OBJECT_WEIGHTS, diag,
-                            &binding->weights));
-        HR_TRY(objects_take(request, submit->states, submit->state_count, HR_OBJECT_STATE, diag,
-                            &binding->states));
+        HR_TRY(hr_binding_begin(request, binding, diag));
         /* Those on their way may be as many as those there: a handle is made room for at the end.
          */
         HR_TRY(hr_object_new(request->session, HR_OBJECT_GRAPH, sizeof(struct hr_graph_object),
@@ -89,15 +108,8 @@ static hr_status submit_begin(struct hr_request *request, struct hr_wire_span me
 }
 
 static void submit_release(struct hr_request *request) {
-        struct hr_binding *binding = request->context;
-
-        if (!binding)
-                return;
-        for (uint32_t i = 0; binding->weights && i < binding->submit.weight_count; i++)
-                (void) hr_object_unref(binding->weights[i]);
-        for (uint32_t i = 0; binding->states && i < binding->submit.state_count; i++)
-                (void) hr_object_unref(binding->states[i]);
-        binding->plan = hr_plan_unref(binding->plan);
+        if (request->context)
+                hr_binding_release(request->context);
 }
 
 static void submit_done(struct hr_job *job);
@@ -106,6 +118,33 @@ static void submit_done(struct hr_job *job);
 static void submit_work(struct hr_job *job) {
         job->status = hr_bind(job->arg, &job->diag);
         hr_engine_job_end(job);
+}
+
+/* The latest reallocation, or NULL when this request caused none, or there is no memory to tell. */
+static const struct hr_wire_realloc *realloc_of(struct hr_request *request) {
+        const struct hr_binding *binding = request->context;
+        const struct hr_workspace_stats *latest = &binding->realloc_latest;
+        struct hr_wire_realloc *realloc = hr_arena_alloc(&request->arena, sizeof *realloc, 8);
+        size_t name_bytes = 0;
+        const char *from;
+        char *name;
+
+        if (binding->reallocs == 0 || !realloc)
+                return NULL;
+        from = hr_graph_name(hr_graph_entry_graph(hr_graph_object(request->object)->entry),
+                             latest->tensor, &name_bytes);
+        name = hr_arena_alloc(&request->arena, name_bytes + 1, 1);
+        if (!name)
+                return NULL;
+        memcpy(name, from, name_bytes);
+        *realloc = (struct hr_wire_realloc){
+                .device = hr_fleet_device(request->server->fleet, latest->device)->props.name,
+                .tensor = latest->tensor,
+                .name = name,
+                .old_bytes = latest->old_bytes,
+                .new_bytes = latest->new_bytes,
+        };
+        return realloc;
 }
 
 static hr_status submit_reply(struct hr_request *request, uint64_t handle,
@@ -130,6 +169,9 @@ static hr_status submit_reply(struct hr_request *request, uint64_t handle,
                 .input_count = binding->input_count,
                 .output_count = binding->output_count,
                 .fallback_nodes = summary.fallback_nodes,
+                .reallocs = binding->session_reallocs,
+                .realloc = realloc_of(request),
+                .reserved = binding->reserved,
         };
         size_t bytes = 0;
 
@@ -156,6 +198,7 @@ static hr_status submit_finish(struct hr_request *request, struct hr_diag *diag)
         struct hr_binding *binding = request->context;
         struct hr_graph_object *object = hr_graph_object(request->object);
 
+        request->server->stats.reallocs += binding->reallocs;
         if (binding->submit.dry_run)
                 return submit_reply(request, 0, binding->plan, diag);
         HR_TRY(hr_evict_for_handle(request->session, request->server->config->limits.session_graphs,
@@ -188,6 +231,18 @@ static hr_status submit_start(struct hr_request *request, struct hr_diag *diag) 
 }
 
 /* ---- RELEASE --------------------------------------------------------------------------------- */
+
+static hr_status release_begin(struct hr_request *request, struct hr_wire_span message,
+                               const struct hr_frame_header *header, struct hr_diag *diag) {
+        uint64_t handle = 0;
+
+        (void) header;
+        HR_TRY(hr_wire_fixed64_decode(message, diag, &handle));
+        if (hr_session_object(request->session, handle, HR_OBJECT_RESERVATION, NULL,
+                              &request->object) == HR_OK)
+                return HR_OK;
+        return hr_session_object(request->session, handle, HR_OBJECT_GRAPH, diag, &request->object);
+}
 
 static hr_status release_start(struct hr_request *request, struct hr_diag *diag) {
         (void) diag;
@@ -282,7 +337,7 @@ const struct hr_method hr_graph_methods[] = {
          .name = "RELEASE",
          .needs_session = true,
          .permissions = HR_PERMIT_RUN,
-         .begin = hr_method_begin_graph,
+         .begin = release_begin,
          .start = release_start},
         {0},
 };

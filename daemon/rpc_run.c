@@ -92,7 +92,9 @@ static hr_status run_take(struct hr_graph_object *object, struct hr_diag *diag,
 /* Keeps as many as can be in flight, and one more that is being received; small ones also for a
  * client that has many waiting. */
 static void run_give(struct hr_graph_object *object, struct hr_graph_run *run) {
-        if (object->idle_run_count > hr_pipeline_copies(object->bound.pipeline) &&
+        const struct hr_pipeline *pipeline = object->bound->bound.pipeline;
+
+        if (object->idle_run_count > hr_pipeline_copies(pipeline) &&
             object->idle_run_count >= IDLE_RUN_BYTES / HR_MAX(run_bytes(object), RUN_ALIGNMENT)) {
                 (void) run_free(object, run);
                 return;
@@ -227,6 +229,7 @@ static hr_status run_finish(struct hr_request *request, struct hr_diag *diag) {
                 .expert_misses = atomic_load(&experts->misses),
                 .expert_copies = atomic_load(&experts->copies),
                 .expert_bytes = atomic_load(&experts->bytes),
+                .moves = run->job.moves,
         };
         size_t bytes = 0;
 
@@ -265,7 +268,7 @@ static hr_status run_start(struct hr_request *request, struct hr_diag *diag) {
         struct hr_graph_run *run = request->context;
 
         (void) diag;
-        run->job.bound = &object->bound;
+        run->job.bound = &object->bound->bound;
         run->job.run = (struct hr_run){
                 .inputs = run->input_list,
                 .outputs = run->output_list,

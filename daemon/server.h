@@ -37,6 +37,7 @@ struct hr_server_stats {
         uint64_t requests[256][HR_GRPC_CODES]; /* by type and the code of their end */
         uint64_t requests_in_flight;
         uint64_t runs_in_flight;
+        uint64_t reallocs;         /* of sessions' compute memory */
         uint64_t run_ns, queue_ns; /* sums over runs */
         uint64_t *device_splits;   /* of runs that ended well, per device */
         uint64_t evictions_for_handles, evictions_for_memory; /* of graphs */

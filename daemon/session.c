@@ -140,7 +140,8 @@ void hr_discharge(uint64_t *counter, uint64_t amount) {
 /* ---- objects --------------------------------------------------------------------------------- */
 
 const char *hr_object_kind_name(hr_object_kind kind) {
-        static const char *const names[HR_OBJECT_KINDS] = {"WEIGHTS", "STATE", "GRAPH"};
+        static const char *const names[HR_OBJECT_KINDS] = {"WEIGHTS", "STATE", "GRAPH",
+                                                           "RESERVATION"};
 
         HR_ASSERT(kind < HR_OBJECT_KINDS);
         return names[kind];
@@ -153,8 +154,8 @@ static void object_close_nothing(struct hr_job *job) {
 
 hr_status hr_object_new(struct hr_session *session, hr_object_kind kind, size_t size,
                         uint64_t limit, struct hr_diag *diag, struct hr_object **ret_object) {
-        static const char *const fields[HR_OBJECT_KINDS] = {"session_weights", "session_states",
-                                                            "session_graphs"};
+        static const char *const fields[HR_OBJECT_KINDS] = {
+                "session_weights", "session_states", "session_graphs", "session_reservations"};
         struct hr_object *object;
 
         HR_ASSERT(size >= sizeof *object);
@@ -243,6 +244,7 @@ hr_status hr_session_new(struct hr_server *server, struct hr_principal *principa
         session->server = server;
         session->principal = hr_principal_ref(principal);
         hr_lane_init(&session->lane);
+        hr_list_init(&session->bounds);
         hr_list_init(&session->conns);
         hr_list_init(&session->graphs);
         hr_list_append(&server->sessions, &session->link);
@@ -280,12 +282,8 @@ void hr_session_close(struct hr_session *session) {
         if (session->closed)
                 return;
         session->closed = true;
-        for (uint32_t i = 0; i < session->handles.slot_count; i++) {
-                struct hr_handle_slot *slot = &session->handles.slots[i];
-
-                if (slot->generation != 0)
-                        hr_session_forget(session, slot->object);
-        }
+        for (hr_object_kind kind = 0; kind < HR_OBJECT_KINDS; kind++)
+                hr_session_forget_kind(session, kind);
         (void) hr_session_unref(session);
 }
 
@@ -377,4 +375,13 @@ void hr_session_forget(struct hr_session *session, struct hr_object *object) {
                 session->graph_handles--;
         }
         (void) hr_object_unref(object);
+}
+
+void hr_session_forget_kind(struct hr_session *session, hr_object_kind kind) {
+        for (uint32_t i = 0; i < session->handles.slot_count; i++) {
+                struct hr_handle_slot *slot = &session->handles.slots[i];
+
+                if (slot->generation != 0 && slot->object->kind == kind)
+                        hr_session_forget(session, slot->object);
+        }
 }

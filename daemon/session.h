@@ -55,10 +55,11 @@ typedef enum hr_object_kind {
         HR_OBJECT_WEIGHTS,
         HR_OBJECT_STATE,
         HR_OBJECT_GRAPH,
+        HR_OBJECT_RESERVATION,
         HR_OBJECT_KINDS
 } hr_object_kind;
 
-/* "WEIGHTS", "STATE", "GRAPH": the reason of NOT_FOUND. */
+/* "WEIGHTS", "STATE", "GRAPH", "RESERVATION": the reason of NOT_FOUND. */
 const char *hr_object_kind_name(hr_object_kind kind);
 
 struct hr_object {
@@ -67,7 +68,6 @@ struct hr_object {
         uint64_t handle; /* 0 = none (any more) */
         struct hr_session *session;
         uint64_t state_bytes;     /* charged for a state */
-        bool is_reserved;         /* never evicted; set and cleared by whoever reserves a graph */
         bool is_discharged;       /* no longer counted under its kind */
         struct hr_list used_link; /* a graph with a handle: in session->graphs */
         /* Closing. `close` frees what is the engine's (thread: engine), `free` the rest (loop). */
@@ -102,6 +102,7 @@ struct hr_session {
         struct hr_list conns;
         struct hr_lane lane;
         struct hr_workspace *workspace; /* compute memory of its graphs. The engine's */
+        struct hr_list bounds;          /* graphs that hold pipelines. The engine's */
         struct hr_handles handles;
         struct hr_list graphs; /* those with a handle, the latest use last */
         uint64_t graph_handles;
@@ -144,6 +145,8 @@ HR_NODISCARD hr_status hr_session_object(struct hr_session *session, uint64_t ha
 HR_NODISCARD hr_status hr_session_publish(struct hr_session *session, struct hr_object *object,
                                           struct hr_diag *diag);
 
+/* Takes the handles from all objects of a kind. */
+void hr_session_forget_kind(struct hr_session *session, hr_object_kind kind);
 /* Takes the handle from an object that is held by somebody else as well; a no-op for one without.
  */
 void hr_session_forget(struct hr_session *session, struct hr_object *object);

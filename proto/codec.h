@@ -299,6 +299,7 @@ struct hr_wire_submit {
         uint32_t rules; /* 0 headrace, 1 ggml */
         uint32_t n_copies;
         bool op_offload, strict, dry_run, fresh;
+        bool realloc_fail;
 };
 HR_NODISCARD hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *arena,
                                              struct hr_diag *diag,
@@ -313,6 +314,12 @@ struct hr_wire_device_bytes {
         uint32_t splits;
 };
 
+struct hr_wire_realloc {
+        const char *device, *name;
+        uint32_t tensor;
+        uint64_t old_bytes, new_bytes;
+};
+
 struct hr_wire_submit_reply {
         uint64_t handle;
         uint8_t digest[HR_WIRE_DIGEST_BYTES];
@@ -321,6 +328,9 @@ struct hr_wire_submit_reply {
         uint64_t copied_bytes, staging_bytes;
         const struct hr_wire_device_bytes *devices; /* not decoded */
         uint32_t device_count, input_count, output_count, fallback_nodes;
+        uint64_t reallocs;
+        const struct hr_wire_realloc *realloc; /* NULL = none; not decoded */
+        bool reserved;
 };
 HR_NODISCARD hr_status hr_wire_submit_reply_encode(const struct hr_wire_submit_reply *reply,
                                                    uint8_t *buffer, size_t capacity,
@@ -328,6 +338,38 @@ HR_NODISCARD hr_status hr_wire_submit_reply_encode(const struct hr_wire_submit_r
 HR_NODISCARD hr_status hr_wire_submit_reply_decode(struct hr_wire_span message,
                                                    struct hr_diag *diag,
                                                    struct hr_wire_submit_reply *ret_reply);
+
+struct hr_wire_reserve {
+        const struct hr_wire_submit *graphs;
+        uint32_t graph_count;
+        uint64_t body_bytes;
+};
+HR_NODISCARD hr_status hr_wire_reserve_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                              struct hr_diag *diag,
+                                              struct hr_wire_reserve *ret_reserve);
+/* Graphs through `arena`, which holds them encoded meanwhile. */
+HR_NODISCARD hr_status hr_wire_reserve_encode(const struct hr_wire_reserve *reserve,
+                                              struct hr_arena *arena, uint8_t *buffer,
+                                              size_t capacity, struct hr_diag *diag,
+                                              size_t *ret_bytes);
+
+struct hr_wire_reserved_graph {
+        uint8_t digest[HR_WIRE_DIGEST_BYTES];
+        const char *origin, *copies_reason;
+        uint32_t split_count, n_copies, fallback_nodes;
+        uint64_t copied_bytes;
+        bool pipelined;
+};
+
+struct hr_wire_reserve_reply {
+        uint64_t handle, reallocs;
+        const struct hr_wire_device_bytes *devices;
+        const struct hr_wire_reserved_graph *graphs;
+        uint32_t device_count, graph_count;
+};
+HR_NODISCARD hr_status hr_wire_reserve_reply_encode(const struct hr_wire_reserve_reply *reply,
+                                                    uint8_t *buffer, size_t capacity,
+                                                    struct hr_diag *diag, size_t *ret_bytes);
 
 struct hr_wire_run {
         uint64_t handle;
@@ -350,6 +392,7 @@ struct hr_wire_run_reply {
         uint32_t slot;
         uint64_t trace_bytes, copied_bytes;
         uint64_t expert_hits, expert_misses, expert_copies, expert_bytes;
+        uint64_t moves;
 };
 HR_NODISCARD hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply,
                                                 uint8_t *buffer, size_t capacity,

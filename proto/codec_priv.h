@@ -66,3 +66,6 @@ struct hr_codec_items {
         bool (*encode)(pb_ostream_t *stream, const void *data, uint32_t index);
 };
 pb_callback_t hr_codec_put_items(struct hr_codec_items *items);
+
+/* An item of struct hr_wire_device_bytes. */
+bool hr_codec_device_bytes_put(pb_ostream_t *stream, const void *data, uint32_t index);

@@ -55,6 +55,7 @@ hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *ar
                 .strict = wire.strict,
                 .dry_run = wire.dry_run,
                 .fresh = wire.fresh,
+                .realloc_fail = wire.realloc_fail,
         };
         memcpy(ret_submit->digest, wire.digest.bytes, wire.digest.size);
         return HR_OK;
@@ -104,6 +105,7 @@ hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *bu
                 .strict = submit->strict,
                 .dry_run = submit->dry_run,
                 .fresh = submit->fresh,
+                .realloc_fail = submit->realloc_fail,
         };
 
         HR_ASSERT(submit->digest_bytes <= HR_WIRE_DIGEST_BYTES);
@@ -112,7 +114,7 @@ hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *bu
         return hr_codec_encode(headrace_v1_Submit_fields, &wire, buffer, capacity, diag, ret_bytes);
 }
 
-static bool device_bytes_put(pb_ostream_t *stream, const void *data, uint32_t index) {
+bool hr_codec_device_bytes_put(pb_ostream_t *stream, const void *data, uint32_t index) {
         const struct hr_wire_device_bytes *device =
                 (const struct hr_wire_device_bytes *) data + index;
         headrace_v1_DeviceBytes wire = {
@@ -133,7 +135,7 @@ hr_status hr_wire_submit_reply_encode(const struct hr_wire_submit_reply *reply, 
         struct hr_codec_items devices = {
                 .data = reply->devices,
                 .count = reply->device_count,
-                .encode = device_bytes_put,
+                .encode = hr_codec_device_bytes_put,
         };
         headrace_v1_SubmitReply wire = {
                 .handle = reply->handle,
@@ -146,12 +148,24 @@ hr_status hr_wire_submit_reply_encode(const struct hr_wire_submit_reply *reply, 
                 .input_count = reply->input_count,
                 .output_count = reply->output_count,
                 .fallback_nodes = reply->fallback_nodes,
+                .reallocs = reply->reallocs,
+                .reserved = reply->reserved,
         };
 
         wire.digest.size = HR_WIRE_DIGEST_BYTES;
         memcpy(wire.digest.bytes, reply->digest, HR_WIRE_DIGEST_BYTES);
         hr_codec_text_copy(wire.origin, sizeof wire.origin, reply->origin);
         hr_codec_text_copy(wire.copies_reason, sizeof wire.copies_reason, reply->copies_reason);
+        if (reply->realloc) {
+                wire.has_realloc = true;
+                wire.realloc.tensor = reply->realloc->tensor;
+                wire.realloc.old_bytes = reply->realloc->old_bytes;
+                wire.realloc.new_bytes = reply->realloc->new_bytes;
+                hr_codec_text_copy(wire.realloc.device, sizeof wire.realloc.device,
+                                   reply->realloc->device);
+                hr_codec_text_copy(wire.realloc.name, sizeof wire.realloc.name,
+                                   reply->realloc->name);
+        }
         return hr_codec_encode(headrace_v1_SubmitReply_fields, &wire, buffer, capacity, diag,
                                ret_bytes);
 }
@@ -171,6 +185,8 @@ hr_status hr_wire_submit_reply_decode(struct hr_wire_span message, struct hr_dia
                 .input_count = wire.input_count,
                 .output_count = wire.output_count,
                 .fallback_nodes = wire.fallback_nodes,
+                .reallocs = wire.reallocs,
+                .reserved = wire.reserved,
         };
         memcpy(ret_reply->digest, wire.digest.bytes, wire.digest.size);
         return HR_OK;
@@ -233,6 +249,7 @@ hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply, uint8_
                                 .copies = reply->expert_copies,
                                 .bytes = reply->expert_bytes,
                         },
+                .moves = reply->moves,
         };
 
         return hr_codec_encode(headrace_v1_RunReply_fields, &wire, buffer, capacity, diag,
@@ -258,6 +275,7 @@ hr_status hr_wire_run_reply_decode(struct hr_wire_span message, struct hr_arena 
                 .expert_misses = wire.experts.misses,
                 .expert_copies = wire.experts.copies,
                 .expert_bytes = wire.experts.bytes,
+                .moves = wire.moves,
         };
         return HR_OK;
 }

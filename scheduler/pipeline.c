@@ -839,6 +839,20 @@ uint64_t hr_pipeline_own_bytes(const struct hr_pipeline *pipeline, uint32_t devi
         return bytes;
 }
 
+uint64_t hr_pipeline_scratch_bytes(const struct hr_pipeline *pipeline, uint32_t device) {
+        uint64_t bytes = 0;
+
+        for (uint32_t s = 0; s < pipeline->slot_count; ++s) {
+                for (uint32_t i = 0; i < pipeline->plan->split_count; ++i) {
+                        const struct hr_program *program = pipeline->slots[s].programs[i];
+
+                        if (program && pipeline->plan->splits[i].device == device)
+                                bytes += program->scratch_bytes;
+                }
+        }
+        return bytes;
+}
+
 bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline) {
         return !hr_fleet_holds(pipeline->fleet) &&
                !pipeline->slots[pipeline->sequence % pipeline->slot_count].taken;

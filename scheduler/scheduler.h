@@ -233,6 +233,8 @@ uint32_t hr_pipeline_copies(const struct hr_pipeline *pipeline);
 uint64_t hr_pipeline_bytes(const struct hr_pipeline *pipeline, uint32_t device);
 /* Of these its own: what is free once it has been freed, whoever shares the rest. */
 uint64_t hr_pipeline_own_bytes(const struct hr_pipeline *pipeline, uint32_t device);
+/* Of its own: host memory of the prepared programs. */
+uint64_t hr_pipeline_scratch_bytes(const struct hr_pipeline *pipeline, uint32_t device);
 /* True when a run could be admitted now: its slot (sequence mod n_copies) is free. */
 bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline);
 /* True when a retired device computes, copies or holds something for it: no run starts any more. */

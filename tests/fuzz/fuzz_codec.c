@@ -57,6 +57,17 @@ static void submit(struct hr_wire_span message, struct hr_arena *arena) {
         HR_ASSERT(again.planned_count == submit.planned_count);
 }
 
+static void reserve(struct hr_wire_span message, struct hr_arena *arena) {
+        struct hr_wire_reserve reserve, again;
+        size_t bytes = 0;
+
+        if (hr_wire_reserve_decode(message, arena, NULL, &reserve) != HR_OK ||
+            hr_wire_reserve_encode(&reserve, arena, buffer, sizeof buffer, NULL, &bytes) != HR_OK)
+                return;
+        HR_ASSERT(hr_wire_reserve_decode((struct hr_wire_span){buffer, bytes}, arena, NULL,
+                                         &again) != HR_E_INVALID);
+}
+
 static void run(struct hr_wire_span message, struct hr_arena *arena) {
         struct hr_wire_run run, again;
         size_t bytes = 0;
@@ -135,6 +146,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
                 break;
         case 1:
                 submit(message, &arena);
+                reserve(message, &arena);
                 break;
         case 2:
                 run(message, &arena);

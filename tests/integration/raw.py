@@ -31,6 +31,7 @@ DEVICES, OPS = 16, 17
 PUT, LOAD, LIST, DROP, TENSORS = 33, 35, 36, 37, 38
 STATE_ALLOC, STATE_READ, STATE_WRITE, STATE_FREE = 48, 49, 50, 54
 SUBMIT, EXPLAIN, RELEASE, RUN, SYNC, STATS = 80, 82, 83, 96, 98, 113
+RESERVE, SEQUENCE = 81, 97
 
 # gRPC's code numbers
 CANCELLED, INVALID, DEADLINE, NOT_FOUND, EXISTS, PERMISSION, EXHAUSTED = 1, 3, 4, 5, 6, 7, 8
@@ -382,7 +383,7 @@ def _replies() -> dict[int, Any]:
         STATE_ALLOC: pb.StateAllocReply, STATE_READ: pb.StateReadReply,
         STATE_WRITE: pb.StateWriteReply, STATE_FREE: pb.StateFreeReply, SUBMIT: pb.SubmitReply,
         EXPLAIN: pb.ExplainReply, RELEASE: pb.ReleaseReply, RUN: pb.RunReply, SYNC: pb.SyncReply,
-        STATS: pb.StatsReply,
+        STATS: pb.StatsReply, RESERVE: pb.ReserveReply,
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ connect() blocks; headrace.aio.connect() is for asyncio. headrace.models builds 
 """
 
 from headrace import errors
-from headrace.client import Client, GraphHandle, Operation, State, connect
+from headrace.client import Client, GraphHandle, Operation, Reservation, State, connect
 from headrace.errors import HeadraceError
 from headrace.graph import Glu, Graph, Op, RopeMode, Tensor, Unary
 from headrace.handles import Device, PlanSummary, RunResult, Stats, WeightSet
@@ -20,6 +20,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Client", "Device", "Glu", "Graph", "GraphHandle", "HeadraceError", "Op", "Operation",
-    "PlanSummary", "RopeMode", "RunResult", "State", "Stats", "Tensor", "TensorInfo", "Type",
+    "PlanSummary", "Reservation", "RopeMode", "RunResult", "State", "Stats", "Tensor", "TensorInfo", "Type",
     "Unary", "WeightSet", "connect", "errors",
 ]  # fmt: skip

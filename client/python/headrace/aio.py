@@ -18,6 +18,7 @@ from typing import TypeVar
 import numpy.typing as npt
 
 from headrace import flows, handles
+from headrace import headrace_pb2 as pb
 from headrace.client import TIMEOUT_S, UPLOAD_TIMEOUT_S
 from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
 from headrace.explain import Explanation
@@ -242,6 +243,29 @@ class AsyncGraphHandle(handles.SubmittedGraph):
         await self._client.drive(flows.release(self), None)
 
 
+class AsyncReservation(handles.ReservationInfo):
+    """Memory held for a set of graphs; see client.Reservation."""
+
+    def __init__(self, client: AsyncClient, reply: pb.ReserveReply) -> None:
+        super().__init__(reply)
+        self._client = client
+
+    async def __aenter__(self) -> AsyncReservation:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.release()
+
+    async def release(self) -> None:
+        """Gives back what no submitted graph needs, after the runs in flight."""
+        await self._client.drive(flows.release_reservation(self.handle), None)
+
+
 class AsyncClient:
     """A connection and its session; an asynchronous context manager. Methods as in Client."""
 
@@ -372,16 +396,42 @@ class AsyncClient:
         dry_run: bool = False,
         planned: Placement | None = None,
         fresh: bool = False,
+        realloc_fail: bool = False,
         timeout: float | None = None,
     ) -> AsyncGraphHandle:
         """Has a graph checked and planned; see client.Client.submit()."""
         options = flows.SubmitOptions(
-            pins, rules, n_copies, op_offload, strict, dry_run, fresh, planned
+            pins, rules, n_copies, op_offload, strict, dry_run, fresh, planned, realloc_fail
         )
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
         handle = AsyncGraphHandle(self, graph, message.SerializeToString())
         await self.drive(flows.submit(handle, self.body_max), timeout)
         return handle
+
+    async def reserve(
+        self,
+        graphs: Sequence[Graph],
+        *,
+        weights: Sequence[handles.WeightSet] = (),
+        states: Sequence[handles.StateInfo] = (),
+        pins: Placement | None = None,
+        rules: str = "headrace",
+        n_copies: int = 0,
+        op_offload: bool = False,
+        strict: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncReservation:
+        """Takes the memory that a set of graphs needs; see client.Client.reserve()."""
+        options = flows.SubmitOptions(pins, rules, n_copies, op_offload, strict)
+        flow = flows.reserve(
+            graphs, options, [w.handle for w in weights], [s.handle for s in states], self.body_max
+        )
+        return AsyncReservation(self, await self.drive(flow, timeout))
+
+    async def reset(self, *, timeout: float | None = None) -> handles.ReservationInfo:
+        """Drops all reservations of the session; see client.Client.reset()."""
+        flow = flows.reserve([], flows.SubmitOptions(), [], [], self.body_max)
+        return handles.ReservationInfo(await self.drive(flow, timeout))
 
 
 async def connect(

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy.typing as npt
 
 from headrace import flows, handles
+from headrace import headrace_pb2 as pb
 from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.explain import Explanation
 from headrace.flows import Content, Flow, Inputs, OnProgress, Placement, Request
@@ -171,6 +172,29 @@ class GraphHandle(handles.SubmittedGraph):
         self._client.drive(flows.release(self), None)
 
 
+class Reservation(handles.ReservationInfo):
+    """Memory held for a set of graphs, until it is released; a context manager."""
+
+    def __init__(self, client: Client, reply: pb.ReserveReply) -> None:
+        super().__init__(reply)
+        self._client = client
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Gives back what no submitted graph needs, after the runs in flight."""
+        self._client.drive(flows.release_reservation(self.handle), None)
+
+
 class Client:
     """A connection to the daemon and its session; a context manager.
 
@@ -314,6 +338,7 @@ class Client:
         dry_run: bool = False,
         planned: Placement | None = None,
         fresh: bool = False,
+        realloc_fail: bool = False,
         timeout: float | None = None,
     ) -> GraphHandle:
         """Has a graph checked and planned.
@@ -323,15 +348,47 @@ class Client:
         flight at once (0: the plan decides). strict: no node may fall back to the last device.
         dry_run: plan only; with planned, {glob: device} as in load(), also for weights and states
         that are not there yet: plan.devices then tells all bytes before anything is loaded. fresh:
-        plan anew even if cached.
+        plan anew even if cached. realloc_fail: refuse, with FailedPrecondition REALLOC, what would
+        make the session's compute memory grow.
         """
         options = flows.SubmitOptions(
-            pins, rules, n_copies, op_offload, strict, dry_run, fresh, planned
+            pins, rules, n_copies, op_offload, strict, dry_run, fresh, planned, realloc_fail
         )
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
         handle = GraphHandle(self, graph, message.SerializeToString())
         self.drive(flows.submit(handle, self.body_max), timeout)
         return handle
+
+    def reserve(
+        self,
+        graphs: Sequence[Graph],
+        *,
+        weights: Sequence[handles.WeightSet] = (),
+        states: Sequence[handles.StateInfo] = (),
+        pins: Placement | None = None,
+        rules: str = "headrace",
+        n_copies: int = 0,
+        op_offload: bool = False,
+        strict: bool = False,
+        timeout: float | None = None,
+    ) -> Reservation:
+        """Takes the memory that a set of graphs needs (largest batch, longest context), at once.
+
+        Submitting one of them later, with the same arguments, takes none; submitting a smaller
+        graph does not make the shared memory grow. Arguments as in submit().
+        """
+        options = flows.SubmitOptions(pins, rules, n_copies, op_offload, strict)
+        flow = flows.reserve(
+            graphs, options, [w.handle for w in weights], [s.handle for s in states], self.body_max
+        )
+        return Reservation(self, self.drive(flow, timeout))
+
+    def reset(self, *, timeout: float | None = None) -> handles.ReservationInfo:
+        """Drops all reservations of the session, gives back what no submitted graph needs, and counts
+        reallocations from zero. Graphs, pins and runs in flight stay as they are.
+        """
+        flow = flows.reserve([], flows.SubmitOptions(), [], [], self.body_max)
+        return handles.ReservationInfo(self.drive(flow, timeout))
 
 
 def connect(

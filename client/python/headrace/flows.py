@@ -292,6 +292,7 @@ class SubmitOptions:
     dry_run: bool = False
     fresh: bool = False
     planned: Placement | None = None
+    realloc_fail: bool = False
 
     def message(self, graph: Graph, weights: Sequence[int], states: Sequence[int]) -> pb.Submit:
         """The message without the graph's length."""
@@ -311,6 +312,7 @@ class SubmitOptions:
             dry_run=self.dry_run,
             fresh=self.fresh,
             planned=rules(self.planned),
+            realloc_fail=self.realloc_fail,
         )
 
 
@@ -337,6 +339,42 @@ def _submitted(handle: SubmittedGraph, reply: Reply) -> None:
             f"{answer.input_count} inputs and {answer.output_count} outputs", reason="PROTOCOL"
         )
     handle.planned(answer.handle, handles.plan_of(answer))
+
+
+def reserve(
+    graphs: Sequence[Graph],
+    options: SubmitOptions,
+    weights: Sequence[int],
+    states: Sequence[int],
+    body_max: int,
+) -> Flow[pb.ReserveReply]:
+    """Memory for a set of graphs. Graphs longer than one body together are asked for by their
+    digests first.
+    """
+    messages = [options.message(graph, weights, states) for graph in graphs]
+    encoded = [graph.encode() for graph in graphs]
+    if sum(map(len, encoded)) > body_max:
+        try:
+            known = pb.Reserve(graphs=messages)
+            reply = yield Request(Kind.RESERVE, known.SerializeToString())
+        except NotFound:
+            pass
+        else:
+            return parse(pb.ReserveReply, reply.message)
+    for message, data in zip(messages, encoded, strict=True):
+        message.graph_bytes = len(data)
+    total = sum(map(len, encoded))
+    wanted = pb.Reserve(graphs=messages, body_bytes=total if total > body_max else 0)
+    reply = yield Request(Kind.RESERVE, wanted.SerializeToString(), encoded)
+    return parse(pb.ReserveReply, reply.message)
+
+
+def release_reservation(handle: int) -> Flow[None]:
+    """Drops a reservation; one that has gone already is no error."""
+    try:
+        yield Request(Kind.RELEASE, pb.Release(handle=handle).SerializeToString())
+    except NotFound:
+        return
 
 
 def renewed(handle: SubmittedGraph, seen: int, body_max: int) -> Flow[None]:

@@ -182,10 +182,25 @@ class DeviceShare:
 
 
 @dataclass(frozen=True)
+class Realloc:
+    """Compute memory of the session that a larger one replaced: on which device, and the tensor that
+    needed most of it. old_bytes is 0 where there was none although something is reserved.
+    """
+
+    device: str
+    tensor: int
+    name: str
+    old_bytes: int
+    new_bytes: int
+
+
+@dataclass(frozen=True)
 class PlanSummary:
     """How the daemon plans to run a graph.
 
-    origin: "hit", or why the plan is new (new, shapes, placement, epoch, evicted).
+    origin: "hit", or why the plan is new (new, shapes, placement, epoch, evicted). reallocs: of the
+    session's compute memory so far; realloc: the latest by this submit. reserved: a reservation
+    holds the memory.
     """
 
     origin: str
@@ -197,6 +212,49 @@ class PlanSummary:
     devices: tuple[DeviceShare, ...]
     fallback_nodes: int
     staging_bytes: int = 0
+    reallocs: int = 0
+    realloc: Realloc | None = None
+    reserved: bool = False
+
+
+@dataclass(frozen=True)
+class ReservedGraph:
+    """How a reserved graph will run. pipelined: several runs may be in flight at once; copies_reason
+    says why, or why not.
+    """
+
+    digest: bytes
+    origin: str
+    split_count: int
+    n_copies: int
+    copies_reason: str
+    pipelined: bool
+    copied_bytes: int
+    fallback_nodes: int
+
+
+class ReservationInfo:
+    """Memory held for a set of graphs. devices: what the session holds of each device's compute
+    memory; graphs: in the order asked for.
+    """
+
+    def __init__(self, reply: pb.ReserveReply) -> None:
+        self.handle = reply.handle
+        self.reallocs = reply.reallocs
+        self.devices = tuple(map(share_of, reply.devices))
+        self.graphs = tuple(
+            ReservedGraph(
+                g.digest,
+                g.origin,
+                g.split_count,
+                g.n_copies,
+                g.copies_reason,
+                g.pipelined,
+                g.copied_bytes,
+                g.fallback_nodes,
+            )
+            for g in reply.graphs
+        )
 
 
 class SubmittedGraph:
@@ -284,11 +342,12 @@ class ExpertUse:
 class RunResult(Sequence[Array]):
     """The outputs of a run, by position or by name; times in seconds.
 
-    copied_bytes: between memories, experts included. trace: of a run that was asked for one.
+    copied_bytes: between memories, experts included. trace: of a run that was asked for one. moves:
+    how often reallocations have moved the graph's memory.
     """
 
     __slots__ = (
-        "arrays", "copied_bytes", "experts", "names", "queue_s", "run_s", "slot", "trace",
+        "arrays", "copied_bytes", "experts", "moves", "names", "queue_s", "run_s", "slot", "trace",
     )  # fmt: skip
 
     def __init__(self, arrays: list[Array], names: Mapping[str, int], reply: pb.RunReply) -> None:
@@ -301,6 +360,7 @@ class RunResult(Sequence[Array]):
         e = reply.experts
         self.experts = ExpertUse(e.hits, e.misses, e.copies, e.bytes)
         self.trace: Trace | None = None
+        self.moves = reply.moves
 
     @overload
     def __getitem__(self, key: int | str) -> Array: ...
@@ -382,20 +442,22 @@ def placed_of(devices: Iterable[pb.PlacedBytes]) -> list[PlacedShare]:
     ]
 
 
+def share_of(d: pb.DeviceBytes) -> DeviceShare:
+    """A device's share."""
+    return DeviceShare(
+        d.device,
+        d.compute_bytes,
+        d.splits,
+        d.weights_bytes,
+        d.state_bytes,
+        d.copies_bytes,
+        d.scratch_bytes,
+    )
+
+
 def plan_of(r: pb.SubmitReply) -> PlanSummary:
     """A plan's summary."""
-    shares = tuple(
-        DeviceShare(
-            d.device,
-            d.compute_bytes,
-            d.splits,
-            d.weights_bytes,
-            d.state_bytes,
-            d.copies_bytes,
-            d.scratch_bytes,
-        )
-        for d in r.devices
-    )
+    shares = tuple(map(share_of, r.devices))
     return PlanSummary(
         r.origin,
         r.first_different,
@@ -406,6 +468,17 @@ def plan_of(r: pb.SubmitReply) -> PlanSummary:
         shares,
         r.fallback_nodes,
         r.staging_bytes,
+        r.reallocs,
+        Realloc(
+            r.realloc.device,
+            r.realloc.tensor,
+            r.realloc.name,
+            r.realloc.old_bytes,
+            r.realloc.new_bytes,
+        )
+        if r.HasField("realloc")
+        else None,
+        r.reserved,
     )
 
 

@@ -63,6 +63,7 @@ class Kind(enum.IntEnum):
     STATE_WRITE = 50
     STATE_FREE = 54
     SUBMIT = 80
+    RESERVE = 81
     EXPLAIN = 82
     RELEASE = 83
     RUN = 96

@@ -250,6 +250,62 @@ HR_TEST(submit_refuses_unknown_rules_and_odd_digests) {
         hr_arena_deinit(&arena);
 }
 
+HR_TEST(reserve_round_trip) {
+        static const uint64_t weights[] = {1, 2};
+        static const struct hr_wire_rule pins[] = {{"blk.*", "cpu0"}};
+        const struct hr_wire_submit graphs[] = {
+                {.graph_bytes = 100, .weights = weights, .weight_count = 2, .n_copies = 3},
+                {.graph_bytes = 0, .digest_bytes = HR_WIRE_DIGEST_BYTES, .digest = {9}},
+                {.graph_bytes = 7, .pins = pins, .pin_count = 1, .realloc_fail = true}};
+        const struct hr_wire_reserve reserve = {
+                .graphs = graphs, .graph_count = 3, .body_bytes = 107};
+        struct hr_wire_reserve back;
+        struct hr_arena arena;
+        struct hr_diag diag = {0};
+        size_t bytes = 0, again = 0;
+
+        hr_arena_init(&arena, 1 << 20);
+        HR_EXPECT_OK(hr_wire_reserve_encode(&reserve, &arena, buffer, sizeof buffer, &diag, &bytes),
+                     &diag);
+        HR_EXPECT_OK(hr_wire_reserve_decode(span(bytes), &arena, &diag, &back), &diag);
+        HR_EXPECT_EQ(back.graph_count, 3);
+        HR_EXPECT_EQ(back.body_bytes, 107);
+        HR_EXPECT_EQ(back.graphs[0].weights[1], 2);
+        HR_EXPECT_EQ(back.graphs[0].n_copies, 3);
+        HR_EXPECT_EQ(back.graphs[0].pin_count, 0);
+        HR_EXPECT_EQ(back.graphs[1].digest_bytes, HR_WIRE_DIGEST_BYTES);
+        HR_EXPECT_EQ(back.graphs[1].digest[0], 9);
+        HR_EXPECT(back.graphs[2].realloc_fail && !back.graphs[0].realloc_fail);
+        HR_EXPECT_STREQ(back.graphs[2].pins[0].device, "cpu0");
+        for (size_t capacity = 0; capacity < bytes; capacity++)
+                HR_EXPECT_EQ(hr_wire_reserve_encode(&reserve, &arena, buffer, capacity,
+                                                    &(struct hr_diag){0}, &again),
+                             HR_E_EXHAUSTED);
+        hr_arena_deinit(&arena);
+}
+
+/* A graph whose arguments are none, and more graphs than the arena holds. */
+HR_TEST(reserve_refuses_broken_graphs) {
+        static const struct hr_wire_submit many[200];
+        const struct hr_wire_reserve reserve = {.graphs = many, .graph_count = 200};
+        struct hr_wire_reserve back;
+        struct hr_arena arena, small;
+        struct hr_diag diag = {0};
+        size_t bytes = field(buffer, 1, "\x30\x09", 2); /* rules = 9 */
+
+        hr_arena_init(&arena, 1 << 20);
+        hr_arena_init(&small, 16384);
+        HR_EXPECT_EQ(hr_wire_reserve_decode(span(bytes), &arena, &diag, &back), HR_E_INVALID);
+        HR_EXPECT_STREQ(hr_diag_reason(&diag), "DECODE");
+        hr_diag_clear(&diag);
+        HR_EXPECT_OK(hr_wire_reserve_encode(&reserve, &arena, buffer, sizeof buffer, &diag, &bytes),
+                     &diag);
+        HR_EXPECT_EQ(hr_wire_reserve_decode(span(bytes), &small, &diag, &back), HR_E_EXHAUSTED);
+        HR_EXPECT_STREQ(hr_diag_reason(&diag), "LIMIT");
+        hr_arena_deinit(&arena);
+        hr_arena_deinit(&small);
+}
+
 HR_TEST(lists_take_packed_and_single_elements) {
         struct hr_wire_run back;
         struct hr_arena arena;
@@ -476,6 +532,7 @@ HR_TEST(random_bytes_never_do_harm) {
                         struct hr_wire_weights_put put;
                         struct hr_wire_weights_load load;
                         struct hr_wire_run run;
+                        struct hr_wire_reserve reserve;
                         struct hr_wire_manifest manifest;
                 } any;
                 const struct hr_wire_manifest_limits limits = {.tensors_max = 1000};
@@ -493,6 +550,7 @@ HR_TEST(random_bytes_never_do_harm) {
                 (void) !hr_wire_weights_put_decode(span(bytes), &arena, &diag, &any.put);
                 (void) !hr_wire_weights_load_decode(span(bytes), &arena, &diag, &any.load);
                 (void) !hr_wire_run_decode(span(bytes), &arena, &diag, &any.run);
+                (void) !hr_wire_reserve_decode(span(bytes), &arena, &diag, &any.reserve);
                 (void) !hr_wire_manifest_decode(span(bytes), &limits, &arena, &diag, &any.manifest);
                 hr_arena_reset(&arena);
         }
