@@ -11,6 +11,9 @@
 #ifdef HR_HAVE_FAKE
 #include "backends/fake/backend.h"
 #endif
+#ifdef HR_HAVE_CUDA
+#include "backends/cuda/backend.h"
+#endif
 
 static hr_status cpu_device_new(const struct hr_backend_config *config, struct hr_diag *diag,
                                 struct hr_device **ret_device) {
@@ -67,6 +70,21 @@ static hr_status fake_device_new(const struct hr_backend_config *config, struct 
 }
 #endif
 
+#ifdef HR_HAVE_CUDA
+static hr_status cuda_device_new(const struct hr_backend_config *config, struct hr_diag *diag,
+                                 struct hr_device **ret_device) {
+        struct hr_cuda_config cuda = {
+                .name = config->name,
+                .gpu = config->gpu,
+                .memory_cap = config->memory_cap,
+                .spin_us = config->spin_us,
+                .deny_ops = config->deny_ops,
+        };
+
+        return hr_cuda_device_new(&cuda, diag, ret_device);
+}
+#endif
+
 hr_status hr_backend_device_new(const struct hr_backend_config *config, struct hr_diag *diag,
                                 struct hr_device **ret_device) {
         if (strcmp(config->backend, "cpu") == 0)
@@ -78,6 +96,10 @@ hr_status hr_backend_device_new(const struct hr_backend_config *config, struct h
 #ifdef HR_HAVE_FAKE
         if (strcmp(config->backend, "fake") == 0)
                 return fake_device_new(config, diag, ret_device);
+#endif
+#ifdef HR_HAVE_CUDA
+        if (strcmp(config->backend, "cuda") == 0)
+                return cuda_device_new(config, diag, ret_device);
 #endif
         return hr_fail_reason(diag, HR_E_UNSUPPORTED, "BACKEND",
                               "this build has no backend \"%s\"", config->backend);
@@ -92,8 +114,19 @@ const char *const *hr_backend_names(void) {
 #ifdef HR_HAVE_FAKE
                 "fake",
 #endif
+#ifdef HR_HAVE_CUDA
+                "cuda",
+#endif
                 NULL,
         };
 
         return names;
+}
+
+hr_status hr_backend_gpu_count(struct hr_diag *diag, uint32_t *ret_count) {
+#ifdef HR_HAVE_CUDA
+        return hr_cuda_gpu_count(diag, ret_count);
+#else
+        return hr_fail_reason(diag, HR_E_UNSUPPORTED, "BACKEND", "this build has no backend cuda");
+#endif
 }

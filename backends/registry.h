@@ -4,7 +4,7 @@
 #include "core/device.h"
 
 struct hr_backend_config {
-        const char *backend;     /* "cpu", "blas"; in tests "fake" */
+        const char *backend;     /* "cpu", "blas" or "cuda"; in tests "fake" */
         const char *name;        /* of the device */
         uint32_t threads;
         bool isolated;
@@ -16,10 +16,15 @@ struct hr_backend_config {
         uint32_t delay_us;
         bool wake_all;
         uint32_t batch_min;      /* blas */
+        uint32_t gpu;            /* cuda: its number, as the driver counts */
 };
 
-/* HR_E_UNSUPPORTED (reason BACKEND) for a backend that this build does not have. */
+/* HR_E_UNSUPPORTED (reason BACKEND) for a backend that this build does not have, HR_E_UNAVAILABLE (reason
+ * DRIVER) for one whose driver this machine does not have. */
 HR_NODISCARD hr_status hr_backend_device_new(const struct hr_backend_config *config,
                                              struct hr_diag *diag, struct hr_device **ret_device);
 /* Names of the backends of this build, NULL-terminated, static storage. */
 const char *const *hr_backend_names(void);
+/* GPUs that the driver finds. HR_E_UNSUPPORTED (reason BACKEND) in a build without a backend for them,
+ * HR_E_UNAVAILABLE (reason DRIVER) without a driver that works. */
+HR_NODISCARD hr_status hr_backend_gpu_count(struct hr_diag *diag, uint32_t *ret_count);

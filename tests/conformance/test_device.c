@@ -12,7 +12,7 @@ HR_TEST(device_describes_itself) {
         HR_EXPECT(props->kind && props->kind->name);
         HR_EXPECT(props->kind->alignment && !(props->kind->alignment & (props->kind->alignment - 1)));
         HR_EXPECT(hr_device_reads_kind(device, props->kind));
-        HR_EXPECT_EQ(props->threads, 3);
+        HR_EXPECT_EQ(props->threads, CONFORMANCE_THREADS);
         HR_EXPECT(!CONFORMANCE_ISOLATED || props->kind != &hr_host_kind);
         HR_EXPECT(!CONFORMANCE_ISOLATED || !hr_device_reads_kind(device, &hr_host_kind));
         device = hr_device_unref(device);

@@ -95,8 +95,8 @@ LANGUAGE = frozenset(
 )
 SYSTEM = frozenset(
     """alloca dirent dlfcn elf endian execinfo fcntl fnmatch ftw getopt glob grp libgen link malloc
-    mntent netdb poll pwd regex sched spawn sysexits syslog termios unistd arpa/inet linux/* net/if
-    netinet/in netinet/tcp sys/*""".split()
+    mntent netdb poll pwd regex sched spawn sysexits syslog termios ucontext unistd arpa/inet
+    linux/* net/if netinet/in netinet/tcp sys/*""".split()
 )
 COMPILER = frozenset(
     """immintrin x86intrin nmmintrin smmintrin tmmintrin emmintrin xmmintrin wmmintrin cpuid arm_neon
@@ -268,13 +268,41 @@ def check_own_first(tree: Tree) -> Iterator[Finding]:
                 yield Finding(path, includes[0].line, "own-first", f'"{own}" comes first')
 
 
+def cuda_folder(root: Path) -> str | None:
+    """The folder of cuda.h, or None without a toolkit."""
+    script = root / "backends" / "cuda" / "find_toolkit.py"
+    if not script.is_file():
+        return None
+    answer = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
+    return answer.stdout.splitlines()[1] if answer.returncode == 0 else None
+
+
+def needs_cuda(tree: Tree, path: str, seen: set[str]) -> bool:
+    if path in seen:
+        return False
+    seen.add(path)
+    return any(
+        fnmatch(include.name, "cuda*.h") or needs_cuda(tree, include.name, seen)
+        for include in tree.includes.get(path, ())
+    )
+
+
 def check_alone(tree: Tree, compiler: str, build: Path | None) -> Iterator[Finding]:
-    headers = [path for path in tree.includes if path.endswith(".h")]
+    cuda = cuda_folder(tree.root)
+    headers = [
+        path
+        for path in tree.includes
+        if path.endswith(".h") and (cuda or not needs_cuda(tree, path, set()))
+    ]
     command = [compiler, "-std=c17", "-D_GNU_SOURCE", '-DHR_VERSION="0"', "-fsyntax-only"]
     command += ["-Wall", "-Werror", "-I", str(tree.root)]
     for folder in (build, build and build / "proto"):
         if folder:
             command += ["-I", str(folder)]
+    if cuda:
+        command += ["-isystem", cuda]
 
     def compile_one(path: str) -> Finding | None:
         source = f'#include "{path}"\n'

@@ -1,0 +1,91 @@
+/*
+ * What kernels are given: one struct each, by value. Shared by the host (C) and the kernels (CUDA C++,
+ * and C++ on the processor), so plain types only; device addresses are 64-bit numbers here.
+ */
+#pragma once
+
+#include <stdint.h>
+
+/* Threads of a block, for all kernels. */
+#define CUDA_THREADS 256
+/* Elements of a row that one block of an element-wise kernel takes at a time. */
+#define CUDA_CHUNK 1024
+
+struct cuda_tensor {
+        uint64_t data;
+        int64_t ne[4], nb[4];
+        uint32_t type;
+        uint32_t is_present;
+};
+
+/* UNARY and the other functions of one element. `op` is the graph's; `function` of UNARY. */
+struct cuda_map_args {
+        struct cuda_tensor out, in;
+        uint32_t op;
+        int32_t function;
+        float p[4];
+};
+
+/* ADD SUB MUL DIV ADD1: b repeats over a. */
+struct cuda_binary_args {
+        struct cuda_tensor out, a, b;
+        uint32_t op;
+};
+
+/* gate may be a's other half: then both firsts say where in the row. */
+struct cuda_glu_args {
+        struct cuda_tensor out, a, gate;
+        int64_t a_first, gate_first;
+        int32_t function;
+        float alpha, limit;
+};
+
+/* Logical element i of in to logical element i of out; types may differ. */
+struct cuda_copy_args {
+        struct cuda_tensor out, in;
+        int64_t units; /* of `unit` elements, which go together */
+        uint32_t unit;
+};
+
+/* A bad index writes `step` + 1 into `fault` and its row is left out. */
+struct cuda_rows_args {
+        struct cuda_tensor out, in, ids;
+        uint64_t fault;
+        uint64_t step;
+};
+
+struct cuda_norm_args {
+        struct cuda_tensor out, in;
+        uint32_t op;
+        float eps;
+};
+
+struct cuda_soft_max_args {
+        struct cuda_tensor out, in, mask, sinks;
+        float scale, max_bias;
+        float slope_base, slope_half;
+        int64_t slope_power; /* the largest power of two up to the number of heads */
+};
+
+struct cuda_rope_args {
+        struct cuda_tensor out, in, positions, factors;
+        int64_t dims, pairs, offset;
+        int64_t sections[4];
+        int32_t mode;
+        float freq_scale, ext_factor, magnitude, theta_scale, ramp_low, ramp_high, direction;
+};
+
+/* out[m, n] = a[k, m] b[k, n] for each (i2, i3) of b. With ids (MUL_MAT_ID): column n of token t goes
+ * through expert ids[n, t]. */
+struct cuda_product_args {
+        struct cuda_tensor out, a, b, ids;
+        uint64_t fault;
+        uint64_t step;
+};
+
+struct cuda_attention_args {
+        struct cuda_tensor out, q, k, v, mask, sinks;
+        float scale, max_bias, cap;
+        float slope_base, slope_half;
+        int64_t slope_power;
+};

@@ -1,0 +1,76 @@
+/* What CUDA C++ adds to C++, for kernels that run on the processor. Included by common.cuh only. */
+#pragma once
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "backends/cuda/kernels/host_run.h"
+
+#define SHARED static
+#define DEVICE static inline
+
+#define threadIdx cuda_host_thread
+#define blockIdx cuda_host_block
+#define gridDim cuda_host_grid
+
+#define KERNEL_OF(name, type, flat)                                                                \
+        static void name##_body(const type &args);                                                 \
+        static void name##_entry(const void *argument) {                                           \
+                name##_body(*(const type *) argument);                                             \
+        }                                                                                          \
+        __attribute__((constructor)) static void name##_register(void) {                           \
+                static struct cuda_host_kernel kernel = { #name, sizeof(type), flat, name##_entry, \
+                                                          NULL };                                  \
+                cuda_host_register(&kernel);                                                       \
+        }                                                                                          \
+        static void name##_body(const type &args)
+#define KERNEL(name, type) KERNEL_OF(name, type, 0)
+#define FLAT_KERNEL(name, type) KERNEL_OF(name, type, 1)
+
+#define __syncthreads() cuda_host_barrier()
+
+DEVICE uint32_t float_bits(float value) {
+        uint32_t bits;
+
+        memcpy(&bits, &value, sizeof bits);
+        return bits;
+}
+
+DEVICE float bits_float(uint32_t bits) {
+        float value;
+
+        memcpy(&value, &bits, sizeof value);
+        return value;
+}
+
+static inline float __shfl_xor_sync(unsigned lanes, float value, int distance) {
+        (void) lanes;
+        return bits_float(cuda_host_exchange(float_bits(value),
+                                             (cuda_host_thread.x % 32) ^ (unsigned) distance));
+}
+
+DEVICE float half_to_float(uint16_t half) {
+        uint32_t sign = (uint32_t) (half & 0x8000u) << 16, rest = half & 0x7fffu;
+
+        if (rest > 0x7c00u)
+                return bits_float(sign | 0x7fc00000u | (rest & 0x3ffu) << 13);
+        if (rest == 0x7c00u)
+                return bits_float(sign | 0x7f800000u);
+        /* The exponent is off by 112; the product is exact for denormals too. */
+        return bits_float(sign | float_bits(bits_float(rest << 13) * 0x1p112f));
+}
+
+DEVICE uint16_t float_to_half(float value) {
+        uint32_t bits = float_bits(value), sign = bits >> 16 & 0x8000u;
+
+        bits &= 0x7fffffffu;
+        if (bits > 0x7f800000u)
+                return (uint16_t) (sign | 0x7e00u | (bits >> 13 & 0x3ffu));
+        if (bits >= 0x47800000u)
+                return (uint16_t) (sign | 0x7c00u);
+        if (bits < 0x38800000u) /* the addition shifts the mantissa into place and rounds it */
+                return (uint16_t) (sign | (float_bits(bits_float(bits) + 0.5f) - 0x3f000000u));
+        return (uint16_t) (sign | (bits + 0xc8000fffu + (bits >> 13 & 1u)) >> 13);
+}

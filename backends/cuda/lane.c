@@ -1,0 +1,544 @@
+/* See lane.h. */
+#include "backends/cuda/lane.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PASSAGES_MAX 4096
+#define TASKS_MAX 1024
+#define WATCH_NS (1 * HR_NS_PER_MS)
+#define PAUSE_US_MAX 100
+
+typedef enum task_kind {
+        TASK_NOTIFY,
+        TASK_MOVE,
+        TASK_FAULT,
+} task_kind;
+
+/* Owned by the lane; from its launch until its number is reached it belongs to whoever claims it. */
+struct cuda_task {
+        struct cuda_task *next_free;
+        task_kind kind;
+        atomic_bool is_claimed;
+        struct cuda_word *word;
+        uint64_t count;
+        struct hr_outcome *outcome;
+        union {
+                struct {
+                        hr_notify_fn fn;
+                        void *arg;
+                } notify;
+                struct {
+                        void *to;
+                        const void *from;
+                        size_t bytes;
+                } move;
+                struct cuda_program *program;
+        };
+};
+
+/* A run or a task that is under way until `count` is reached. */
+struct cuda_passage {
+        uint64_t count;
+        struct hr_outcome *outcome;
+        struct cuda_task *task;
+};
+
+/* ---- Progress -------------------------------------------------------------------------------- */
+
+static uint64_t lane_progress(const struct cuda_lane *lane) {
+        return atomic_load_explicit(&lane->word->value, memory_order_acquire);
+}
+
+/* Numbers only grow, whoever writes them. */
+static void word_raise(struct cuda_word *word, uint64_t count) {
+        uint_least64_t seen = atomic_load(&word->value);
+
+        while (seen < count && !atomic_compare_exchange_weak(&word->value, &seen, count)) {
+        }
+}
+
+bool cuda_lane_is_busy(const struct cuda_lane *lane) {
+        return lane_progress(lane) < lane->count;
+}
+
+static void passages_retire(struct cuda_lane *lane) {
+        uint64_t progress = lane_progress(lane);
+
+        while (lane->passage_count &&
+               lane->passages[lane->passage_first % PASSAGES_MAX].count <= progress) {
+                struct cuda_task *task = lane->passages[lane->passage_first % PASSAGES_MAX].task;
+
+                /* The driver of a lost GPU may still come with it. */
+                if (task && !lane->is_swept) {
+                        task->next_free = lane->free_tasks;
+                        lane->free_tasks = task;
+                }
+                lane->passage_first++;
+                lane->passage_count--;
+        }
+}
+
+static void lane_reach(struct cuda_lane *lane, uint64_t count);
+
+static void passage_add(struct cuda_lane *lane, struct cuda_passage passage) {
+        passages_retire(lane);
+        if (lane->passage_count == PASSAGES_MAX) {
+                lane_reach(lane, lane->count);
+                passages_retire(lane);
+        }
+        lane->passages[(lane->passage_first + lane->passage_count) % PASSAGES_MAX] = passage;
+        lane->passage_count++;
+}
+
+/* A run has commands in the stream until the next number is reached. */
+static void lane_use(struct cuda_lane *lane, struct hr_outcome *outcome) {
+        uint32_t last = lane->passage_first + lane->passage_count - 1;
+
+        if (lane->passage_count && lane->passages[last % PASSAGES_MAX].outcome == outcome &&
+            lane->passages[last % PASSAGES_MAX].count == lane->count + 1)
+                return;
+        passage_add(lane, (struct cuda_passage) { .count = lane->count + 1, .outcome = outcome });
+}
+
+/* ---- Tasks ----------------------------------------------------------------------------------- */
+
+static void task_fault(struct cuda_task *task) {
+        struct cuda_program *program = task->program;
+        uint64_t step = atomic_exchange(&program->fault->fault, 0);
+        uint32_t node;
+
+        if (!step || step > program->program.steps->count)
+                return;
+        node = program->program.steps->steps[step - 1].node;
+        (void) hr_outcome_fail(task->outcome, HR_E_RANGE, "INDEX_VALUE", node,
+                               "an index in the data of node %u lies outside its tensor", node);
+}
+
+static void task_run(struct cuda_task *task) {
+        switch (task->kind) {
+        case TASK_NOTIFY:
+                task->notify.fn(task->notify.arg);
+                break;
+        case TASK_MOVE:
+                /* The bytes of a failed run are of no use, and nobody waits for them. */
+                if (!hr_outcome_failed(task->outcome))
+                        memcpy(task->move.to, task->move.from, task->move.bytes);
+                break;
+        case TASK_FAULT:
+                task_fault(task);
+                break;
+        }
+}
+
+/* Thread: the driver's. */
+static void CUDA_CB task_called(void *arg) {
+        struct cuda_task *task = arg;
+
+        if (atomic_exchange(&task->is_claimed, true))
+                return;
+        task_run(task);
+        word_raise(task->word, task->count);
+}
+
+static struct cuda_task *task_take(struct cuda_lane *lane) {
+        struct cuda_task *task;
+
+        passages_retire(lane);
+        if (!lane->free_tasks && !lane->is_swept) {
+                lane_reach(lane, lane->count);
+                passages_retire(lane);
+        }
+        task = lane->free_tasks;
+        if (task)
+                lane->free_tasks = task->next_free;
+        return task;
+}
+
+/* ---- Loss ------------------------------------------------------------------------------------ */
+
+static void fail_lost(struct cuda_lane *lane, struct hr_outcome *outcome) {
+        struct hr_diag diag = { 0 };
+
+        (void) cuda_gpu_fail_lost(lane->gpu, &diag);
+        (void) hr_outcome_fail(outcome, HR_E_DEVICE_LOST, NULL, HR_DIAG_NO_INDEX, "%s", diag.words);
+}
+
+/* Deals with everything under way on a GPU that is lost: runs first, so that whoever is notified sees
+ * that they have failed. */
+static void lane_sweep(struct cuda_lane *lane) {
+        if (lane->is_swept)
+                return;
+        passages_retire(lane);
+        lane->is_swept = true;
+        for (uint32_t i = 0; i < lane->passage_count; i++) {
+                struct cuda_passage *passage = &lane->passages[(lane->passage_first + i) %
+                                                               PASSAGES_MAX];
+
+                if (passage->outcome && passage->count > lane_progress(lane))
+                        fail_lost(lane, passage->outcome);
+        }
+        for (uint32_t i = 0; i < lane->passage_count; i++) {
+                struct cuda_passage *passage = &lane->passages[(lane->passage_first + i) %
+                                                               PASSAGES_MAX];
+
+                if (!passage->task)
+                        continue;
+                if (!atomic_exchange(&passage->task->is_claimed, true)) {
+                        if (passage->task->kind == TASK_NOTIFY)
+                                task_run(passage->task);
+                        word_raise(lane->word, passage->count);
+                }
+                while (lane_progress(lane) < passage->count)
+                        (void) usleep(10); /* the driver's thread is in the middle of it */
+        }
+        word_raise(lane->word, lane->count);
+        passages_retire(lane);
+}
+
+void cuda_lane_watch(struct cuda_lane *lane) {
+        CUresult result;
+
+        if (!cuda_gpu_is_lost(lane->gpu)) {
+                result = lane->gpu->cu->cuStreamQuery(lane->stream);
+                if (result != CUDA_ERROR_NOT_READY)
+                        (void) cuda_gpu_check(lane->gpu, result, "stream", NULL);
+        }
+        if (cuda_gpu_is_lost(lane->gpu))
+                lane_sweep(lane);
+}
+
+/* True: the GPU is lost and nothing is under way. */
+static bool lane_is_lost(struct cuda_lane *lane) {
+        if (!cuda_gpu_is_lost(lane->gpu))
+                return false;
+        lane_sweep(lane);
+        return true;
+}
+
+/* Waits until the stream has got that far, or is lost. */
+static void lane_reach(struct cuda_lane *lane, uint64_t count) {
+        uint64_t start_ns = 0, watched_ns = 0;
+        unsigned pause_us = 1;
+
+        for (uint32_t turn = 0; lane_progress(lane) < count; turn++) {
+                uint64_t now_ns = hr_clock_now_ns();
+
+                if (!start_ns)
+                        start_ns = watched_ns = now_ns;
+                if (now_ns - watched_ns >= WATCH_NS) {
+                        cuda_lane_watch(lane);
+                        watched_ns = now_ns;
+                }
+                if (now_ns - start_ns < lane->spin_ns) {
+                        hr_host_pause();
+                        continue;
+                }
+                (void) usleep(pause_us);
+                pause_us = HR_MIN(2 * pause_us, PAUSE_US_MAX);
+        }
+}
+
+/* Waits for the stream by means of the driver: the way out when it does not take a command. */
+static void lane_settle(struct cuda_lane *lane) {
+        CUresult result = lane->gpu->cu->cuStreamSynchronize(lane->stream);
+
+        /* A stream that cannot even be waited for is as good as lost. */
+        if (result != CUDA_SUCCESS && !cuda_result_is_sticky(result))
+                result = CUDA_ERROR_UNKNOWN;
+        if (cuda_gpu_check(lane->gpu, result, "waiting for a stream", NULL) != HR_OK)
+                lane_sweep(lane);
+        word_raise(lane->word, lane->count);
+}
+
+/* The next number, written by the stream when it gets there. */
+static uint64_t lane_mark(struct cuda_lane *lane) {
+        CUresult result;
+
+        lane->count++;
+        if (lane_is_lost(lane)) {
+                word_raise(lane->word, lane->count);
+                return lane->count;
+        }
+        result = lane->gpu->cu->cuStreamWriteValue64(lane->stream,
+                                                     (CUdeviceptr) (uintptr_t) &lane->word->value,
+                                                     lane->count, CU_STREAM_WRITE_VALUE_DEFAULT);
+        if (cuda_gpu_check(lane->gpu, result, "progress", NULL) != HR_OK)
+                lane_settle(lane);
+        return lane->count;
+}
+
+/* Puts a task into the stream under the next number. Returns the number. */
+static uint64_t lane_task(struct cuda_lane *lane, const struct cuda_task *model) {
+        struct cuda_task *task = lane_is_lost(lane) ? NULL : task_take(lane);
+        CUresult result;
+
+        lane->count++;
+        if (!task) { /* lost, perhaps while waiting for a free one */
+                struct cuda_task alone = *model;
+
+                if (alone.kind == TASK_NOTIFY)
+                        task_run(&alone);
+                word_raise(lane->word, lane->count);
+                return lane->count;
+        }
+        *task = *model;
+        atomic_init(&task->is_claimed, false);
+        task->word = lane->word;
+        task->count = lane->count;
+        passage_add(lane, (struct cuda_passage) { .count = lane->count, .task = task });
+        result = lane->gpu->cu->cuLaunchHostFunc(lane->stream, task_called, task);
+        if (cuda_gpu_check(lane->gpu, result, "host function", NULL) == HR_OK)
+                return lane->count;
+        /* All before it has to be over; a sweep gives it too. */
+        lane->count--;
+        lane_settle(lane);
+        lane->count++;
+        if (!atomic_exchange(&task->is_claimed, true))
+                task_run(task);
+        word_raise(lane->word, lane->count);
+        return lane->count;
+}
+
+/* ---- Commands -------------------------------------------------------------------------------- */
+
+static void fail_call(struct cuda_lane *lane, CUresult result, const char *what, uint32_t node,
+                      struct hr_outcome *outcome) {
+        struct hr_diag diag = { 0 };
+        hr_status status = cuda_gpu_check(lane->gpu, result, what, &diag);
+
+        (void) hr_outcome_fail(outcome, status, NULL, node, "%s", diag.words);
+}
+
+/* False: the run has failed, or fails now because the GPU is lost. */
+static bool command_begins(struct cuda_lane *lane, struct hr_outcome *outcome) {
+        if (hr_outcome_failed(outcome))
+                return false;
+        if (lane_is_lost(lane)) {
+                fail_lost(lane, outcome);
+                return false;
+        }
+        return true;
+}
+
+static CUresult launch(struct cuda_lane *lane, const struct cuda_program *program,
+                       const struct cuda_launch *item) {
+        size_t bytes = item->argument_bytes;
+        void *extra[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, program->arguments + item->argument,
+                          CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END };
+
+        return lane->gpu->cu->cuLaunchKernel(item->function, item->blocks, 1, 1, item->threads, 1,
+                                             1, item->shared_bytes, lane->stream, NULL, extra);
+}
+
+void cuda_lane_compute(struct cuda_lane *lane, struct cuda_program *program, uint32_t first,
+                       uint32_t count, struct hr_outcome *outcome) {
+        bool may_fault = false;
+
+        if (!command_begins(lane, outcome))
+                return;
+        lane_use(lane, outcome);
+        for (uint32_t step = first; step < first + count; step++) {
+                may_fault |= program->may_fault[step];
+                for (uint32_t i = program->first[step]; i < program->first[step + 1]; i++) {
+                        CUresult result = launch(lane, program, &program->launches[i]);
+
+                        if (result != CUDA_SUCCESS) {
+                                fail_call(lane, result, "launch",
+                                          program->program.steps->steps[step].node, outcome);
+                                return;
+                        }
+                }
+        }
+        if (may_fault)
+                (void) lane_task(lane, &(struct cuda_task) { .kind = TASK_FAULT,
+                                                             .outcome = outcome,
+                                                             .program = program });
+}
+
+/* A free piece of pinned memory. The caller sets its staging_busy. */
+static uint32_t staging_take(struct cuda_lane *lane) {
+        uint32_t slot = lane->staging_next++ % CUDA_STAGING_SLOTS;
+
+        lane_reach(lane, lane->staging_busy[slot]);
+        return slot;
+}
+
+static CUresult write_piece(struct cuda_lane *lane, CUdeviceptr to, const uint8_t *from,
+                            size_t bytes, struct hr_outcome *outcome) {
+        uint32_t slot = staging_take(lane);
+        uint8_t *pinned = lane->staging + (size_t) slot * CUDA_STAGING_BYTES;
+        CUresult result;
+
+        if (lane->hazard && lane_progress(lane) >= lane->hazard)
+                lane->hazard = 0;
+        if (lane->hazard)
+                (void) lane_task(lane, &(struct cuda_task) { .kind = TASK_MOVE,
+                                                             .move = { pinned, from, bytes } });
+        else
+                memcpy(pinned, from, bytes);
+        lane_use(lane, outcome);
+        result = lane->gpu->cu->cuMemcpyHtoDAsync(to, pinned, bytes, lane->stream);
+        lane->staging_busy[slot] = lane_mark(lane);
+        return result;
+}
+
+void cuda_lane_write(struct cuda_lane *lane, void *destination, const void *host, uint64_t bytes,
+                     struct hr_outcome *outcome) {
+        if (!bytes || !command_begins(lane, outcome))
+                return;
+        for (uint64_t at = 0; at < bytes; at += CUDA_STAGING_BYTES) {
+                size_t piece = (size_t) HR_MIN(bytes - at, CUDA_STAGING_BYTES);
+                CUresult result = write_piece(lane, (CUdeviceptr) (uintptr_t) destination + at,
+                                              (const uint8_t *) host + at, piece, outcome);
+
+                if (result != CUDA_SUCCESS) {
+                        fail_call(lane, result, "copy to the GPU", HR_DIAG_NO_INDEX, outcome);
+                        return;
+                }
+        }
+}
+
+static CUresult read_piece(struct cuda_lane *lane, CUdeviceptr from, uint8_t *to, size_t bytes,
+                           struct hr_outcome *outcome) {
+        uint32_t slot = staging_take(lane);
+        uint8_t *pinned = lane->staging + (size_t) slot * CUDA_STAGING_BYTES;
+        CUresult result;
+
+        lane_use(lane, outcome);
+        result = lane->gpu->cu->cuMemcpyDtoHAsync(pinned, from, bytes, lane->stream);
+        if (result == CUDA_SUCCESS)
+                lane->hazard = lane->staging_busy[slot] =
+                        lane_task(lane, &(struct cuda_task) { .kind = TASK_MOVE,
+                                                              .outcome = outcome,
+                                                              .move = { to, pinned, bytes } });
+        return result;
+}
+
+void cuda_lane_read(struct cuda_lane *lane, const void *source, void *host, uint64_t bytes,
+                    struct hr_outcome *outcome) {
+        if (!bytes || !command_begins(lane, outcome))
+                return;
+        for (uint64_t at = 0; at < bytes; at += CUDA_STAGING_BYTES) {
+                size_t piece = (size_t) HR_MIN(bytes - at, CUDA_STAGING_BYTES);
+                CUresult result = read_piece(lane, (CUdeviceptr) (uintptr_t) source + at,
+                                             (uint8_t *) host + at, piece, outcome);
+
+                if (result != CUDA_SUCCESS) {
+                        fail_call(lane, result, "copy from the GPU", HR_DIAG_NO_INDEX, outcome);
+                        return;
+                }
+        }
+}
+
+void cuda_lane_copy(struct cuda_lane *lane, const void *source, void *destination,
+                    struct cuda_gpu *to, uint64_t bytes, struct hr_outcome *outcome) {
+        CUdeviceptr from = (CUdeviceptr) (uintptr_t) source;
+        CUdeviceptr target = (CUdeviceptr) (uintptr_t) destination;
+        CUresult result;
+
+        if (!bytes || !command_begins(lane, outcome))
+                return;
+        lane_use(lane, outcome);
+        if (to == lane->gpu)
+                result = lane->gpu->cu->cuMemcpyDtoDAsync(target, from, (size_t) bytes,
+                                                          lane->stream);
+        else
+                result = lane->gpu->cu->cuMemcpyPeerAsync(target, to->context, from,
+                                                          lane->gpu->context, (size_t) bytes,
+                                                          lane->stream);
+        if (result != CUDA_SUCCESS)
+                fail_call(lane, result, "copy between devices", HR_DIAG_NO_INDEX, outcome);
+}
+
+void cuda_lane_wait(struct cuda_lane *lane, struct cuda_mark *mark) {
+        /* Another queue's thread is about to say where its stream stands. */
+        hr_host_word_wait(&mark->phase, CUDA_MARK_SUBMITTED, lane->spin_ns);
+        if (atomic_load(&mark->word) == lane->word || cuda_mark_is_reached(mark))
+                return;
+        lane->hazard = lane->count + 1;
+        if (!lane_is_lost(lane) &&
+            cuda_gpu_check(lane->gpu,
+                           lane->gpu->cu->cuStreamWaitEvent(lane->stream, mark->event,
+                                                            CU_EVENT_WAIT_DEFAULT),
+                           "waiting for an event", NULL) == HR_OK)
+                return;
+        for (uint32_t turn = 0; !cuda_mark_is_reached(mark); turn++) {
+                if (turn % 64 == 63)
+                        cuda_lane_watch(lane);
+                (void) usleep(20);
+        }
+}
+
+void cuda_lane_record(struct cuda_lane *lane, struct cuda_mark *mark) {
+        if (!lane_is_lost(lane) &&
+            cuda_gpu_check(lane->gpu, lane->gpu->cu->cuEventRecord(mark->event, lane->stream),
+                           "recording an event", NULL) != HR_OK)
+                lane_settle(lane); /* other streams that wait for it find it reached */
+        atomic_store(&mark->word, lane->word);
+        atomic_store(&mark->count, lane->count + 1);
+        atomic_store(&mark->phase.value, CUDA_MARK_ISSUED);
+        hr_host_word_wake(&mark->phase, INT32_MAX);
+        /* From here on the mark may be gone. */
+        (void) lane_mark(lane);
+}
+
+void cuda_lane_notify(struct cuda_lane *lane, hr_notify_fn fn, void *arg) {
+        (void) lane_task(lane, &(struct cuda_task) { .kind = TASK_NOTIFY, .notify = { fn, arg } });
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+static hr_status lane_make(struct cuda_lane *lane, struct hr_diag *diag) {
+        const struct cuda_syms *cu = lane->gpu->cu;
+        void *pinned = NULL;
+
+        lane->passages = calloc(PASSAGES_MAX, sizeof *lane->passages);
+        lane->tasks = calloc(TASKS_MAX, sizeof *lane->tasks);
+        if (!lane->passages || !lane->tasks)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a queue");
+        for (uint32_t i = 0; i < TASKS_MAX; i++) {
+                lane->tasks[i].next_free = lane->free_tasks;
+                lane->free_tasks = &lane->tasks[i];
+        }
+        HR_TRY(cuda_gpu_enter(lane->gpu, diag));
+        HR_TRY(cuda_gpu_word_take(lane->gpu, diag, &lane->word));
+        lane->count = lane_progress(lane);
+        HR_TRY(cuda_gpu_check(lane->gpu,
+                              cu->cuMemHostAlloc(&pinned,
+                                                 (size_t) CUDA_STAGING_SLOTS * CUDA_STAGING_BYTES,
+                                                 CU_MEMHOSTALLOC_PORTABLE),
+                              "pinned memory", diag));
+        lane->staging = pinned;
+        return cuda_gpu_check(lane->gpu, cu->cuStreamCreate(&lane->stream, CU_STREAM_NON_BLOCKING),
+                              "stream", diag);
+}
+
+hr_status cuda_lane_init(struct cuda_lane *lane, struct hr_device *device, struct cuda_gpu *gpu,
+                         uint64_t spin_ns, struct hr_diag *diag) {
+        hr_status status;
+
+        *lane = (struct cuda_lane) { .gpu = gpu, .device = device, .spin_ns = spin_ns };
+        status = lane_make(lane, diag);
+        if (status != HR_OK)
+                cuda_lane_deinit(lane);
+        return status;
+}
+
+void cuda_lane_deinit(struct cuda_lane *lane) {
+        const struct cuda_syms *cu = lane->gpu->cu;
+
+        (void) cu->cuCtxSetCurrent(lane->gpu->context);
+        if (lane->stream) {
+                lane_reach(lane, lane->count);
+                if (!lane_is_lost(lane))
+                        (void) cu->cuStreamSynchronize(lane->stream);
+                (void) cu->cuStreamDestroy(lane->stream);
+        }
+        if (lane->staging)
+                (void) cu->cuMemFreeHost(lane->staging);
+        cuda_gpu_word_give(lane->gpu, lane->word);
+        free(lane->passages);
+        free(lane->tasks);
+        *lane = (struct cuda_lane) { 0 };
+}

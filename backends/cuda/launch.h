@@ -1,0 +1,35 @@
+/*
+ * A split prepared for the GPU: a list of kernel launches with their arguments, made once with the
+ * addresses of a slot and replayed as it is.
+ */
+#pragma once
+
+#include "backends/cuda/gpu.h"
+#include "core/device.h"
+
+/* One launch. Its argument is a struct of `argument_bytes` bytes in the program's block. */
+struct cuda_launch {
+        CUfunction function;
+        uint32_t blocks, threads;
+        uint32_t shared_bytes;
+        uint32_t argument_bytes;
+        uint64_t argument; /* offset */
+};
+
+struct cuda_program {
+        struct hr_program program;
+        struct cuda_gpu *gpu;
+        struct cuda_launch *launches;
+        uint32_t *first; /* of step i: launches first[i] .. first[i + 1] - 1 */
+        uint8_t *arguments;
+        /* Kernels that meet an index outside its tensor write 1 + the step's number into it. NULL when no
+         * step uses values as indices. */
+        struct cuda_word *fault;
+        bool *may_fault; /* per step */
+};
+
+/* Takes the steps apart into launches. HR_E_UNSUPPORTED (reason OP) for a step without a kernel. */
+HR_NODISCARD hr_status cuda_program_new(struct hr_device *device, struct cuda_gpu *gpu,
+                                        const struct hr_steps *steps, struct hr_diag *diag,
+                                        struct hr_program **ret_program);
+struct cuda_program *cuda_program_cast(struct hr_program *program);

@@ -1,0 +1,129 @@
+/* What all operators share. See ops.h. */
+#include "backends/cuda/ops.h"
+
+#include <string.h>
+
+bool cuda_has(const struct hr_step *step, uint32_t position) {
+        return step->source_count > position && step->sources[position].type != HR_OPERAND_ABSENT;
+}
+
+bool cuda_is_float(const struct hr_operand *operand) {
+        return operand->type == HR_TYPE_F32 || operand->type == HR_TYPE_F16 ||
+               operand->type == HR_TYPE_BF16;
+}
+
+bool cuda_is_block(const struct hr_operand *operand) {
+        return operand->type == HR_TYPE_Q4_0 || operand->type == HR_TYPE_Q4_1 ||
+               operand->type == HR_TYPE_Q8_0;
+}
+
+bool cuda_is_dense(const struct hr_operand *operand) {
+        return operand->nb[0] == hr_type_info(operand->type)->block_bytes;
+}
+
+bool cuda_same_shape(const struct hr_operand *a, const struct hr_operand *b) {
+        return memcmp(a->ne, b->ne, sizeof a->ne) == 0;
+}
+
+bool cuda_repeats(const struct hr_operand *part, const struct hr_operand *whole) {
+        for (int i = 0; i < HR_DIMS; i++)
+                if (part->ne[i] <= 0 || whole->ne[i] % part->ne[i])
+                        return false;
+        return true;
+}
+
+int64_t cuda_rows(const struct hr_operand *operand) {
+        return operand->ne[1] * operand->ne[2] * operand->ne[3];
+}
+
+uint32_t cuda_type_alignment(uint32_t type) {
+        const struct hr_type_info *info = hr_type_info(type);
+
+        /* A block begins with a half, and is read by halves. */
+        return info->is_block ? 2 : info->block_bytes;
+}
+
+static bool is_aligned(const struct hr_operand *operand) {
+        uint32_t alignment;
+
+        if (operand->type == HR_OPERAND_ABSENT)
+                return true;
+        if (!hr_type_info(operand->type))
+                return false;
+        alignment = cuda_type_alignment(operand->type);
+        for (int i = 0; i < HR_DIMS; i++)
+                if (operand->ne[i] > 1 && operand->nb[i] % alignment)
+                        return false;
+        return (uintptr_t) operand->data % alignment == 0;
+}
+
+static const struct cuda_op *find_in(const struct cuda_op *ops, uint32_t op) {
+        while (ops->op != HR_OP_NONE && ops->op != op)
+                ops++;
+        return ops->op == HR_OP_NONE ? NULL : ops;
+}
+
+const struct cuda_op *cuda_op_find(const struct hr_step *step) {
+        static const struct cuda_op *const families[] = { cuda_ops_elements, cuda_ops_rows,
+                                                          cuda_ops_norm, cuda_ops_matrix };
+        const struct cuda_op *found = NULL;
+
+        if (!is_aligned(&step->result))
+                return NULL;
+        for (uint32_t i = 0; i < step->source_count; i++)
+                if (!is_aligned(&step->sources[i]))
+                        return NULL;
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(families) && !found; i++)
+                found = find_in(families[i], step->op);
+        return found && found->supports(step) ? found : NULL;
+}
+
+/* ---- Tensors for kernels --------------------------------------------------------------------- */
+
+struct cuda_tensor cuda_tensor_of(const struct hr_operand *operand) {
+        struct cuda_tensor tensor = {
+                .data = (uint64_t) (uintptr_t) operand->data,
+                .type = operand->type,
+                .is_present = 1,
+        };
+
+        for (int i = 0; i < HR_DIMS; i++) {
+                tensor.ne[i] = operand->ne[i];
+                tensor.nb[i] = (int64_t) operand->nb[i];
+        }
+        return tensor;
+}
+
+struct cuda_tensor cuda_source_of(const struct hr_step *step, uint32_t position) {
+        if (!cuda_has(step, position))
+                return (struct cuda_tensor) { .ne = { 1, 1, 1, 1 } };
+        return cuda_tensor_of(&step->sources[position]);
+}
+
+static bool joins(const struct cuda_tensor *tensor, const struct cuda_tensor *first, int d) {
+        return tensor->ne[d] == first->ne[d] && tensor->ne[d + 1] == first->ne[d + 1] &&
+               (tensor->ne[d + 1] == 1 || tensor->nb[d + 1] == tensor->nb[d] * tensor->ne[d]);
+}
+
+static void join_one(struct cuda_tensor *tensor, int d) {
+        tensor->ne[d] *= tensor->ne[d + 1];
+        for (int i = d + 1; i < HR_DIMS - 1; i++) {
+                tensor->ne[i] = tensor->ne[i + 1];
+                tensor->nb[i] = tensor->nb[i + 1];
+        }
+        tensor->ne[HR_DIMS - 1] = 1;
+}
+
+void cuda_join(struct cuda_tensor *const *tensors, uint32_t count) {
+        int d = 0;
+
+        for (int turn = 0; turn < HR_DIMS - 1; turn++) {
+                bool all = true;
+
+                for (uint32_t i = 0; i < count; i++)
+                        all &= joins(tensors[i], tensors[0], d);
+                for (uint32_t i = 0; i < count && all; i++)
+                        join_one(tensors[i], d);
+                d += !all;
+        }
+}

@@ -1,0 +1,52 @@
+/*
+ * The graph's operators as kernel launches. `supports` is a pure function of types, shapes, strides and
+ * parameters; `prepare` writes down the launches of a step that has addresses. Private to this room.
+ */
+#pragma once
+
+#include "backends/cuda/kernels/args.h"
+#include "backends/cuda/kernels/kernels.h"
+#include "core/device.h"
+
+/* Where prepare() puts launches. */
+struct cuda_builder;
+
+struct cuda_op {
+        uint32_t op;
+        bool may_fault; /* uses values as indices */
+        bool (*supports)(const struct hr_step *step);
+        void (*prepare)(const struct hr_step *step, struct cuda_builder *builder);
+};
+
+extern const struct cuda_op cuda_ops_elements[], cuda_ops_rows[], cuda_ops_norm[],
+        cuda_ops_matrix[]; /* each ends with op NONE */
+
+/* The operator of a step if it is supported, or NULL. */
+const struct cuda_op *cuda_op_find(const struct hr_step *step);
+
+/* ---- For prepare() --------------------------------------------------------------------------- */
+
+/* One launch with `items` pieces of work that blocks take in turn. What fails is remembered. */
+void cuda_builder_launch(struct cuda_builder *builder, enum cuda_kernel kernel, uint64_t items,
+                         const void *argument, uint32_t argument_bytes);
+/* Where the GPU writes a bad index, and what. */
+uint64_t cuda_builder_fault(const struct cuda_builder *builder);
+uint64_t cuda_builder_step(const struct cuda_builder *builder);
+
+struct cuda_tensor cuda_tensor_of(const struct hr_operand *operand);
+/* Source `position`, or one that is not present. */
+struct cuda_tensor cuda_source_of(const struct hr_step *step, uint32_t position);
+/* Joins dimensions that lie one behind the other in all `count` tensors. */
+void cuda_join(struct cuda_tensor *const *tensors, uint32_t count);
+
+/* ---- For supports() -------------------------------------------------------------------------- */
+
+bool cuda_has(const struct hr_step *step, uint32_t position);
+bool cuda_is_float(const struct hr_operand *operand);   /* f32, f16, bf16 */
+bool cuda_is_block(const struct hr_operand *operand);   /* q4_0, q4_1, q8_0 */
+bool cuda_is_dense(const struct hr_operand *operand);   /* dimension 0 without gaps */
+bool cuda_same_shape(const struct hr_operand *a, const struct hr_operand *b);
+bool cuda_repeats(const struct hr_operand *part, const struct hr_operand *whole);
+int64_t cuda_rows(const struct hr_operand *operand);
+/* Alignment that kernels rely on for elements of the type: 1, 2, 4 or 8. */
+uint32_t cuda_type_alignment(uint32_t type);

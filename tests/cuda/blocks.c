@@ -1,0 +1,203 @@
+/*
+ * The threads of a block as contexts that take turns on one thread: each runs until it waits for the
+ * others. A warp's exchange waits for the warp, a barrier for the block; when nobody can go on and
+ * somebody has not ended, the kernel is wrong, and that is told instead of hanging.
+ *
+ * Shared memory is static, hence one block at a time and a lock around all.
+ */
+#include "tests/cuda/blocks.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define HAVE_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define HAVE_ASAN 1
+#endif
+#endif
+#ifndef HAVE_ASAN
+#define HAVE_ASAN 0
+#endif
+#if HAVE_ASAN
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+#define THREADS_MAX 1024
+#define WARP 32
+#define STACK_BYTES (128U << 10)
+
+typedef enum thread_state { READY, AT_BARRIER, AT_EXCHANGE, ENDED } thread_state;
+
+struct cuda_host_dim cuda_host_thread, cuda_host_block, cuda_host_grid;
+
+static struct cuda_host_kernel *kernels;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct {
+        ucontext_t scheduler, contexts[THREADS_MAX];
+        thread_state states[THREADS_MAX];
+        unsigned exchanges[THREADS_MAX];           /* how many a thread has made */
+        uint32_t slots[2][THREADS_MAX];            /* of one exchange and of the next */
+        void *fake_stacks[THREADS_MAX + 1];        /* a sanitizer's, the scheduler's last */
+        const void *scheduler_stack;
+        size_t scheduler_stack_bytes;
+        uint8_t *stacks;
+        unsigned threads, current;
+        const struct cuda_host_kernel *kernel;
+        const void *argument;
+} run;
+
+void cuda_host_register(struct cuda_host_kernel *kernel) {
+        kernel->next = kernels;
+        kernels = kernel;
+}
+
+const struct cuda_host_kernel *blocks_find(const char *name) {
+        const struct cuda_host_kernel *kernel = kernels;
+
+        while (kernel && strcmp(kernel->name, name) != 0)
+                kernel = kernel->next;
+        return kernel;
+}
+
+/* ---- Taking turns ---------------------------------------------------------------------------- */
+
+static void yield(thread_state state) {
+        unsigned self = run.current;
+
+        run.states[self] = state;
+#if HAVE_ASAN
+        __sanitizer_start_switch_fiber(state == ENDED ? NULL : &run.fake_stacks[self],
+                                       run.scheduler_stack, run.scheduler_stack_bytes);
+#endif
+        (void) swapcontext(&run.contexts[self], &run.scheduler);
+#if HAVE_ASAN
+        __sanitizer_finish_switch_fiber(run.fake_stacks[self], &run.scheduler_stack,
+                                        &run.scheduler_stack_bytes);
+#endif
+}
+
+static void thread_main(void) {
+#if HAVE_ASAN
+        __sanitizer_finish_switch_fiber(NULL, &run.scheduler_stack, &run.scheduler_stack_bytes);
+#endif
+        run.kernel->entry(run.argument);
+        yield(ENDED);
+}
+
+static void resume(unsigned thread) {
+        run.current = thread;
+        cuda_host_thread.x = thread;
+#if HAVE_ASAN
+        __sanitizer_start_switch_fiber(&run.fake_stacks[THREADS_MAX],
+                                       run.stacks + (size_t) thread * STACK_BYTES, STACK_BYTES);
+#endif
+        (void) swapcontext(&run.scheduler, &run.contexts[thread]);
+#if HAVE_ASAN
+        __sanitizer_finish_switch_fiber(run.fake_stacks[THREADS_MAX], NULL, NULL);
+#endif
+}
+
+void cuda_host_barrier(void) {
+        yield(AT_BARRIER);
+}
+
+/* A lane writes into one of two rows of slots in turn. It cannot come round to the same row before all
+ * lanes have met once more, by when each has read. */
+uint32_t cuda_host_exchange(uint32_t value, unsigned from) {
+        unsigned self = run.current, turn = run.exchanges[self]++ % 2;
+
+        run.slots[turn][self] = value;
+        yield(AT_EXCHANGE);
+        return run.slots[turn][self / WARP * WARP + from];
+}
+
+/* Are all threads first .. end - 1 in that state? Then they go on. */
+static bool release(unsigned first, unsigned end, thread_state state) {
+        for (unsigned i = first; i < end; i++)
+                if (run.states[i] != state)
+                        return false;
+        for (unsigned i = first; i < end; i++)
+                run.states[i] = READY;
+        return true;
+}
+
+/* Lets every thread that can run until it waits. Returns how many ran. */
+static unsigned turn_all(void) {
+        unsigned count = 0;
+
+        for (unsigned i = 0; i < run.threads; i++)
+                if (run.states[i] == READY) {
+                        resume(i);
+                        count++;
+                }
+        for (unsigned i = 0; i < run.threads; i += WARP)
+                (void) release(i, i + WARP < run.threads ? i + WARP : run.threads, AT_EXCHANGE);
+        (void) release(0, run.threads, AT_BARRIER);
+        return count;
+}
+
+static bool run_together(void) {
+        unsigned ended = 0;
+
+        for (unsigned i = 0; i < run.threads; i++) {
+                (void) getcontext(&run.contexts[i]);
+                run.contexts[i].uc_stack.ss_sp = run.stacks + (size_t) i * STACK_BYTES;
+                run.contexts[i].uc_stack.ss_size = STACK_BYTES;
+                run.contexts[i].uc_link = NULL;
+                makecontext(&run.contexts[i], thread_main, 0);
+                run.states[i] = READY;
+                run.exchanges[i] = 0;
+        }
+        while (turn_all() > 0) {
+        }
+        for (unsigned i = 0; i < run.threads; i++)
+                ended += run.states[i] == ENDED;
+        if (ended == run.threads)
+                return true;
+        fprintf(stderr, "%s: block %u: %u of %u threads have ended, the others wait for ever\n",
+                run.kernel->name, cuda_host_block.x, ended, run.threads);
+        return false;
+}
+
+static void run_flat(void) {
+        for (unsigned i = 0; i < run.threads; i++) {
+                cuda_host_thread.x = i;
+                run.kernel->entry(run.argument);
+        }
+}
+
+bool blocks_run(const struct cuda_host_kernel *kernel, unsigned blocks, unsigned threads,
+                const void *argument) {
+        bool good = true;
+
+        if (threads > THREADS_MAX)
+                return false;
+        (void) pthread_mutex_lock(&lock);
+        if (!run.stacks) {
+                void *stacks = mmap(NULL, (size_t) THREADS_MAX * STACK_BYTES,
+                                    PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+                run.stacks = stacks == MAP_FAILED ? NULL : stacks;
+        }
+        run.kernel = kernel;
+        run.argument = argument;
+        run.threads = threads;
+        cuda_host_grid = (struct cuda_host_dim) { blocks, 1, 1 };
+        for (unsigned i = 0; i < blocks && good; i++) {
+                cuda_host_block = (struct cuda_host_dim) { i, 0, 0 };
+                if (kernel->is_flat)
+                        run_flat();
+                else
+                        good = run.stacks && run_together();
+        }
+        (void) pthread_mutex_unlock(&lock);
+        return good;
+}

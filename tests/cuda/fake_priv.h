@@ -1,0 +1,73 @@
+/* Shared by fake_cuda.c and fake_stream.c. Everything is guarded by fake.lock but what is executed. */
+#pragma once
+
+#include <pthread.h>
+
+#include "tests/cuda/fake_cuda.h"
+
+struct CUctx_st {
+        uint32_t gpu;
+        uint32_t refs;
+        CUresult lost;
+        uint64_t executed, lose_at; /* operations */
+        CUresult lose_with;
+};
+
+typedef enum operation_kind {
+        OPERATION_COPY,
+        OPERATION_SET,
+        OPERATION_KERNEL,
+        OPERATION_HOST,
+        OPERATION_VALUE,
+        OPERATION_RECORD,
+        OPERATION_WAIT,
+} operation_kind;
+
+struct operation {
+        struct operation *next;
+        operation_kind kind;
+        void *to;
+        const void *from;
+        uint64_t bytes; /* the ticket of RECORD and WAIT, the number of VALUE */
+        bool is_broken; /* a copy that changes what it copies */
+        uint32_t blocks, threads;
+        const void *kernel;
+        CUhostFn fn;
+        CUevent event;
+        uint8_t *argument;
+};
+
+struct fake_state {
+        pthread_mutex_t lock;
+        pthread_cond_t changed;
+        uint32_t random; /* 0 = no pauses */
+        uint64_t calls, fail_at;
+        CUresult fail_with;
+        const char *fail_name;
+        CUresult fail_name_with;
+        uint32_t violations;
+        uint64_t memory_bytes;
+        int version;
+        bool broken[FAKE_GPUS][FAKE_GPUS];
+        struct CUctx_st contexts[FAKE_GPUS];
+        uint64_t used[FAKE_GPUS];
+        uint32_t streams, events, modules;
+};
+
+extern struct fake_state fake;
+/* The context of this thread, and whether it is in a host function. */
+extern _Thread_local CUcontext fake_current;
+extern _Thread_local bool fake_is_in_host_function;
+
+/* At the start of an entry point that can fail: counts the call and says how it fails, if it does. Lock
+ * held. */
+CUresult fake_enter(const char *name);
+/* The same where a context is needed that lives. */
+CUresult fake_enter_context(const char *name);
+/* An operation at the end of the stream. Lock held. */
+CUresult fake_enqueue(CUstream stream, const struct operation *model);
+bool fake_is_pinned(const void *address, uint64_t bytes);
+bool fake_is_device(uint64_t address, uint64_t bytes, uint32_t gpu);
+
+/* fake_stream.c's part of the table. */
+void fake_fill_streams(struct cuda_syms *syms);

@@ -1,0 +1,336 @@
+/* Streams and events of the fake driver. */
+#include "tests/cuda/fake_priv.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/cuda/blocks.h"
+
+struct CUstream_st {
+        CUcontext context;
+        pthread_t thread;
+        struct operation *first, *last;
+        bool is_executing, is_ending;
+};
+
+struct CUevent_st {
+        CUcontext context;
+        uint64_t recorded, reached; /* tickets */
+        uint32_t users;             /* operations that name it */
+        bool is_destroyed;
+};
+
+/* ---- Executing ------------------------------------------------------------------------------- */
+
+static void copy_execute(const struct operation *operation) {
+        memmove(operation->to, operation->from, operation->bytes);
+        if (operation->is_broken && operation->bytes)
+                *(uint8_t *) operation->to ^= 0x40;
+}
+
+/* Without the lock. */
+static CUresult operation_execute(const struct operation *operation) {
+        switch (operation->kind) {
+        case OPERATION_COPY:
+                copy_execute(operation);
+                break;
+        case OPERATION_SET:
+                memset(operation->to, (int) (uintptr_t) operation->from, operation->bytes);
+                break;
+        case OPERATION_KERNEL:
+                if (!blocks_run(operation->kernel, operation->blocks, operation->threads,
+                                operation->argument))
+                        return CUDA_ERROR_LAUNCH_FAILED;
+                break;
+        case OPERATION_HOST:
+                fake_is_in_host_function = true;
+                operation->fn(operation->to);
+                fake_is_in_host_function = false;
+                break;
+        case OPERATION_VALUE:
+                __atomic_store_n((uint64_t *) operation->to, operation->bytes, __ATOMIC_SEQ_CST);
+                break;
+        default:
+                break;
+        }
+        return CUDA_SUCCESS;
+}
+
+/* Lock held. */
+static void event_release(CUevent event) {
+        if (--event->users == 0 && event->is_destroyed)
+                free(event);
+}
+
+static void operation_free(struct operation *operation) {
+        if (operation->event)
+                event_release(operation->event);
+        free(operation->argument);
+        free(operation);
+}
+
+static uint32_t random_next(void) {
+        fake.random = fake.random * 1664525 + 1013904223;
+        return fake.random >> 16;
+}
+
+/* A pause now and then, with the lock given up. */
+static void pause_a_little(void) {
+        uint32_t pause = fake.random ? random_next() % 64 : 64;
+
+        if (pause >= 8)
+                return;
+        (void) pthread_mutex_unlock(&fake.lock);
+        (void) usleep(pause * 25);
+        (void) pthread_mutex_lock(&fake.lock);
+}
+
+static bool is_ready(const struct CUstream_st *stream) {
+        const struct operation *operation = stream->first;
+
+        return operation && (stream->context->lost != CUDA_SUCCESS ||
+                             operation->kind != OPERATION_WAIT ||
+                             operation->event->reached >= operation->bytes ||
+                             operation->event->context->lost != CUDA_SUCCESS);
+}
+
+static void context_count(CUcontext context) {
+        if (context->lost == CUDA_SUCCESS && context->executed++ >= context->lose_at)
+                context->lost = context->lose_with;
+}
+
+/* One operation; of a lost context it is dropped, whatever it is. Lock held on entry and return. */
+static void stream_step(struct CUstream_st *stream) {
+        struct operation *operation = stream->first;
+        CUresult result = CUDA_SUCCESS;
+
+        stream->is_executing = true;
+        pause_a_little();
+        context_count(stream->context);
+        if (stream->context->lost == CUDA_SUCCESS) {
+                (void) pthread_mutex_unlock(&fake.lock);
+                result = operation_execute(operation);
+                (void) pthread_mutex_lock(&fake.lock);
+                if (operation->kind == OPERATION_RECORD &&
+                    operation->event->reached < operation->bytes)
+                        operation->event->reached = operation->bytes;
+                if (result != CUDA_SUCCESS)
+                        stream->context->lost = result;
+        }
+        stream->first = operation->next;
+        if (!stream->first)
+                stream->last = NULL;
+        operation_free(operation);
+        stream->is_executing = false;
+        (void) pthread_cond_broadcast(&fake.changed);
+}
+
+static void *stream_main(void *arg) {
+        struct CUstream_st *stream = arg;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        while (stream->first || !stream->is_ending) {
+                if (is_ready(stream))
+                        stream_step(stream);
+                else
+                        (void) pthread_cond_wait(&fake.changed, &fake.lock);
+        }
+        (void) pthread_mutex_unlock(&fake.lock);
+        return NULL;
+}
+
+CUresult fake_enqueue(CUstream stream, const struct operation *model) {
+        struct operation *operation;
+
+        if (!stream || stream->context != fake_current)
+                return CUDA_ERROR_INVALID_HANDLE;
+        operation = malloc(sizeof *operation);
+        if (!operation)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        *operation = *model;
+        operation->next = NULL;
+        if (operation->event)
+                operation->event->users++;
+        if (stream->last)
+                stream->last->next = operation;
+        else
+                stream->first = operation;
+        stream->last = operation;
+        (void) pthread_cond_broadcast(&fake.changed);
+        return CUDA_SUCCESS;
+}
+
+/* ---- Streams --------------------------------------------------------------------------------- */
+
+static CUresult stream_create(CUstream *ret_stream, unsigned flags) {
+        struct CUstream_st *stream = calloc(1, sizeof *stream);
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter_context("cuStreamCreate");
+        if (result == CUDA_SUCCESS && (!stream || !(flags & CU_STREAM_NON_BLOCKING)))
+                result = CUDA_ERROR_INVALID_VALUE;
+        if (result == CUDA_SUCCESS) {
+                stream->context = fake_current;
+                if (pthread_create(&stream->thread, NULL, stream_main, stream) != 0)
+                        result = CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        if (result == CUDA_SUCCESS) {
+                fake.streams++;
+                *ret_stream = stream;
+        } else {
+                free(stream);
+        }
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
+/* Also of a lost context, and after an injected failure: handles always go. */
+static CUresult stream_destroy(CUstream stream) {
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter("cuStreamDestroy");
+        stream->is_ending = true;
+        (void) pthread_cond_broadcast(&fake.changed);
+        (void) pthread_mutex_unlock(&fake.lock);
+        (void) pthread_join(stream->thread, NULL);
+        (void) pthread_mutex_lock(&fake.lock);
+        fake.streams--;
+        (void) pthread_mutex_unlock(&fake.lock);
+        free(stream);
+        return result;
+}
+
+static CUresult stream_synchronize(CUstream stream) {
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter_context("cuStreamSynchronize");
+        while (result == CUDA_SUCCESS && (stream->first || stream->is_executing)) {
+                (void) pthread_cond_wait(&fake.changed, &fake.lock);
+                result = stream->context->lost;
+        }
+        if (result == CUDA_SUCCESS)
+                result = stream->context->lost;
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
+static CUresult stream_query(CUstream stream) {
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter_context("cuStreamQuery");
+        if (result == CUDA_SUCCESS && (stream->first || stream->is_executing))
+                result = CUDA_ERROR_NOT_READY;
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
+static CUresult stream_wait_event(CUstream stream, CUevent event, unsigned flags) {
+        struct operation operation = { .kind = OPERATION_WAIT, .event = event };
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter_context("cuStreamWaitEvent");
+        operation.bytes = event->recorded;
+        if (result == CUDA_SUCCESS)
+                result = fake_enqueue(stream, &operation);
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
+static CUresult stream_write_value(CUstream stream, CUdeviceptr address, cuuint64_t value,
+                                   unsigned flags) {
+        struct operation operation = { .kind = OPERATION_VALUE,
+                                       .to = (void *) (uintptr_t) address,
+                                       .bytes = value };
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter_context("cuStreamWriteValue64");
+        if (result == CUDA_SUCCESS && !fake_is_pinned(operation.to, sizeof value))
+                result = CUDA_ERROR_INVALID_VALUE;
+        if (result == CUDA_SUCCESS)
+                result = fake_enqueue(stream, &operation);
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
+static CUresult launch_host_function(CUstream stream, CUhostFn fn, void *arg) {
+        struct operation operation = { .kind = OPERATION_HOST, .fn = fn, .to = arg };
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter_context("cuLaunchHostFunc");
+        if (result == CUDA_SUCCESS)
+                result = fake_enqueue(stream, &operation);
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
+/* ---- Events ---------------------------------------------------------------------------------- */
+
+static CUresult event_create(CUevent *ret_event, unsigned flags) {
+        struct CUevent_st *event = calloc(1, sizeof *event);
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter_context("cuEventCreate");
+        if (result == CUDA_SUCCESS && !(flags & CU_EVENT_DISABLE_TIMING))
+                result = CUDA_ERROR_INVALID_VALUE;
+        if (result == CUDA_SUCCESS && event) {
+                event->context = fake_current;
+                fake.events++;
+                *ret_event = event;
+        } else {
+                free(event);
+        }
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
+static CUresult event_destroy(CUevent event) {
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter("cuEventDestroy");
+        fake.events--;
+        event->is_destroyed = true;
+        if (event->users == 0)
+                free(event);
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
+static CUresult event_record(CUevent event, CUstream stream) {
+        struct operation operation = { .kind = OPERATION_RECORD, .event = event };
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter_context("cuEventRecord");
+        if (result == CUDA_SUCCESS && event->context != fake_current)
+                result = CUDA_ERROR_INVALID_HANDLE;
+        operation.bytes = event->recorded + 1;
+        if (result == CUDA_SUCCESS)
+                result = fake_enqueue(stream, &operation);
+        if (result == CUDA_SUCCESS)
+                event->recorded++;
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
+void fake_fill_streams(struct cuda_syms *syms) {
+        syms->cuStreamCreate = stream_create;
+        syms->cuStreamDestroy = stream_destroy;
+        syms->cuStreamSynchronize = stream_synchronize;
+        syms->cuStreamQuery = stream_query;
+        syms->cuStreamWaitEvent = stream_wait_event;
+        syms->cuStreamWriteValue64 = stream_write_value;
+        syms->cuLaunchHostFunc = launch_host_function;
+        syms->cuEventCreate = event_create;
+        syms->cuEventDestroy = event_destroy;
+        syms->cuEventRecord = event_record;
+}
