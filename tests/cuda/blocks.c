@@ -143,9 +143,7 @@ static unsigned turn_all(void) {
         return count;
 }
 
-static bool run_together(void) {
-        unsigned ended = 0;
-
+static void threads_make(void) {
         for (unsigned i = 0; i < run.threads; i++) {
                 (void) getcontext(&run.contexts[i]);
                 run.contexts[i].uc_stack.ss_sp = run.stacks + (size_t) i * STACK_BYTES;
@@ -155,10 +153,23 @@ static bool run_together(void) {
                 run.states[i] = READY;
                 run.exchanges[i] = 0;
         }
-        while (turn_all() > 0) {
-        }
+}
+
+static unsigned threads_ended(void) {
+        unsigned ended = 0;
+
         for (unsigned i = 0; i < run.threads; i++)
                 ended += run.states[i] == ENDED;
+        return ended;
+}
+
+static bool run_together(void) {
+        unsigned ended;
+
+        threads_make();
+        while (turn_all() > 0) {
+        }
+        ended = threads_ended();
         if (ended == run.threads)
                 return true;
         fprintf(stderr, "%s: block %u: %u of %u threads have ended, the others wait for ever\n",
