@@ -143,15 +143,17 @@ static unsigned turn_all(void) {
         return count;
 }
 
+/* The thread's number is no local variable: getcontext() may return twice. */
 static void threads_make(void) {
-        for (unsigned i = 0; i < run.threads; i++) {
-                (void) getcontext(&run.contexts[i]);
-                run.contexts[i].uc_stack.ss_sp = run.stacks + (size_t) i * STACK_BYTES;
-                run.contexts[i].uc_stack.ss_size = STACK_BYTES;
-                run.contexts[i].uc_link = NULL;
-                makecontext(&run.contexts[i], thread_main, 0);
-                run.states[i] = READY;
-                run.exchanges[i] = 0;
+        for (run.current = 0; run.current < run.threads; run.current++) {
+                (void) getcontext(&run.contexts[run.current]);
+                run.contexts[run.current].uc_stack.ss_sp =
+                        run.stacks + (size_t) run.current * STACK_BYTES;
+                run.contexts[run.current].uc_stack.ss_size = STACK_BYTES;
+                run.contexts[run.current].uc_link = NULL;
+                makecontext(&run.contexts[run.current], thread_main, 0);
+                run.states[run.current] = READY;
+                run.exchanges[run.current] = 0;
         }
 }
 
