@@ -214,7 +214,7 @@ hr_status hr_weights_load(struct hr_weights_store *store, struct hr_weights_file
         const struct set_plan plan = {
                 .store = store,
                 .name = name && *name != '\0' ? name : file->path,
-                .manifest = HR_STEAL(file->gguf.tensors),
+                .manifest = HR_STEAL(file->tensors),
                 .rules = rules,
                 .rule_count = rule_count,
                 .contents_bytes = file->image->bytes,
@@ -233,9 +233,9 @@ hr_status hr_weights_load(struct hr_weights_store *store, struct hr_weights_file
                 return HR_OK;
         }
         set->metadata = HR_STEAL(file->metadata);
-        set->metadata_bytes = file->gguf.metadata_bytes;
-        set->metadata_count = file->gguf.metadata_count;
-        HR_TRY(hr_weights_set_map(set, file->image, diag));
+        set->metadata_bytes = file->metadata_bytes;
+        set->metadata_count = file->metadata_count;
+        HR_TRY(hr_weights_set_map(set, file, diag));
         HR_TRY(hr_weights_set_place(set, diag));
         HR_TRY(hr_weights_set_read(set, file, diag));
         store->stats.loads++;

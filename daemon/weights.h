@@ -31,6 +31,7 @@
 #include "daemon/digest.h"
 #include "daemon/gguf.h"
 #include "daemon/placement.h"
+#include "daemon/safetensors.h"
 
 /* ---- A set ----------------------------------------------------------------------------------- */
 
@@ -147,7 +148,7 @@ void hr_weights_job_progress(const struct hr_weights_job *job, uint64_t *ret_don
                              uint64_t *ret_total);
 
 /* A file below one of the model directories: opened, mapped, its table of contents read and
- * checked. */
+ * checked. One whose path ends with .safetensors is read as such, any other as GGUF. */
 struct hr_weights_file;
 
 struct hr_weights_file_config {
@@ -159,7 +160,7 @@ struct hr_weights_file_config {
 /* Thread: any, best a worker: it may wait for the disk. HR_E_INVALID (reason PATH) for a path that
  * is empty, absolute, too long, a URL, or has empty, "." or ".." components or control characters;
  * HR_E_NOT_FOUND (reason FILE), with the same words for missing, forbidden, not a regular file and
- * behind a symbolic link; HR_E_INVALID (reason GGUF ...) for the contents; HR_E_EXHAUSTED. */
+ * behind a symbolic link; HR_E_INVALID (reason GGUF or SAFETENSORS ...) for the contents; HR_E_EXHAUSTED. */
 HR_NODISCARD hr_status hr_weights_file_open(const struct hr_weights_file_config *config,
                                             const char *path, struct hr_diag *diag,
                                             struct hr_weights_file **ret_file);

@@ -61,7 +61,7 @@ struct hr_image *hr_image_unref(struct hr_image *image) {
 
 struct hr_weights_file *hr_weights_file_free(struct hr_weights_file *file) {
         if (file) {
-                hr_gguf_deinit(&file->gguf);
+                hr_manifest_free(file->tensors);
                 hr_image_unref(file->image);
                 if (file->fd >= 0)
                         (void) close(file->fd);
@@ -93,17 +93,44 @@ static hr_status file_map(struct hr_weights_file *file, struct hr_diag *diag) {
         return hr_image_new(base, file->identity.bytes, diag, &file->image);
 }
 
-static hr_status file_read_contents(struct hr_weights_file *file,
-                                    const struct hr_gguf_limits *limits, struct hr_diag *diag) {
-        struct hr_gguf *gguf = &file->gguf;
+static hr_status file_read_gguf(struct hr_weights_file *file, const struct hr_gguf_limits *limits,
+                                struct hr_diag *diag) {
+        struct hr_gguf gguf = {0};
 
-        HR_TRY(hr_gguf_parse(file->image->base, file->image->bytes, limits, diag, gguf));
-        file->metadata = malloc(gguf->metadata_bytes + 1);
+        HR_TRY(hr_gguf_parse(file->image->base, file->image->bytes, limits, diag, &gguf));
+        file->tensors = HR_STEAL(gguf.tensors);
+        file->is_aligned = true; /* by the format: 8 bytes at least */
+        file->metadata_bytes = gguf.metadata_bytes;
+        file->metadata_count = gguf.metadata_count;
+        file->metadata = malloc(gguf.metadata_bytes + 1);
         if (!file->metadata)
                 return hr_fail(diag, HR_E_EXHAUSTED, "metadata of %" PRIu64 " bytes",
-                               gguf->metadata_bytes);
-        memcpy(file->metadata, file->image->base + gguf->metadata_offset, gguf->metadata_bytes);
+                               gguf.metadata_bytes);
+        memcpy(file->metadata, file->image->base + gguf.metadata_offset, gguf.metadata_bytes);
         return HR_OK;
+}
+
+static hr_status file_read_safetensors(struct hr_weights_file *file,
+                                       const struct hr_gguf_limits *limits, struct hr_diag *diag) {
+        const struct hr_safetensors_limits header_limits = {
+                .header_bytes_max = limits->metadata_bytes_max,
+                .metadata_count_max = limits->metadata_count_max,
+                .tensors_max = limits->tensors_max,
+                .tensor_bytes_max = limits->tensor_bytes_max,
+        };
+        struct hr_safetensors contents = {0};
+
+        HR_TRY(hr_safetensors_parse(file->image->base, file->image->bytes, &header_limits, diag,
+                                    &contents));
+        file->tensors = HR_STEAL(contents.tensors);
+        file->is_aligned = contents.is_aligned;
+        return HR_OK;
+}
+
+static hr_status file_read_contents(struct hr_weights_file *file,
+                                    const struct hr_gguf_limits *limits, struct hr_diag *diag) {
+        return hr_safetensors_path(file->path) ? file_read_safetensors(file, limits, diag)
+                                               : file_read_gguf(file, limits, diag);
 }
 
 /* Missing in one directory: the next one is tried. Any other failure ends the search. */

@@ -7,7 +7,8 @@
  * Memory of an upload: where all tensors live in host memory, the client fills the buffer itself,
  * and other host devices have windows on it. Otherwise it fills staging memory, every device gets a
  * buffer of its own, and the staging memory goes when all has been copied. A file is its own
- * staging memory, and all host devices have windows on it.
+ * staging memory, and all host devices have windows on it, unless its tensors lie at odd places
+ * that kernels cannot take: then they are copied for host devices as well.
  */
 #include "daemon/weights_priv.h"
 
@@ -245,12 +246,13 @@ hr_status hr_weights_set_allocate(struct hr_weights *set, uint64_t bytes, struct
         return status;
 }
 
-hr_status hr_weights_set_map(struct hr_weights *set, struct hr_image *image, struct hr_diag *diag) {
+hr_status hr_weights_set_map(struct hr_weights *set, const struct hr_weights_file *file,
+                             struct hr_diag *diag) {
         struct hr_weights_work *work = set->work;
 
-        work->image = hr_image_ref(image);
-        work->contents = image->base;
-        for (uint32_t i = 0; i < set->manifest->tensor_count; i++) {
+        work->image = hr_image_ref(file->image);
+        work->contents = file->image->base;
+        for (uint32_t i = 0; file->is_aligned && i < set->manifest->tensor_count; i++) {
                 const uint32_t index = set->placement.devices[i];
 
                 if (!set->buffers[index] &&

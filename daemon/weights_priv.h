@@ -29,8 +29,10 @@ struct hr_weights_file {
         int fd; /* -1 once a set has it */
         struct hr_file_identity identity;
         struct hr_image *image;
-        struct hr_gguf gguf;
-        uint8_t *metadata; /* copy of the key-values */
+        struct hr_manifest *tensors;
+        bool is_aligned;   /* every tensor can be used where it is mapped */
+        uint8_t *metadata; /* copy of the key-values, or NULL */
+        uint64_t metadata_bytes, metadata_count;
 };
 
 struct hr_upload {
@@ -89,9 +91,9 @@ struct set_plan {
 /* A set with tables and placement, without memory. */
 HR_NODISCARD hr_status hr_weights_set_begin(const struct set_plan *plan, struct hr_diag *diag,
                                             struct hr_weights **ret_set);
-/* The contents are a mapped file: windows for the host devices. */
-HR_NODISCARD hr_status hr_weights_set_map(struct hr_weights *set, struct hr_image *image,
-                                          struct hr_diag *diag);
+/* The contents are a mapped file: windows for the host devices if its tensors are aligned. */
+HR_NODISCARD hr_status hr_weights_set_map(struct hr_weights *set,
+                                          const struct hr_weights_file *file, struct hr_diag *diag);
 /* The contents are memory that a client fills. */
 HR_NODISCARD hr_status hr_weights_set_allocate(struct hr_weights *set, uint64_t bytes,
                                                struct hr_diag *diag);

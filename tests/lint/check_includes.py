@@ -75,6 +75,7 @@ EXTERNAL = {
     "uv.h": ("daemon",),
     "uv/*": ("daemon",),
     "ini.h": ("daemon",),
+    "yajl/*": ("daemon",),
     "systemd/*": ("daemon",),
     "openssl/*": ("daemon",),
     "cblas*.h": ("backends/blas",),

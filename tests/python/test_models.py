@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from headrace import cli
 from headrace.models import llama
 from headrace.models.gguf_file import GgufError, GgufFile, parse_metadata
+from headrace.models.safetensors_file import SafetensorsError, SafetensorsFile
 from headrace.models.sample import Sampler
 from headrace.models.tokenizer import TextStream, Tokenizer, UnsupportedTokenizer, byte_alphabet
 from headrace.types import TensorInfo, Type
@@ -91,6 +93,62 @@ def test_file_and_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(["inspect", str(path), "--tensor", "nothing"]) == cli.BAD_FILE
     assert cli.main(["inspect", str(tmp_path / "none")]) == cli.BAD_FILE
     path.write_bytes(b"GGUF\x03")
+    assert cli.main(["inspect", str(path)]) == cli.BAD_FILE
+
+
+def safetensors_bytes(header: object, data: bytes) -> bytes:
+    """A small file."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def test_safetensors_and_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    path = tmp_path / "m.safetensors"
+    header = {
+        "__metadata__": {"format": "pt"},
+        "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [2, 26]},
+        "h": {"dtype": "BF16", "shape": [], "data_offsets": [0, 2]},
+    }
+    path.write_bytes(safetensors_bytes(header, bytes(2) + values.tobytes()))
+    file = SafetensorsFile(path)
+    assert file["w"] == TensorInfo("w", Type.F32, (2, 3)) and list(file) == ["w", "h"]
+    assert file.metadata == {"format": "pt"}
+    assert (np.frombuffer(file.read("w").tobytes(), np.float32) == values.ravel()).all()
+    assert file.read("h").shape == (2,)
+    assert cli.main(["inspect", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "safetensors, 2 tensors" in out and "format = 'pt'" in out and "(2, 3)" in out
+    assert cli.main(["inspect", str(path), "--tensor", "w"]) == 0
+    assert "mean 2.5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"a":1}',
+        b'{"a":{"dtype":"F32","shape":[1]}}',
+        b'{"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}',
+        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[1,1,1,1,1],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}',
+        b'{"a":{},"a":{}}',
+        b'{"__metadata__":3}',
+        b"[" * 100_000,
+    ],
+)
+def test_safetensors_that_are_none(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(safetensors_bytes(header, bytes(8)))
+    with pytest.raises(SafetensorsError):
+        SafetensorsFile(path)
+    assert cli.main(["inspect", str(path)]) == cli.BAD_FILE
+    path.write_bytes(path.read_bytes()[:7])
     assert cli.main(["inspect", str(path)]) == cli.BAD_FILE
 
 

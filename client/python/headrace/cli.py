@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from headrace.models.generate import Context, Model
     from headrace.models.gguf_file import GgufFile
+    from headrace.models.safetensors_file import SafetensorsFile
 
 DEFAULT_ADDRESS = "unix:/run/headrace/headrace.sock"
 LONG_FILE, INSPECT_PIECE = 64 << 20, 4 << 20  # bytes from which a bar is shown; bytes at once
@@ -185,7 +186,7 @@ def parser() -> argparse.ArgumentParser:
     stats.set_defaults(run=run_stats)
     token = commands.add_parser("token", help="make a token, and the daemon's line for it")
     token.set_defaults(run=run_token)
-    inspect = commands.add_parser("inspect", help="what a GGUF file on this side holds")
+    inspect = commands.add_parser("inspect", help="what a GGUF or safetensors file on this side holds")
     inspect.add_argument("file")
     inspect.add_argument(
         "--tensors",
@@ -564,16 +565,30 @@ def open_gguf(path: str) -> GgufFile:
         raise FileError(str(error)) from error
 
 
+def open_weights(path: str) -> GgufFile | SafetensorsFile:
+    """A file of weights on this side: safetensors by its name, else GGUF."""
+    from headrace.models.safetensors_file import SUFFIX, SafetensorsError, SafetensorsFile
+
+    if not path.endswith(SUFFIX):
+        return open_gguf(path)
+    try:
+        return SafetensorsFile(path)
+    except SafetensorsError as error:
+        raise FileError(f"{path}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise FileError(str(error)) from error
+
+
 def run_inspect(options: argparse.Namespace) -> int:
     """Metadata and tensors of a file."""
-    file = open_gguf(options.file)
+    file = open_weights(options.file)
     if options.tensor is not None:
         if options.tensor not in file:
             raise FileError(f"{options.file} has no tensor {options.tensor}")
         print_values(file, options.tensor)
         return 0
     print(
-        f"GGUF version {file.version}, {len(file)} tensors, "
+        f"{file.format}, {len(file)} tensors, "
         f"{sum(t.nbytes for t in file.values()) / 1e6:.1f} MB"
     )
     print(f"types: {type_counts(file.values())}")
@@ -604,7 +619,7 @@ def type_counts(tensors: Iterable[TensorInfo]) -> str:
     )
 
 
-def print_values(file: GgufFile, name: str) -> None:
+def print_values(file: GgufFile | SafetensorsFile, name: str) -> None:
     """Statistics of a tensor's values; a bar when there are many."""
     import numpy as np
     from gguf.constants import GGMLQuantizationType

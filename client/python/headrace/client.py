@@ -275,7 +275,7 @@ class Client:
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> handles.WeightSet:
-        """A GGUF file below one of the daemon's model directories, as a weight set.
+        """A GGUF or .safetensors file below one of the daemon's model directories, as a weight set.
 
         placement: which tensors live where: {glob: device} or pairs, the first match counts; device
         "fit" spreads by free memory; no match: the last device. progress: is called by this thread

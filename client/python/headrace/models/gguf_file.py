@@ -102,6 +102,7 @@ class GgufFile(Mapping[str, TensorInfo]):
         self.version = reader.u32()
         if self.version not in (2, 3):
             raise GgufError(f"GGUF version {self.version}")
+        self.format = f"GGUF version {self.version}"
         tensors, pairs = reader.u64(), reader.u64()
         self._pairs = (reader.at, pairs)
         self.metadata = reader.pairs(pairs)
