@@ -165,6 +165,12 @@ LANES_INLINE lanes_u lanes_table16(lanes_u nibbles, const uint8_t *table) {
         return (lanes_u) _mm512_shuffle_epi8(t, U(nibbles));
 }
 
+#define LANES_HAVE_LOOKUP 1
+/* table[index % 16]. */
+LANES_INLINE lanes_u lanes_lookup(const uint32_t *table, lanes_u index) {
+        return (lanes_u) _mm512_permutexvar_epi32(U(index), _mm512_loadu_si512(table));
+}
+
 /* table[index], and words 2 * index and 2 * index + 1 of a table of pairs. */
 LANES_INLINE lanes_u lanes_gather(const uint32_t *table, lanes_u index) {
         return (lanes_u) _mm512_i32gather_epi32(U(index), table, 4);

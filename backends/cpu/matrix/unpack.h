@@ -31,11 +31,28 @@ static const uint8_t iq4_nl_bytes[2][16] __attribute__((unused)) = {
 static const uint8_t e2m1_bytes[16]
         __attribute__((unused)) = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-/* Bits 0 .. 3 of t to bit 0 of bytes 0 .. 3. */
-LANES_INLINE lanes_u spread_bits(lanes_u t) {
+/* Bits 0 .. 3 of t to bit `to` (0 or 4) of bytes 0 .. 3. */
+LANES_INLINE lanes_u spread_to(lanes_u t, const int to) {
+#ifdef LANES_HAVE_LOOKUP
+        static const uint32_t spread[2][16] = {
+                {0x00000000, 0x00000001, 0x00000100, 0x00000101, 0x00010000, 0x00010001, 0x00010100,
+                 0x00010101, 0x01000000, 0x01000001, 0x01000100, 0x01000101, 0x01010000, 0x01010001,
+                 0x01010100, 0x01010101},
+                {0x00000000, 0x00000010, 0x00001000, 0x00001010, 0x00100000, 0x00100010, 0x00101000,
+                 0x00101010, 0x10000000, 0x10000010, 0x10001000, 0x10001010, 0x10100000, 0x10100010,
+                 0x10101000, 0x10101010},
+        };
+
+        return lanes_lookup(spread[to / 4], t);
+#else
         t &= 0xfU;
         t |= t << 7;
-        return (t | t << 14) & 0x01010101U;
+        return ((t | t << 14) & 0x01010101U) << to;
+#endif
+}
+
+LANES_INLINE lanes_u spread_bits(lanes_u t) {
+        return spread_to(t, 0);
 }
 
 LANES_INLINE void unpack_nibbles(const uint8_t *const *row, uint64_t at, lanes_u *w) {
@@ -68,7 +85,7 @@ LANES_INLINE void unpack_q4_1(const uint8_t *const *row, uint64_t at, lanes_u *w
 LANES_INLINE void unpack_fifth_bits(lanes_u high, lanes_u *w) {
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++)
-                w[j] |= spread_bits(high >> 4 * j) << 4;
+                w[j] |= spread_to(high >> 4 * j, 4);
 }
 
 LANES_INLINE void unpack_q5_0(const uint8_t *const *row, uint64_t at, lanes_u *w, lanes_f *scale,
