@@ -28,6 +28,8 @@
 #include "core/type.h"
 
 #define CPU_FLOAT_CHUNK 1024
+#define CPU_FLOAT_GAP 16
+#define CPU_FLOAT_SPARE (4 * (CPU_FLOAT_CHUNK + CPU_FLOAT_GAP))
 
 typedef void (*cpu_quantize_fn)(const float *values, void *ret_row, int64_t count);
 
@@ -70,7 +72,7 @@ struct cpu_dot {
         const struct cpu_tile *tile[HR_TYPE_LIMIT];  /* NULL = not a weight or key type */
         /* Dot products of `rows` rows of f32, f16 or bf16 with `width` (any) columns of k floats,
          * column_stride bytes apart: out[width][out_stride], `rows` of each written.
-         * spare: 4 * CPU_FLOAT_CHUNK floats, for f16 and bf16 rows. */
+         * spare: CPU_FLOAT_SPARE floats; NULL will do for f32 rows. */
         void (*float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
                           const uint8_t *columns, uint64_t column_stride, uint32_t width, int64_t k,
                           float *spare, float *ret_out, uint64_t out_stride);

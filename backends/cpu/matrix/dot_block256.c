@@ -38,9 +38,10 @@ SHAPE(32_minimum, 32, true)
                 for (uint64_t b = 0; b < (uint64_t) k / 256; b++) {                                \
                         lanes_f part[1] = {lanes_set_f(0)};                                        \
                                                                                                    \
-                        prefetch_next(base, stride, b *bytes, bytes);                              \
                         head_##name(row, b *bytes, extra, scale, low);                             \
                         _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {                      \
+                                prefetch_next(base, stride, b * (bytes) + ((bytes) + 3) / 4 * i,   \
+                                              ((bytes) + 3) / 4);                                  \
                                 if (i % 2 == 0)                                                    \
                                         half_##name(row, b *bytes, i / 2, raw);                    \
                                 quarter_##name(extra, raw, i / 2, i % 2, w);                       \

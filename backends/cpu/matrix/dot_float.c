@@ -3,12 +3,14 @@
  *
  * float_dot keeps one accumulator vector per result and walks k in order, so that a result's bits
  * depend on its row and column alone. Chunks of k are summed one after the other, so that a block
- * of rows stays in the first-level cache while the columns pass. Rows of f16 and bf16 are widened
- * once per block of rows when several columns use them.
+ * of rows stays in the first-level cache while the columns pass. When many columns use them, rows of
+ * f16 and bf16 are widened first: side by side but not a power of two apart, where they would fall into
+ * the same few places of the cache.
  */
 #include "backends/cpu/matrix/tables.h"
 
 #define ROWS 4
+#define FEW 8   /* columns up to which rows of 16 bits are widened again and again */
 
 LANES_INLINE lanes_f load_row(uint32_t type, const uint8_t *row, int64_t i) {
         if (type == HR_TYPE_F16)
@@ -90,16 +92,28 @@ LANES_INLINE void dot_block(uint32_t type, const uint8_t *const *row, const int 
         }
 }
 
+/* How many of `width` columns go into a register block. */
+LANES_INLINE uint32_t block_width(uint32_t width) {
+        if (CPU_FLOAT_WIDTH > 4 && width == 2 * 4)
+                return 4;
+        if (width >= CPU_FLOAT_WIDTH)
+                return CPU_FLOAT_WIDTH;
+        return CPU_FLOAT_WIDTH > 4 && width >= 4 ? 4 : width >= 2 ? 2 : 1;
+}
+
 /* All columns for 1 or ROWS rows. */
 LANES_INLINE void dot_columns(uint32_t type, const uint8_t *const *row, const int rows,
                               const uint8_t *columns, uint64_t column_stride, uint32_t width,
                               int64_t first, int64_t end, float *ret_out, uint64_t out_stride) {
         while (width) {
-                uint32_t step = width >= CPU_FLOAT_WIDTH ? CPU_FLOAT_WIDTH : width >= 2 ? 2 : 1;
+                uint32_t step = block_width(width);
 
                 if (step == CPU_FLOAT_WIDTH)
                         dot_block(type, row, rows, columns, column_stride, CPU_FLOAT_WIDTH, first,
                                   end, ret_out, out_stride);
+                else if (CPU_FLOAT_WIDTH > 4 && step == 4)
+                        dot_block(type, row, rows, columns, column_stride, 4, first, end, ret_out,
+                                  out_stride);
                 else if (step == 2)
                         dot_block(type, row, rows, columns, column_stride, 2, first, end, ret_out,
                                   out_stride);
@@ -144,14 +158,14 @@ static void take_rows(uint32_t type, const uint8_t *base, uint64_t stride, uint3
                         continue;
                 to_f32(ret_row[r] + 2 * first, spare, end - first);
                 ret_row[r] = (const uint8_t *) (spare - first);
-                spare += end - first;
+                spare += CPU_FLOAT_CHUNK + CPU_FLOAT_GAP;
         }
 }
 
 void CPU_ISA(float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
                         const uint8_t *columns, uint64_t column_stride, uint32_t width, int64_t k,
                         float *spare, float *ret_out, uint64_t out_stride) {
-        const bool widen = type != HR_TYPE_F32 && width > CPU_FLOAT_WIDTH;
+        const bool widen = type != HR_TYPE_F32 && width > FEW;
         rows_fn four = dot_4_f32, one = dot_1_f32;
 
         if (type == HR_TYPE_F16 && !widen)

@@ -3,20 +3,26 @@
  *
  * Block types: the activations are quantised to the weights' partner type once, into shared
  * scratch, as column groups (dot.h). Then the team takes row tiles: a tile is unpacked once and
- * multiplied with a block of columns that stays in the second-level cache. A single column needs no
- * tile: its rows are unpacked in registers, at memory bandwidth. Float types: rows are multiplied
- * in place; activations are rounded to the weights' type as the partner rule says.
+ * multiplied with one block of columns after the other. A single column needs no tile: its rows are
+ * unpacked in registers, at memory bandwidth. Float types: rows are multiplied in place; activations
+ * are rounded to the weights' type as the partner rule says.
  *
  * Invariant: how work is cut (threads, column blocks, group widths) never shows in a result's bits.
  *
- * Scratch: columns of all batches (shared), then for each thread a tile, an output block and rows.
+ * Scratch: columns of all batches (shared), then for each thread a tile and rows.
  * With one column in all, each thread prepares a copy of its own and nobody waits.
  */
 #include "backends/cpu/matrix/share.h"
 
-/* Bytes of prepared columns that a row tile is multiplied with before the next one. */
+/* Bytes of prepared columns that a row tile is multiplied with before the next ones. */
 #define COLUMN_BLOCK_BYTES (INT64_C(384) << 10)
+/* Rows of a tile of floats: more where a block of columns is used by all of them. */
 #define FLOAT_TILE_ROWS 16
+#define FLOAT_TILE_ROWS_MANY 64
+/* From so many columns on. Those that are copied anyway are then apart by no power of two, which would
+ * make them compete for a few places of the caches. */
+#define FLOAT_COLUMNS_MANY 9
+#define FLOAT_COLUMN_GAP 64
 
 struct product {
         const struct hr_operand *a, *b, *out;
@@ -58,14 +64,15 @@ static struct product product_of(const struct hr_step *step, const struct cpu_do
         p.in_place =
                 p.a->type == HR_TYPE_F32 && p.b->type == HR_TYPE_F32 && p.b->nb[0] == sizeof(float);
         p.column_bytes = cpu_column_bytes(p.tile, p.k);
+        if (p.tile->is_float && p.n >= FLOAT_COLUMNS_MANY)
+                p.column_bytes = cpu_plus(p.column_bytes, FLOAT_COLUMN_GAP);
         columns = cpu_times(p.n > 0 ? (uint64_t) p.n : 0, (uint64_t) p.batches);
         p.shared_bytes = p.in_place ? 0 : cpu_round_up(cpu_times(columns, p.column_bytes));
         /* float: room for the rows that float_dot widens */
-        p.tile_bytes = cpu_round_up(p.tile->is_float ? 4 * CPU_FLOAT_CHUNK * sizeof(float)
+        p.tile_bytes = cpu_round_up(p.tile->is_float ? CPU_FLOAT_SPARE * sizeof(float)
                                                      : cpu_tile_bytes(p.tile, lanes, p.k));
         p.row_bytes = cpu_round_up(cpu_times(k, CPU_WIDTH_MAX * sizeof(float)));
-        p.thread_bytes = cpu_plus(cpu_plus(p.tile_bytes, p.row_bytes),
-                                  CPU_WIDTH_MAX * CPU_LANES_MAX * sizeof(float));
+        p.thread_bytes = cpu_plus(p.tile_bytes, p.row_bytes);
         if (p.n * p.batches == 1 && !p.in_place) { /* each thread has its own column */
                 p.thread_bytes = cpu_plus(p.thread_bytes, p.shared_bytes);
                 p.shared_bytes = 0;
@@ -116,16 +123,20 @@ static uint32_t prepare_group(const struct cpu_dot *dot, const struct product *p
         return width;
 }
 
-/* Rows [row, row + rows) times columns [first, end) of one batch, block types. */
+/* Rows [row, row + rows) times columns [first, end) of one batch, block types. packed: the tile holds
+ * these rows already. */
 static void multiply_tile(const struct cpu_call *call, const struct product *p, const uint8_t *base,
                           uint32_t rows, const uint8_t *columns, int64_t first, int64_t end,
-                          uint8_t *tile, float *block, uint8_t *out) {
+                          bool packed, uint8_t *tile, uint8_t *out) {
+        float block[CPU_WIDTH_MAX * CPU_LANES_MAX] __attribute__((aligned(64)));
+
         if (p->n == 1) {
                 p->tile->dot_rows(base, p->a->nb[1], rows, p->k, columns, block);
                 memcpy(out, block, rows * sizeof(float));
                 return;
         }
-        p->tile->pack(base, p->a->nb[1], rows, p->k, tile);
+        if (!packed)
+                p->tile->pack(base, p->a->nb[1], rows, p->k, tile);
         while (first < end) {
                 uint32_t width = cpu_group_width(p->width, first, p->n);
 
@@ -150,41 +161,53 @@ static void multiply_float(const struct cpu_call *call, const struct product *p,
                              p->out->nb[1] / sizeof(float));
 }
 
-static void mul_mat_run(const struct cpu_call *call) {
-        const struct cpu_dot *dot = call->dot;
-        const struct product p = product_of(call->step, dot);
-        uint8_t *own = call->scratch + p.shared_bytes + p.thread_bytes * call->thread;
-        float *rows = (float *) (void *) (own + p.tile_bytes);
-        float *block = (float *) (void *) (own + p.tile_bytes + p.row_bytes);
+/* Prepares the columns; returns where they are. */
+static const uint8_t *prepare_columns(const struct cpu_call *call, const struct product *p,
+                                      uint8_t *own) {
+        float *rows = (float *) (void *) (own + p->tile_bytes);
         uint8_t *columns = call->scratch;
-        const int64_t step_rows = p.tile->is_float ? FLOAT_TILE_ROWS : p.lanes;
+        int64_t count = p->n * p->batches, first, end;
+
+        if (p->in_place)
+                return NULL;
+        if (count == 1) {
+                columns = own + p->thread_bytes - cpu_round_up(p->column_bytes);
+                prepare_group(call->dot, p, 0, columns, rows);
+                return columns;
+        }
+        cpu_share(call, count, 1, &first, &end);
+        for (int64_t i = 0; i < count;) { /* a group belongs to whom its start does */
+                uint32_t width = cpu_group_width(p->width, i % p->n, p->n);
+
+                if (i >= first && i < end)
+                        prepare_group(call->dot, p, i, columns, rows);
+                i += width;
+        }
+        cpu_barrier(call);
+        return columns;
+}
+
+static void mul_mat_run(const struct cpu_call *call) {
+        const struct product p = product_of(call->step, call->dot);
+        uint8_t *own = call->scratch + p.shared_bytes + p.thread_bytes * call->thread;
+        const int64_t step_rows = !p.tile->is_float             ? p.lanes
+                                  : p.n >= FLOAT_COLUMNS_MANY ? FLOAT_TILE_ROWS_MANY
+                                                              : FLOAT_TILE_ROWS;
         const int64_t tiles = (p.m + step_rows - 1) / step_rows;
-        int64_t block_columns, blocks, first, end;
+        int64_t block_columns, blocks, first, end, packed = -1;
+        const uint8_t *columns;
 
         if (p.m == 0 || p.n == 0 || p.batches == 0)
                 return;
-        if (p.n * p.batches == 1 && !p.in_place) {
-                columns = own + p.thread_bytes - cpu_round_up(p.column_bytes);
-                prepare_group(dot, &p, 0, columns, rows);
-        } else if (!p.in_place) {
-                cpu_share(call, p.n * p.batches, 1, &first, &end);
-                for (int64_t i = 0;
-                     i < p.n * p.batches;) { /* a group belongs to whom its start does */
-                        uint32_t width = cpu_group_width(p.width, i % p.n, p.n);
-
-                        if (i >= first && i < end)
-                                prepare_group(dot, &p, i, columns, rows);
-                        i += width;
-                }
-                cpu_barrier(call);
-        }
+        columns = prepare_columns(call, &p, own);
         block_columns = p.k > 0 ? COLUMN_BLOCK_BYTES / (int64_t) p.column_bytes : p.n;
         block_columns = HR_MAX(block_columns, 24) / 24 * 24; /* a multiple of widths 8 and 6 */
         blocks = (p.n + block_columns - 1) / block_columns;
-        while (cpu_next_range(call, p.batches * blocks * tiles, &first, &end))
+        while (cpu_next_range(call, p.batches * tiles * blocks, &first, &end))
                 for (; first < end; first++) {
-                        int64_t row = first % tiles * step_rows, batch = first / tiles / blocks;
-                        int64_t from = first / tiles % blocks * block_columns;
+                        int64_t tile = first / blocks, batch = tile / tiles;
+                        int64_t row = tile % tiles * step_rows;
+                        int64_t from = first % blocks * block_columns;
                         int64_t to = HR_MIN(from + block_columns, p.n);
                         int64_t b2 = batch % p.b->ne[2], b3 = batch / p.b->ne[2];
                         uint32_t count = (uint32_t) HR_MIN(step_rows, p.m - row);
@@ -198,8 +221,9 @@ static void mul_mat_run(const struct cpu_call *call) {
                         if (p.tile->is_float)
                                 multiply_float(call, &p, base, count, of_batch, from, to, own, out);
                         else
-                                multiply_tile(call, &p, base, count, of_batch, from, to, own, block,
-                                              out);
+                                multiply_tile(call, &p, base, count, of_batch, from, to,
+                                              packed == tile, own, out);
+                        packed = tile;
                 }
 }
 

@@ -53,7 +53,7 @@ static struct routed routed_of(const struct hr_step *step, const struct cpu_dot 
         r.columns_bytes = cpu_round_up(cpu_times(pairs, r.column_bytes));
         r.shared_bytes = cpu_plus(cpu_plus(r.starts_bytes, r.pairs_bytes),
                                   cpu_plus(r.used_bytes, r.columns_bytes));
-        r.tile_bytes = cpu_round_up(r.tile->is_float ? 4 * CPU_FLOAT_CHUNK * sizeof(float)
+        r.tile_bytes = cpu_round_up(r.tile->is_float ? CPU_FLOAT_SPARE * sizeof(float)
                                                      : cpu_tile_bytes(r.tile, CPU_LANES_MAX, r.k));
         r.row_bytes = cpu_round_up(cpu_times((uint64_t) r.k, CPU_WIDTH_MAX * sizeof(float)));
         r.thread_bytes = cpu_plus(cpu_plus(r.tile_bytes, r.row_bytes),

@@ -204,7 +204,7 @@ HR_TEST_LIMIT(float_rows, 120) {
         enum { ROWS = 7, COLUMNS = 13 };
         uint32_t sets;
         const struct cpu_dot *const *dots = case_sets(&sets);
-        float *spare = zeroed(4 * CPU_FLOAT_CHUNK * sizeof *spare);
+        float *spare = zeroed(CPU_FLOAT_SPARE * sizeof *spare);
 
         for (uint32_t s = 0; s < sets; s++)
                 for (size_t t = 0; t < HR_ARRAY_LENGTH(floats); t++)
