@@ -176,6 +176,7 @@ hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes, hr_buffer_usag
                 return status;
         }
         HR_ASSERT((*ret_buffer)->bytes == bytes && (*ret_buffer)->device == device);
+        HR_ASSERT(!(*ret_buffer)->expert_usages);
         (void) hr_device_ref(device);
         return HR_OK;
 }
@@ -186,6 +187,25 @@ bool hr_buffer_is_lost(const struct hr_buffer *buffer) {
 
 void hr_buffer_changed(struct hr_buffer *buffer) {
         atomic_fetch_add(&buffer->changes, 1);
+}
+
+hr_status hr_buffer_expert_usage(struct hr_buffer *buffer, uint64_t offset, uint32_t experts,
+                                 struct hr_diag *diag, struct hr_expert_usage **ret_usage) {
+        struct hr_expert_usage *usage = buffer->expert_usages;
+
+        while (usage && (usage->offset != offset || usage->experts != experts))
+                usage = usage->next;
+        if (!usage) {
+                usage = calloc(1, sizeof *usage + (size_t) experts * sizeof *usage->runs);
+                if (!usage)
+                        return hr_fail(diag, HR_E_EXHAUSTED, "no memory for counters of experts");
+                usage->offset = offset;
+                usage->experts = experts;
+                usage->next = buffer->expert_usages;
+                buffer->expert_usages = usage;
+        }
+        *ret_usage = usage;
+        return HR_OK;
 }
 
 struct hr_buffer *hr_buffer_ref(struct hr_buffer *buffer) {
@@ -239,6 +259,12 @@ struct hr_buffer *hr_buffer_unref(struct hr_buffer *buffer) {
         if (!buffer || atomic_fetch_sub(&buffer->refs, 1) != 1)
                 return NULL;
         device = buffer->device;
+        while (buffer->expert_usages) {
+                struct hr_expert_usage *usage = buffer->expert_usages;
+
+                buffer->expert_usages = usage->next;
+                free(usage);
+        }
         if (buffer->ops != &wrapped_ops)
                 atomic_fetch_sub(&device->used_bytes, buffer->bytes);
         buffer->ops->destroy(buffer);

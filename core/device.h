@@ -210,6 +210,15 @@ struct hr_buffer_ops {
         void (*destroy)(struct hr_buffer *buffer);
 };
 
+/* How many runs used each expert of a weight that lies at `offset` of a buffer. Counted by the queues
+ * that copy experts, read by any thread; lives as long as the buffer. */
+struct hr_expert_usage {
+        struct hr_expert_usage *next;
+        uint64_t offset;
+        uint32_t experts;
+        atomic_uint_fast64_t runs[];
+};
+
 /* Reference counted; holds its device. Contents are reached through queues only, except that a
  * buffer with `host_base` may be touched by whoever knows that nothing in flight uses it. */
 struct hr_buffer {
@@ -222,6 +231,7 @@ struct hr_buffer {
         void *host_base; /* the same memory as seen by the host, or NULL */
         uint64_t bytes;
         atomic_uint changes; /* how often its contents were replaced; usage WEIGHTS only */
+        struct hr_expert_usage *expert_usages; /* a list */
 };
 
 HR_NODISCARD hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes,
@@ -238,6 +248,10 @@ bool hr_buffer_is_lost(const struct hr_buffer *buffer);
 /* To be called after bytes of a buffer of weights have been written that runs may have read before:
  * what devices keep of it is not used any more. Thread: any. */
 void hr_buffer_changed(struct hr_buffer *buffer);
+/* The counters of the weight there, made at the first call. Thread: engine. HR_E_EXHAUSTED. */
+HR_NODISCARD hr_status hr_buffer_expert_usage(struct hr_buffer *buffer, uint64_t offset,
+                                              uint32_t experts, struct hr_diag *diag,
+                                              struct hr_expert_usage **ret_usage);
 struct hr_buffer *hr_buffer_ref(struct hr_buffer *buffer);
 struct hr_buffer *hr_buffer_unref(struct hr_buffer *buffer);
 HR_DEFINE_CLEANUP(struct hr_buffer *, hr_buffer_unrefp, hr_buffer_unref)
@@ -303,6 +317,7 @@ struct hr_expert_cache {
         uint32_t *expert_at; /* per place; >= experts: nothing */
         uint64_t *used_at;   /* per expert: clock of its latest use */
         atomic_uint_fast64_t *uses; /* per expert: scans that named it; read by any thread */
+        struct hr_expert_usage *usage; /* the same for all that use the first weight; NULL = not kept */
         uint32_t *missing;   /* experts to be copied after the latest scan, ascending */
         uint32_t missing_count;
 };

@@ -107,6 +107,8 @@ static void scan(struct hr_expert_cache *cache, const void *ids, struct hr_exper
                         continue;
                 used++;
                 atomic_fetch_add_explicit(&cache->uses[e], 1, memory_order_relaxed);
+                if (cache->usage)
+                        atomic_fetch_add_explicit(&cache->usage->runs[e], 1, memory_order_relaxed);
                 if (cache->place_of[e] == NOWHERE)
                         place_give(cache, e);
         }

@@ -12,20 +12,21 @@
 
 #define LABEL_BYTES 128U
 
-struct gathered {
-        struct hr_exec_stats exec;
-        struct hr_plan_cache_stats plans;
-        struct hr_weights_store_stats store;
-        struct hr_engine_stats engine;
-        uint64_t graphs;
-};
-
 /* A list that grows in the request's arena; `full` when there is no more memory. */
 struct list {
         struct hr_arena *arena;
         struct hr_wire_stat *stats;
         uint32_t count, capacity;
         bool full;
+};
+
+struct gathered {
+        struct hr_exec_stats exec;
+        struct hr_plan_cache_stats plans;
+        struct hr_weights_store_stats store;
+        struct hr_engine_stats engine;
+        uint64_t graphs;
+        struct list list; /* begun by the engine */
 };
 
 static void put_labelled(struct list *list, const char *name, const char *labels, double value) {
@@ -66,6 +67,50 @@ static void put_with(struct list *list, const char *name, uint64_t value, const 
         put_labelled(list, name, labels, (double) value);
 }
 
+/* A name inside a label: what would end it becomes '_'. Cut to the room. */
+static void label_copy(char *label, size_t room, const char *name) {
+        size_t at = 0;
+
+        for (; name[at] && at + 1 < room; at++)
+                label[at] = name[at] == '"' || name[at] == '\\' || (unsigned char) name[at] < ' '
+                                    ? '_'
+                                    : name[at];
+        label[at] = '\0';
+}
+
+static void put_usage(struct list *list, const char *set, const char *tensor,
+                      const struct hr_expert_usage *usage) {
+        char set_label[33], tensor_label[65];
+
+        label_copy(set_label, sizeof set_label, set);
+        label_copy(tensor_label, sizeof tensor_label, tensor);
+        for (uint32_t e = 0; e < usage->experts; e++) {
+                uint64_t runs = atomic_load_explicit(&usage->runs[e], memory_order_relaxed);
+
+                if (runs)
+                        put_with(list, "expert_uses_total", runs,
+                                 "set=\"%s\",tensor=\"%s\",expert=\"%u\"", set_label,
+                                 tensor_label, e);
+        }
+}
+
+/* The histogram of every layer: how many runs used each expert of its first weight, while its set is
+ * there. Thread: engine. */
+static void put_usages(struct list *list, struct hr_weights_store *store) {
+        for (struct hr_weights *set = hr_weights_store_next(store, NULL); set;
+             set = hr_weights_store_next(store, set))
+                for (uint32_t i = 0; i < set->manifest->tensor_count; i++) {
+                        const struct hr_weights_home *home = &set->homes[i];
+                        const struct hr_expert_usage *usage =
+                                home->buffer ? home->buffer->expert_usages : NULL;
+
+                        for (; usage; usage = usage->next)
+                                if (usage->offset == home->offset)
+                                        put_usage(list, set->name, set->manifest->tensors[i].name,
+                                                  usage);
+                }
+}
+
 /* Thread: engine. */
 static void stats_work(struct hr_job *job) {
         struct hr_request *request = job->arg;
@@ -79,6 +124,8 @@ static void stats_work(struct hr_job *job) {
         gathered->store = hr_weights_store_stats(hr_engine_store(engine));
         gathered->engine = hr_engine_stats(engine);
         gathered->graphs = hr_graphs_count(request->server->graphs);
+        gathered->list.arena = &request->arena;
+        put_usages(&gathered->list, hr_engine_store(engine));
         hr_engine_job_end(job);
 }
 
@@ -115,6 +162,11 @@ static void put_server(struct list *list, const struct hr_server *server) {
                                          code);
 }
 
+/* 1 before the first use. */
+static double hit_ratio(uint64_t hits, uint64_t misses) {
+        return hits + misses ? (double) hits / (double) (hits + misses) : 1.0;
+}
+
 static void put_engine(struct list *list, const struct gathered *gathered) {
         put(list, "runs_started_total", gathered->exec.runs_started);
         put_with(list, "runs_total", gathered->exec.runs_ok, "end=\"ok\"");
@@ -126,6 +178,8 @@ static void put_engine(struct list *list, const struct gathered *gathered) {
         put_with(list, "experts_total", gathered->exec.expert_hits, "result=\"hit\"");
         put_with(list, "experts_total", gathered->exec.expert_misses, "result=\"miss\"");
         put(list, "expert_bytes_copied_total", gathered->exec.expert_bytes);
+        put_labelled(list, "expert_hit_ratio", "",
+                     hit_ratio(gathered->exec.expert_hits, gathered->exec.expert_misses));
         put_labelled(list, "run_start_seconds_max", "",
                      (double) gathered->exec.longest_start_ns / 1e9);
         put_with(list, "run_bytes_total", gathered->exec.bytes_in, "direction=\"in\"");
@@ -167,12 +221,13 @@ static void put_devices(struct list *list, const struct hr_server *server) {
 }
 
 static hr_status stats_finish(struct hr_request *request, struct hr_diag *diag) {
-        struct list list = {.arena = &request->arena};
+        struct gathered *gathered = request->context;
+        struct list list = gathered->list;
         uint8_t message[16];
         size_t bytes = 0;
 
         put_server(&list, request->server);
-        put_engine(&list, request->context);
+        put_engine(&list, gathered);
         put_devices(&list, request->server);
         if (list.full)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the counters");

@@ -234,6 +234,25 @@ static void aim_caches(struct hr_pipeline *pipeline) {
         }
 }
 
+/* Uses of a weight are counted where it lies, for all pipelines. Windows on weights have none. */
+static hr_status share_usages(struct hr_pipeline *pipeline, struct hr_diag *diag) {
+        const struct hr_plan *plan = pipeline->plan;
+
+        for (uint32_t c = 0; c < plan->copy_count; ++c) {
+                const struct hr_plan_copy *copy = &plan->copies[c];
+                const struct hr_leaf_home *home;
+
+                if (copy->group == HR_NO_INDEX || copy->member != 0 ||
+                    plan->root[copy->tensor] != copy->tensor)
+                        continue;
+                home = &pipeline->homes[copy->tensor];
+                HR_TRY(hr_buffer_expert_usage(home->buffer, home->offset,
+                                              plan->groups[copy->group].experts, diag,
+                                              &pipeline->expert_caches[copy->group].usage));
+        }
+        return HR_OK;
+}
+
 static hr_status make_caches(struct hr_pipeline *pipeline, struct hr_diag *diag) {
         const struct hr_plan *plan = pipeline->plan;
 
@@ -243,7 +262,7 @@ static hr_status make_caches(struct hr_pipeline *pipeline, struct hr_diag *diag)
         for (uint32_t g = 0; g < plan->group_count; ++g)
                 HR_TRY(fill_cache(pipeline, g, diag));
         aim_caches(pipeline);
-        return HR_OK;
+        return share_usages(pipeline, diag);
 }
 
 /* The node sees the places instead of the experts, and ids that name places. */

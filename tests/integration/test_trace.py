@@ -15,7 +15,7 @@ from client_tools import client_of, random
 from run_daemon import Daemon, device
 
 import headrace
-from headrace import aio, errors, trace
+from headrace import aio, errors, flows, trace
 from headrace.graph import Graph
 from headrace.trace import Command, Trace
 
@@ -105,6 +105,8 @@ def test_the_json_shows_that_stages_overlap(tmp_path: Path) -> None:
         xs = [random(4, 64, seed=seed) for seed in range(runs)]
         operations = [handle.run_async([x], trace=True) for x in xs]
         results = [operation.result() for operation in operations]
+        longest_s = client.stats().value("run_start_seconds_max")
+    assert 0 < longest_s < 0.06  # starting a run waits for no device
     for x, result in zip(xs, results, strict=True):
         assert np.allclose(result["b"], x**4)
     traces = [result.trace for result in results if result.trace is not None]
@@ -272,7 +274,9 @@ EXPERTS, K = 8, 32
 EXPERT_BYTES = K * K * 4
 
 
-def mixture(client: headrace.Client, layers: int = 2) -> headrace.GraphHandle:
+def mixture(
+    client: headrace.Client, layers: int = 2, name: str = "experts"
+) -> headrace.GraphHandle:
     """Layers of experts in host memory, each on a device of its own."""
     g = Graph()
     y = g.input("x", (1, 1, K))
@@ -282,7 +286,7 @@ def mixture(client: headrace.Client, layers: int = 2) -> headrace.GraphHandle:
         y = g.name(g.mul_mat_id(w, y, ids), f"{'ab'[layer]}")
     g.output(y, "b")
     tensors = {f"blk.{layer}.experts": random(EXPERTS, K, K, seed=layer) for layer in range(layers)}
-    weights = client.put("experts", tensors, {"*": "host"})
+    weights = client.put(name, tensors, {"*": "host"})
     return client.submit(g, weights=[weights], pins=PINS, n_copies=2)
 
 
@@ -317,6 +321,34 @@ def test_experts_of_a_run(client: headrace.Client) -> None:
         assert after.value("experts_total", label) - before.value("experts_total", label) == count
     assert client.submit(two_stages()).run([random(4, 64)]).experts.hit_rate == 1.0
     handle.release()
+
+
+def test_the_histogram_of_a_layer(client: headrace.Client) -> None:
+    """By the weights, whoever runs them, and in whichever graph."""
+    name = 'a "mixture"'
+    first, second = mixture(client, name=name), mixture(client, name=name)
+    x = random(1, 1, K)
+    for handle, ids in ((first, [3, 4]), (first, [3, 3]), (second, [4, 7])):
+        handle.run([x, [ids], [[0, 1]]])
+    first.release()
+
+    def histogram(layer: int) -> dict[int, float]:
+        found = client.stats().labelled("expert_uses_total")
+        where = f'set="a _mixture_",tensor="blk.{layer}.experts",expert="'
+        return {
+            int(labels[len(where) : -1]): value
+            for labels, value in found.items()
+            if labels.startswith(where)
+        }
+
+    assert histogram(0) == {3: 2, 4: 2, 7: 1} and histogram(1) == {0: 3, 1: 3}
+    assert 0 < client.stats().value("expert_hit_ratio") < 1
+    second.release()
+    held = [info.handle for info in client.weights() if info.name == name]
+    while held and all(held):  # one handle per put
+        client.drive(flows.drop(held[0]), None)
+        held = [info.handle for info in client.weights() if info.name == name]
+    assert histogram(0) == histogram(1) == {}
 
 
 def test_the_upload_of_a_layer_overlaps_the_computing_of_another() -> None:

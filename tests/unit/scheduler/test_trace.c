@@ -397,6 +397,14 @@ HR_TEST(experts_are_counted_per_command_run_and_expert) {
                           e.group_resident[g]);
         for (uint32_t i = 0; i < 2 * EXPERTS; ++i)
                 HR_EXPECT_EQ(e.group_uses[i], uses[i]);
+        for (uint32_t g = 0; g < 2; ++g) {
+                const struct hr_expert_usage *usage = mixture.weights[g]->expert_usages;
+
+                HR_EXPECT(usage && !usage->next && usage->offset == 0);
+                HR_EXPECT_EQ(usage->experts, EXPERTS);
+                for (uint32_t i = 0; i < EXPERTS; ++i)
+                        HR_EXPECT_EQ(usage->runs[i], uses[g * EXPERTS + i]);
+        }
         HR_EXPECT_EQ(e.weights_bytes[2], 2 * EXPERTS * EXPERT_BYTES);
         HR_EXPECT_EQ(e.weights_bytes[0] + e.weights_bytes[1], 0);
         hr_explanation_deinit(&e);
