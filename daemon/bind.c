@@ -229,6 +229,8 @@ struct hr_plan_request hr_binding_plan_request(const struct hr_request *request,
                 .fleet = hr_engine_fleet(request->server->engine),
                 .homes = binding->homes.leaves,
                 .pins = binding->homes.pins,
+                .taps = submit->taps,
+                .tap_count = submit->tap_count,
                 .options =
                         {
                                 .rules = submit->rules == 1 ? HR_RULES_GGML : HR_RULES_HEADRACE,

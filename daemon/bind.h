@@ -10,6 +10,18 @@
 #include "daemon/planned.h"
 #include "daemon/request.h"
 
+/* An observed run at a tap; tap.h. */
+struct hr_tap_wait {
+        struct hr_list link; /* in the server's list while an answer is awaited */
+        struct hr_request *request;
+        bool waits;      /* a push is on its way, sent, or answered, and the run has not gone on */
+        bool is_sending; /* its bytes are still needed */
+        bool is_answered, stop;
+        uint64_t pushed_ns, waited_ns;
+        uint32_t count;                 /* pushes so far */
+        void (*end)(struct hr_job *job); /* has ended, and waits for the last push to be out */
+};
+
 /* One run's memory: inputs packed, outputs packed. Recycled within its graph. Thread: loop, except
  * `job` while it is posted. */
 struct hr_graph_run {
@@ -23,6 +35,10 @@ struct hr_graph_run {
         struct hr_trace_entry *trace; /* once a run of this memory has been traced */
         uint64_t trace_bytes;         /* charged for it */
         bool traced;                  /* this one is */
+        bool observed;                /* likewise */
+        uint8_t *tap_data;            /* once a run of this memory has been observed */
+        uint64_t tap_bytes;           /* charged for it */
+        struct hr_tap_wait tap;
 };
 
 /* Of a device's memory; nothing of a graph whose pipeline a reservation holds. */

@@ -32,13 +32,13 @@ struct hr_limits {
         uint64_t session_graphs, session_runs, session_state_bytes;
         uint64_t upload_bytes, output_queue_bytes, run_bytes, copies;
         /* The others. */
-        uint64_t pins, session_device_bytes, session_buffer_bytes;
+        uint64_t taps, pins, session_device_bytes, session_buffer_bytes;
         uint64_t weights_bytes, weights_tensors, session_weights, session_uploads;
         uint64_t upload_window_bytes, resident_bytes;
         uint64_t metadata_bytes, metadata_keys, manifest_bytes, placement_rules;
         uint64_t session_states, state_tensors;
         uint64_t connections, greetings, connection_requests, backlog;
-        uint64_t hello_timeout_ns, refusal_delay_ns, progress_timeout_ns, output_timeout_ns;
+        uint64_t hello_timeout_ns, refusal_delay_ns, progress_timeout_ns, output_timeout_ns, tap_timeout_ns;
 };
 
 struct hr_config_device {

@@ -77,6 +77,7 @@ const struct key hr_config_keys[] = {
         LIMIT(output_queue_bytes, KIND_SIZE, HR_DEFAULT_OUTPUT_QUEUE_BYTES, 64 * HR_KIB, HR_TIB),
         LIMIT(run_bytes, KIND_SIZE, HR_DEFAULT_RUN_BYTES, 0, HR_TIB),
         LIMIT(copies, KIND_COUNT, HR_DEFAULT_COPIES, 1, 1024),
+        LIMIT(taps, KIND_COUNT, HR_DEFAULT_TAPS, 0, UINT64_C(1) << 20),
         LIMIT(pins, KIND_COUNT, HR_DEFAULT_PINS, 0, UINT64_C(1) << 20),
         LIMIT(session_device_bytes, KIND_SIZE, HR_DEFAULT_SESSION_DEVICE_BYTES, HR_KIB,
               UINT64_C(1) << 60),
@@ -102,6 +103,7 @@ const struct key hr_config_keys[] = {
         LIMIT_TIME(refusal_delay, HR_DEFAULT_REFUSAL_DELAY_MS),
         LIMIT_TIME(progress_timeout, HR_DEFAULT_PROGRESS_TIMEOUT_MS),
         LIMIT_TIME(output_timeout, HR_DEFAULT_OUTPUT_TIMEOUT_MS),
+        LIMIT_TIME(tap_timeout, HR_DEFAULT_TAP_TIMEOUT_MS),
 
         /* The choices of `backend` are those of the build: key_choices(). */
         {SECTION_DEVICE, "backend", KIND_CHOICE, DEVICE_FIELD(backend), 0, 0, 0, "cpu", NULL},

@@ -169,6 +169,14 @@ static void transfer_done(struct hr_state_transfer *transfer, void *arg) {
         job_device_done(arg);
 }
 
+/* Thread: any. The job is told apart from one that has ended by is_at_tap. */
+static void run_at_tap(struct hr_run *run, void *arg) {
+        struct hr_job *job = arg;
+
+        HR_CONTAINER_OF(run, struct hr_run_job, run)->is_at_tap = true;
+        job_device_done(job);
+}
+
 typedef enum start_result { START_OK, START_WAIT, START_ENDED } start_result;
 
 static start_result run_start(struct hr_engine *engine, struct hr_job *job) {
@@ -185,6 +193,8 @@ static start_result run_start(struct hr_engine *engine, struct hr_job *job) {
         }
         run->run.done = run_done;
         run->run.arg = job;
+        run->run.at_tap = run->at_tap ? run_at_tap : NULL;
+        run->is_at_tap = false;
         status = hr_run_start(bound->pipeline, &run->run, &job->diag);
         if (status == HR_E_UNAVAILABLE) {
                 hr_diag_clear(&job->diag);
@@ -237,7 +247,7 @@ static start_result job_start(struct hr_engine *engine, struct hr_job *job) {
 
 /* Starts what can start, in order. */
 static void lane_advance(struct hr_engine *engine, struct hr_lane *lane) {
-        while (!hr_list_is_empty(&lane->waiting)) {
+        while (!hr_list_is_empty(&lane->waiting) && !lane->is_observed) {
                 struct hr_job *job = place_job(lane->waiting.next);
                 start_result result = job_start(engine, job);
 
@@ -252,6 +262,7 @@ static void lane_advance(struct hr_engine *engine, struct hr_lane *lane) {
                 job->phase = HR_JOB_RUNNING;
                 job->started_ns = hr_clock_now_ns();
                 hr_list_append(&lane->running, &job->place);
+                lane->is_observed = job->kind == HR_JOB_RUN && run_job(job)->at_tap;
                 /* Told to stop between the look above and the start. */
                 if (job->kind == HR_JOB_RUN && atomic_load(&job->stop) != HR_OK)
                         hr_run_cancel(&run_job(job)->run, (hr_status) atomic_load(&job->stop),
@@ -273,6 +284,7 @@ static void job_finish(struct hr_engine *engine, struct hr_job *job) {
                         run->bound->states[i]->runs--;
                 hr_run_finish(&run->run);
                 run->moves = hr_pipeline_moves(run->bound->pipeline);
+                lane->is_observed = lane->is_observed && !run->at_tap;
                 if (hr_pipeline_wants_move(run->bound->pipeline) &&
                     !hr_list_is_linked(&run->bound->settling)) {
                         hr_list_append(&engine->settling, &run->bound->settling);
@@ -291,6 +303,30 @@ static void job_finish(struct hr_engine *engine, struct hr_job *job) {
         }
         hr_list_append(&engine->ending, &job->place);
         lane_advance(engine, lane);
+}
+
+/* A run waits at a tap: the loop tells the client, unless there is nothing to wait for. */
+static void job_tapped(struct hr_engine *engine, struct hr_job *job) {
+        struct hr_run_job *run = run_job(job);
+
+        run->is_at_tap = false;
+        if (atomic_load(&job->stop) != HR_OK || hr_outcome_failed(&run->run.outcome)) {
+                hr_run_resume(&run->run);
+                return;
+        }
+        job->phase = HR_JOB_AT_TAP;
+        hr_mpsc_push(&engine->out, &job->link);
+        atomic_fetch_add(&engine->out_count, 1);
+        loop_wake(engine);
+}
+
+static void job_resume(struct hr_job *job) {
+        int stop = atomic_load(&job->stop);
+
+        job->phase = HR_JOB_RUNNING;
+        if (stop != HR_OK)
+                hr_run_cancel(&run_job(job)->run, (hr_status) stop, NULL);
+        hr_run_resume(&run_job(job)->run);
 }
 
 /* Jobs in lanes that have been told to stop: waiting ones end, running ones are cancelled. */
@@ -321,6 +357,10 @@ static void lanes_stop_jobs(struct hr_engine *engine) {
 /* ---- the turn -------------------------------------------------------------------------------- */
 
 static void job_enter(struct hr_engine *engine, struct hr_job *job) {
+        if (job->phase == HR_JOB_AT_TAP) {
+                job_resume(job);
+                return;
+        }
         if (job->kind == HR_JOB_WORK) {
                 hr_list_append(&engine->work, &job->place);
                 engine_wake(engine);
@@ -340,8 +380,14 @@ static void engine_step(struct hr_engine *engine) {
         struct hr_list *place;
 
         atomic_store(&engine->bell, false);
-        while ((link = hr_mpsc_pop(&engine->ended)))
-                job_finish(engine, HR_CONTAINER_OF(link, struct hr_job, link));
+        while ((link = hr_mpsc_pop(&engine->ended))) {
+                struct hr_job *job = HR_CONTAINER_OF(link, struct hr_job, link);
+
+                if (job->kind == HR_JOB_RUN && run_job(job)->is_at_tap)
+                        job_tapped(engine, job);
+                else
+                        job_finish(engine, job);
+        }
         while ((link = hr_mpsc_pop(&engine->in)))
                 job_enter(engine, HR_CONTAINER_OF(link, struct hr_job, link));
         if (atomic_exchange(&engine->cancels_lanes, false))
@@ -390,6 +436,8 @@ void hr_engine_post(struct hr_engine *engine, struct hr_job *job) {
         hr_diag_clear(&job->diag);
         job->posted_ns = hr_clock_now_ns();
         job->started_ns = job->ended_ns = 0;
+        job->is_with_loop = false;
+        atomic_store(&job->stop, HR_OK);
         hr_mpsc_push(&engine->in, &job->link);
         engine_enter(engine);
 }
@@ -406,7 +454,27 @@ void hr_engine_cancel(struct hr_engine *engine, struct hr_job *job, hr_status st
                 return;
         }
         atomic_store(&engine->cancels_lanes, true);
+        if (job->is_with_loop)
+                hr_engine_resume(engine, job);
+        else
+                engine_enter(engine);
+}
+
+void hr_engine_resume(struct hr_engine *engine, struct hr_job *job) {
+        if (!job->is_with_loop)
+                return;
+        job->is_with_loop = false;
+        hr_mpsc_push(&engine->in, &job->link);
         engine_enter(engine);
+}
+
+/* A run waits at a tap; one that has been told to stop meanwhile does not. */
+static void job_show(struct hr_engine *engine, struct hr_job *job) {
+        job->is_with_loop = true;
+        if (atomic_load(&job->stop) != HR_OK)
+                hr_engine_resume(engine, job);
+        else
+                run_job(job)->at_tap(job);
 }
 
 bool hr_engine_has_news(struct hr_engine *engine) {
@@ -431,6 +499,11 @@ bool hr_engine_poll(struct hr_engine *engine) {
                 struct hr_job *job = HR_CONTAINER_OF(link, struct hr_job, link);
 
                 atomic_fetch_sub(&engine->out_count, 1);
+                if (job->phase == HR_JOB_AT_TAP) {
+                        job_show(engine, job);
+                        any = true;
+                        continue;
+                }
                 HR_ASSERT(job->phase == HR_JOB_ENDED);
                 job->phase = HR_JOB_IDLE;
                 atomic_store(&job->stop, HR_OK);

@@ -11,7 +11,8 @@
  *
  * Lanes. RUN, TRANSFER and SYNC belong to the lane of their session and start in the order posted:
  * a run starts when its slot is free and no transfer of a state it uses is under way; a transfer
- * when no run that uses the state is in flight. What cannot start holds up its own lane and no
+ * when no run that uses the state is in flight; nothing while a run that is observed has not ended:
+ * its tape is submitted in parts, and what a session runs may share memory. What cannot start holds up its own lane and no
  * other.
  *
  * The turn. Queues, pipelines and lanes belong to whoever holds the turn (a mutex). The engine's
@@ -41,6 +42,7 @@ struct hr_lane {
         struct hr_list running; /* jobs handed to devices */
         struct hr_list link;    /* in the engine's list of lanes that are not empty */
         bool blocked_by_sync;
+        bool is_observed; /* a run that is observed has been started: nothing else is until its end */
 };
 void hr_lane_init(struct hr_lane *lane);
 
@@ -55,6 +57,7 @@ typedef enum hr_job_phase {
         HR_JOB_IDLE,    /* the loop's */
         HR_JOB_POSTED,  /* on its way or waiting */
         HR_JOB_RUNNING, /* its work is being done or a device has it */
+        HR_JOB_AT_TAP,  /* a run that waits for hr_engine_resume() */
         HR_JOB_ENDED,   /* on its way back */
 } hr_job_phase;
 
@@ -77,6 +80,7 @@ struct hr_job {
         struct hr_list place;
         hr_job_phase phase;
         atomic_int stop; /* hr_status of a cancellation; HR_OK = none */
+        bool is_with_loop; /* the loop's: at_tap() has been called, hr_engine_resume() not */
         uint64_t posted_ns, started_ns, ended_ns;
 };
 
@@ -96,6 +100,10 @@ struct hr_run_job {
         struct hr_bound *bound;
         struct hr_run run; /* inputs, outputs, output_count set by the caller */
         uint64_t moves;    /* of the pipeline, when the run had ended */
+        /* Of a run that is observed, whose tap_data the caller has set: it waits at run.tap. Thread:
+         * loop. From then on hr_engine_resume() lets it go on; NULL = not observed. */
+        hr_job_fn at_tap;
+        bool is_at_tap; /* private: on its way from a device */
 };
 
 struct hr_transfer_job {
@@ -133,6 +141,9 @@ void hr_engine_post(struct hr_engine *engine, struct hr_job *job);
  * running ones at the next split. The first call wins; harmless once the job has ended. Thread:
  * loop, before the job's done(). */
 void hr_engine_cancel(struct hr_engine *engine, struct hr_job *job, hr_status status);
+/* Lets a run that waits at a tap go on; told to stop meanwhile (hr_run_cancel(), or cancelled here),
+ * it goes to its end. Thread: loop, after at_tap(). */
+void hr_engine_resume(struct hr_engine *engine, struct hr_job *job);
 /* Serves what devices have finished and calls done() of jobs that have ended. True when there was
  * anything. Thread: loop. */
 bool hr_engine_poll(struct hr_engine *engine);

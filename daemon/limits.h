@@ -41,6 +41,8 @@
 #define HR_DEFAULT_SESSION_GRAPHS UINT64_C(256)
 /* Pins of one submit: one pattern per layer and kind of tensor is already unusual. */
 #define HR_DEFAULT_PINS UINT64_C(4096)
+/* Taps of one submit: all nodes of a model of some size. */
+#define HR_DEFAULT_TAPS UINT64_C(16384)
 /* Slots of a plan: throughput is flat beyond the number of devices plus one. */
 #define HR_DEFAULT_COPIES UINT64_C(16)
 /* Compute memory that the pipelines of one session may hold on one device: a long-context prompt of
@@ -119,6 +121,9 @@
 #define HR_DEFAULT_REFUSAL_DELAY_MS UINT64_C(250)
 /* Without a byte inside a frame or an announced upload: a stalled network recovers sooner. */
 #define HR_DEFAULT_PROGRESS_TIMEOUT_MS UINT64_C(30000)
+/* From a tap's push to its answer: meanwhile the session's other runs wait, and the memory of the run
+ * is held. A client that computes on what it sees needs seconds at most. */
+#define HR_DEFAULT_TAP_TIMEOUT_MS UINT64_C(30000)
 /* Without a byte leaving a non-empty output queue. */
 #define HR_DEFAULT_OUTPUT_TIMEOUT_MS UINT64_C(30000)
 /* From SIGTERM until runs in flight are cancelled: below systemd's usual 90 s. */

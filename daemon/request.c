@@ -247,7 +247,7 @@ void hr_request_reply(struct hr_request *request, const void *message, size_t me
 }
 
 void hr_request_fail(struct hr_request *request, const struct hr_diag *failure) {
-        uint8_t message[HR_WIRE_ERROR_BYTES_MAX];
+        uint8_t message[HR_WIRE_ERROR_BYTES_MAX], *longer = request->server->scratch;
         uint32_t code = hr_status_grpc_code(failure->status);
         struct hr_send send = {
                 .header = {.type = (uint8_t) (request->type | HR_FRAME_REPLY),
@@ -259,8 +259,13 @@ void hr_request_fail(struct hr_request *request, const struct hr_diag *failure) 
                 .arg = request,
         };
 
-        if (hr_wire_error_encode(failure, request->digest, message, sizeof message,
-                                 &send.message_bytes) != HR_OK)
+        if (request->written_count > 0 &&
+            hr_wire_error_encode_written(failure, request->written, request->written_count, longer,
+                                         sizeof request->server->scratch,
+                                         &send.message_bytes) == HR_OK)
+                send.message = longer;
+        else if (hr_wire_error_encode(failure, request->digest, message, sizeof message,
+                                      &send.message_bytes) != HR_OK)
                 HR_ASSERT(false); /* the capacity is the largest error's */
         request_end(request, &send, code);
 }

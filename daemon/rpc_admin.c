@@ -153,6 +153,8 @@ static void put_server(struct list *list, const struct hr_server *server) {
         put_with(list, "graph_evictions_total", stats->evictions_for_handles, "reason=\"handles\"");
         put_with(list, "graph_evictions_total", stats->evictions_for_memory, "reason=\"memory\"");
         put_labelled(list, "run_seconds_total", "", (double) stats->run_ns / 1e9);
+        put(list, "taps_total", stats->taps);
+        put(list, "taps_stopped_total", stats->taps_stopped);
         put_labelled(list, "queue_seconds_total", "", (double) stats->queue_ns / 1e9);
         for (unsigned type = 0; type < HR_ARRAY_LENGTH(stats->requests); type++)
                 for (unsigned code = 0; code < HR_GRPC_CODES; code++)

@@ -28,6 +28,8 @@ static hr_status submit_limits(const struct hr_limits *limits, const struct hr_w
                                struct hr_diag *diag) {
         uint64_t none = 0;
 
+        HR_TRY(hr_charge(&none, submit->tap_count, limits->taps, "taps", diag));
+        none = 0;
         HR_TRY(hr_charge(&none, submit->pin_count, limits->pins, "pins", diag));
         none = 0;
         HR_TRY(hr_charge(&none, submit->n_copies, limits->copies, "n_copies", diag));
@@ -164,6 +166,7 @@ static hr_status submit_reply(struct hr_request *request, uint64_t handle,
                 .n_copies = binding->n_copies,
                 .copied_bytes = summary.copied_bytes,
                 .staging_bytes = summary.staging_bytes,
+                .tap_bytes = summary.tap_bytes,
                 .devices = devices,
                 .device_count = summary.device_count,
                 .input_count = binding->input_count,

@@ -1,5 +1,5 @@
 /*
- * RUN and SYNC.
+ * RUN, TAP and SYNC.
  *
  * A run's memory (inputs, outputs, the executor's struct) is recycled within its graph: in a steady
  * state a run allocates nothing, its inputs are read from the socket into the memory the device
@@ -10,6 +10,7 @@
 
 #include "daemon/bind.h"
 #include "daemon/rpc.h"
+#include "daemon/tap.h"
 
 #define RUN_ALIGNMENT 64U
 #define IDLE_RUN_BYTES (UINT64_C(16) << 10)
@@ -24,7 +25,8 @@ static struct hr_graph_run *run_free(struct hr_graph_object *object, struct hr_g
         if (!run)
                 return NULL;
         hr_discharge(&object->base.session->buffer_bytes,
-                     run_bytes(object) + run->trace_bytes);
+                     run_bytes(object) + run->trace_bytes + run->tap_bytes);
+        free(run->tap_data);
         free(run->trace);
         free(run->inputs);
         free(run->outputs);
@@ -193,6 +195,9 @@ static hr_status run_begin(struct hr_request *request, struct hr_wire_span messa
         run->traced = wire.trace;
         if (run->traced)
                 HR_TRY(hr_run_trace_expect(object, run, diag));
+        run->observed = wire.observe;
+        if (run->observed)
+                HR_TRY(hr_tap_expect(object, run, diag));
         request->body = run->inputs;
         request->body_total = object->input_total;
         return HR_OK;
@@ -223,6 +228,8 @@ static hr_status run_finish(struct hr_request *request, struct hr_diag *diag) {
                 .queue_ns = run->job.job.started_ns - request->arrived_ns,
                 .run_ns = run->job.run.ended_ns - run->job.run.started_ns,
                 .slot = run->job.run.slot,
+                .taps = run->observed ? run->tap.count : 0,
+                .tap_ns = run->observed ? run->tap.waited_ns : 0,
                 .trace_bytes = run->traced ? request->reply_bytes - run->wanted_bytes : 0,
                 .copied_bytes = hr_run_copied_bytes(&run->job.run),
                 .expert_hits = atomic_load(&experts->hits),
@@ -256,11 +263,19 @@ static hr_status run_trace(struct hr_request *request, struct hr_diag *diag) {
         return HR_OK;
 }
 
-static void run_done(struct hr_job *job) {
+static void run_end(struct hr_job *job) {
         const struct hr_request *request = job->arg;
         const struct hr_graph_run *run = request->context;
 
         hr_request_finish(job, run->traced ? run_trace : run_finish);
+}
+
+static void run_done(struct hr_job *job) {
+        const struct hr_request *request = job->arg;
+        struct hr_graph_run *run = request->context;
+
+        if (!run->observed || !hr_tap_defer(run, run_end))
+                run_end(job);
 }
 
 static hr_status run_start(struct hr_request *request, struct hr_diag *diag) {
@@ -275,10 +290,40 @@ static hr_status run_start(struct hr_request *request, struct hr_diag *diag) {
                 .output_count = run->job.run.output_count,
                 .trace = run->traced ? run->trace : NULL,
         };
+        run->job.at_tap = NULL;
+        if (run->observed)
+                hr_tap_begin(request, run);
         run->job.job.kind = HR_JOB_RUN;
         run->job.job.lane = &request->session->lane;
         run->job.job.done = run_done;
         hr_request_post(request, &run->job.job);
+        return HR_OK;
+}
+
+/* ---- TAP ------------------------------------------------------------------------------------- */
+
+static hr_status tap_begin(struct hr_request *request, struct hr_wire_span message,
+                           const struct hr_frame_header *header, struct hr_diag *diag) {
+        struct hr_wire_tap *answer = hr_arena_alloc(&request->arena, sizeof *answer, 8);
+
+        (void) header;
+        if (!answer)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a request");
+        request->context = answer;
+        return hr_wire_tap_decode(message, diag, answer);
+}
+
+static hr_status tap_start(struct hr_request *request, struct hr_diag *diag) {
+        const struct hr_wire_tap answer = *(const struct hr_wire_tap *) request->context;
+        struct hr_request *target = hr_conn_find(request->conn, answer.run);
+        uint8_t message[16];
+        size_t bytes = 0;
+        bool found = target && target->type == HR_FRAME_RUN &&
+                     target->phase == HR_REQUEST_WORKING &&
+                     hr_tap_answer(target, answer.tap, answer.stop);
+
+        HR_TRY(hr_wire_varint_encode(found, message, sizeof message, diag, &bytes));
+        hr_request_reply(request, message, bytes, NULL, 0);
         return HR_OK;
 }
 
@@ -311,6 +356,12 @@ const struct hr_method hr_run_methods[] = {
          .begin = run_begin,
          .start = run_start,
          .release = run_release},
+        {.type = HR_FRAME_TAP,
+         .name = "TAP",
+         .needs_session = true,
+         .permissions = HR_PERMIT_RUN,
+         .begin = tap_begin,
+         .start = tap_start},
         {.type = HR_FRAME_SYNC,
          .name = "SYNC",
          .needs_session = true,

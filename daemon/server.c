@@ -258,7 +258,7 @@ static hr_status loop_init(struct hr_server *server, struct hr_diag *diag) {
         static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
         static uv_signal_t keepers[HR_ARRAY_LENGTH(numbers)];
         uv_timer_t *const timers[] = {&server->tick, &server->deadline_timer, &server->drain_timer,
-                                      &server->progress_timer};
+                                      &server->progress_timer, &server->tap_timer};
 
         if (uv_loop_init(&server->loop) != 0)
                 return hr_fail(diag, HR_E_UNAVAILABLE, "no event loop");
@@ -368,6 +368,7 @@ static hr_status server_open(struct hr_server *server, struct hr_diag *diag) {
         hr_list_init(&server->idle_requests);
         hr_list_init(&server->deadlines);
         hr_list_init(&server->progresses);
+        hr_list_init(&server->tap_waits);
         server->frame_limits = (struct hr_frame_limits){
                 .message_bytes_max = (uint32_t) limits->message_bytes,
                 .body_bytes_max = (uint32_t) limits->body_bytes,

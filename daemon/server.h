@@ -39,6 +39,7 @@ struct hr_server_stats {
         uint64_t runs_in_flight;
         uint64_t reallocs;         /* of sessions' compute memory */
         uint64_t run_ns, queue_ns; /* sums over runs */
+        uint64_t taps, taps_stopped; /* shown; runs that a client, or its silence, stopped there */
         uint64_t *device_splits;   /* of runs that ended well, per device */
         uint64_t evictions_for_handles, evictions_for_memory; /* of graphs */
 };
@@ -59,6 +60,7 @@ struct hr_server {
         uint32_t idle_request_count;
         struct hr_list deadlines; /* of requests that have one */
         struct hr_list progresses; /* progress.h */
+        struct hr_list tap_waits;  /* tap.h */
         uint64_t armed_ns;        /* when the deadline timer goes off; 0 = not armed */
         uint32_t greeting_count;  /* connections without hello */
         uint8_t boot_id[HR_WIRE_BOOT_ID_BYTES];
@@ -72,7 +74,7 @@ struct hr_server {
         uv_timer_t tick; /* connections' deadlines */
         uv_timer_t deadline_timer;
         uv_timer_t drain_timer;
-        uv_timer_t progress_timer;
+        uv_timer_t progress_timer, tap_timer;
         struct hr_server_stats stats;
         struct hr_frame_limits frame_limits;
         struct hr_principals *principals;

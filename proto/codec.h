@@ -108,6 +108,11 @@ struct hr_wire_error {
 #define HR_WIRE_ERROR_BYTES_MAX 512U
 HR_NODISCARD hr_status hr_wire_error_encode(const struct hr_diag *failure, const uint8_t *digest,
                                             uint8_t *buffer, size_t capacity, size_t *ret_bytes);
+/* The same of an observed run that was stopped; `written` are ids of leaves. Names as many as fit. */
+HR_NODISCARD hr_status hr_wire_error_encode_written(const struct hr_diag *failure,
+                                                    const uint32_t *written, uint32_t written_count,
+                                                    uint8_t *buffer, size_t capacity,
+                                                    size_t *ret_bytes);
 HR_NODISCARD hr_status hr_wire_error_decode(struct hr_wire_span message, struct hr_diag *diag,
                                             struct hr_wire_error *ret_error);
 
@@ -300,6 +305,8 @@ struct hr_wire_submit {
         uint32_t n_copies;
         bool op_offload, strict, dry_run, fresh;
         bool realloc_fail;
+        const uint32_t *taps;
+        uint32_t tap_count;
 };
 HR_NODISCARD hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *arena,
                                              struct hr_diag *diag,
@@ -325,7 +332,7 @@ struct hr_wire_submit_reply {
         uint8_t digest[HR_WIRE_DIGEST_BYTES];
         const char *origin, *copies_reason; /* not decoded */
         uint32_t first_different, split_count, n_copies;
-        uint64_t copied_bytes, staging_bytes;
+        uint64_t copied_bytes, staging_bytes, tap_bytes;
         const struct hr_wire_device_bytes *devices; /* not decoded */
         uint32_t device_count, input_count, output_count, fallback_nodes;
         uint64_t reallocs;
@@ -378,7 +385,7 @@ struct hr_wire_run {
         bool no_outputs;
         uint64_t input_bytes;
         int32_t priority;
-        bool trace;
+        bool observe, trace;
 };
 HR_NODISCARD hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena,
                                           struct hr_diag *diag, struct hr_wire_run *ret_run);
@@ -389,8 +396,8 @@ struct hr_wire_run_reply {
         const uint64_t *output_bytes; /* decoded: in the arena */
         uint32_t output_count;
         uint64_t queue_ns, run_ns;
-        uint32_t slot;
-        uint64_t trace_bytes, copied_bytes;
+        uint32_t slot, taps;
+        uint64_t tap_ns, trace_bytes, copied_bytes;
         uint64_t expert_hits, expert_misses, expert_copies, expert_bytes;
         uint64_t moves;
 };
@@ -400,6 +407,29 @@ HR_NODISCARD hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *
 HR_NODISCARD hr_status hr_wire_run_reply_decode(struct hr_wire_span message, struct hr_arena *arena,
                                                 struct hr_diag *diag,
                                                 struct hr_wire_run_reply *ret_reply);
+
+/* TapPush. */
+struct hr_wire_tap_push {
+        uint32_t tap, tensor;
+        uint64_t bytes;
+};
+#define HR_WIRE_TAP_PUSH_BYTES_MAX 32U
+HR_NODISCARD hr_status hr_wire_tap_push_encode(const struct hr_wire_tap_push *push, uint8_t *buffer,
+                                               size_t capacity, struct hr_diag *diag,
+                                               size_t *ret_bytes);
+HR_NODISCARD hr_status hr_wire_tap_push_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                               struct hr_wire_tap_push *ret_push);
+
+/* Tap: the client's answer. */
+struct hr_wire_tap {
+        uint64_t run;
+        uint32_t tap;
+        bool stop;
+};
+HR_NODISCARD hr_status hr_wire_tap_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                          struct hr_wire_tap *ret_tap);
+HR_NODISCARD hr_status hr_wire_tap_encode(const struct hr_wire_tap *tap, uint8_t *buffer,
+                                          size_t capacity, struct hr_diag *diag, size_t *ret_bytes);
 
 /* ---- admin ----------------------------------------------------------------------------------- */
 

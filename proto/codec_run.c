@@ -20,6 +20,7 @@ hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *ar
                                 struct hr_diag *diag, struct hr_wire_submit *ret_submit) {
         struct hr_codec_list weights = {.arena = arena};
         struct hr_codec_list states = {.arena = arena};
+        struct hr_codec_list taps = {.arena = arena};
         struct hr_codec_list pins = {.arena = arena};
         struct hr_codec_list planned = {.arena = arena};
         headrace_v1_Submit wire = headrace_v1_Submit_init_zero;
@@ -30,11 +31,13 @@ hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *ar
                 diag = &local;
         wire.weights = hr_codec_list_fixed64(&weights);
         wire.states = hr_codec_list_fixed64(&states);
+        wire.taps = hr_codec_list_fixed32(&taps);
         wire.pins = hr_codec_list_rules(&pins);
         wire.planned = hr_codec_list_rules(&planned);
         status = hr_codec_decode(message, headrace_v1_Submit_fields, &wire, diag);
         HR_TRY(hr_codec_list_check(&weights, status, diag));
         HR_TRY(hr_codec_list_check(&states, status, diag));
+        HR_TRY(hr_codec_list_check(&taps, status, diag));
         HR_TRY(hr_codec_list_check(&pins, status, diag));
         HR_TRY(hr_codec_list_check(&planned, status, diag));
         HR_TRY(submit_check(&wire, diag));
@@ -56,6 +59,8 @@ hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *ar
                 .dry_run = wire.dry_run,
                 .fresh = wire.fresh,
                 .realloc_fail = wire.realloc_fail,
+                .taps = taps.items,
+                .tap_count = taps.count,
         };
         memcpy(ret_submit->digest, wire.digest.bytes, wire.digest.size);
         return HR_OK;
@@ -83,6 +88,7 @@ hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *bu
                                 size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
         struct hr_codec_numbers weights = {submit->weights, submit->weight_count, 8};
         struct hr_codec_numbers states = {submit->states, submit->state_count, 8};
+        struct hr_codec_numbers taps = {submit->taps, submit->tap_count, 4};
         struct hr_codec_items pins = {
                 .data = submit->pins,
                 .count = submit->pin_count,
@@ -97,6 +103,7 @@ hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *bu
                 .graph_bytes = submit->graph_bytes,
                 .weights = hr_codec_put_numbers(&weights),
                 .states = hr_codec_put_numbers(&states),
+                .taps = hr_codec_put_numbers(&taps),
                 .pins = hr_codec_put_items(&pins),
                 .planned = hr_codec_put_items(&planned),
                 .rules = (headrace_v1_Rules) submit->rules,
@@ -144,6 +151,7 @@ hr_status hr_wire_submit_reply_encode(const struct hr_wire_submit_reply *reply, 
                 .n_copies = reply->n_copies,
                 .copied_bytes = reply->copied_bytes,
                 .staging_bytes = reply->staging_bytes,
+                .tap_bytes = reply->tap_bytes,
                 .devices = hr_codec_put_items(&devices),
                 .input_count = reply->input_count,
                 .output_count = reply->output_count,
@@ -182,6 +190,7 @@ hr_status hr_wire_submit_reply_decode(struct hr_wire_span message, struct hr_dia
                 .n_copies = wire.n_copies,
                 .copied_bytes = wire.copied_bytes,
                 .staging_bytes = wire.staging_bytes,
+                .tap_bytes = wire.tap_bytes,
                 .input_count = wire.input_count,
                 .output_count = wire.output_count,
                 .fallback_nodes = wire.fallback_nodes,
@@ -211,6 +220,7 @@ hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena
                 .no_outputs = wire.no_outputs,
                 .input_bytes = wire.input_bytes,
                 .priority = wire.priority,
+                .observe = wire.observe,
                 .trace = wire.trace,
         };
         return HR_OK;
@@ -225,6 +235,7 @@ hr_status hr_wire_run_encode(const struct hr_wire_run *run, uint8_t *buffer, siz
                 .no_outputs = run->no_outputs,
                 .input_bytes = run->input_bytes,
                 .priority = run->priority,
+                .observe = run->observe,
                 .trace = run->trace,
         };
 
@@ -239,6 +250,8 @@ hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply, uint8_
                 .queue_ns = reply->queue_ns,
                 .run_ns = reply->run_ns,
                 .slot = reply->slot,
+                .taps = reply->taps,
+                .tap_ns = reply->tap_ns,
                 .trace_bytes = reply->trace_bytes,
                 .copied_bytes = reply->copied_bytes,
                 .has_experts = reply->expert_hits || reply->expert_misses,
@@ -269,6 +282,8 @@ hr_status hr_wire_run_reply_decode(struct hr_wire_span message, struct hr_arena 
                 .queue_ns = wire.queue_ns,
                 .run_ns = wire.run_ns,
                 .slot = wire.slot,
+                .taps = wire.taps,
+                .tap_ns = wire.tap_ns,
                 .trace_bytes = wire.trace_bytes,
                 .copied_bytes = wire.copied_bytes,
                 .expert_hits = wire.experts.hits,
@@ -278,4 +293,40 @@ hr_status hr_wire_run_reply_decode(struct hr_wire_span message, struct hr_arena 
                 .moves = wire.moves,
         };
         return HR_OK;
+}
+
+/* ---- taps ------------------------------------------------------------------------------------ */
+
+hr_status hr_wire_tap_push_encode(const struct hr_wire_tap_push *push, uint8_t *buffer,
+                                  size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        headrace_v1_TapPush wire = {
+                .tap = push->tap, .tensor = push->tensor, .bytes = push->bytes};
+
+        return hr_codec_encode(headrace_v1_TapPush_fields, &wire, buffer, capacity, diag,
+                               ret_bytes);
+}
+
+hr_status hr_wire_tap_push_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                  struct hr_wire_tap_push *ret_push) {
+        headrace_v1_TapPush wire = headrace_v1_TapPush_init_zero;
+
+        HR_TRY(hr_codec_decode(message, headrace_v1_TapPush_fields, &wire, diag));
+        *ret_push = (struct hr_wire_tap_push){wire.tap, wire.tensor, wire.bytes};
+        return HR_OK;
+}
+
+hr_status hr_wire_tap_decode(struct hr_wire_span message, struct hr_diag *diag,
+                             struct hr_wire_tap *ret_tap) {
+        headrace_v1_Tap wire = headrace_v1_Tap_init_zero;
+
+        HR_TRY(hr_codec_decode(message, headrace_v1_Tap_fields, &wire, diag));
+        *ret_tap = (struct hr_wire_tap){wire.run, wire.tap, wire.stop};
+        return HR_OK;
+}
+
+hr_status hr_wire_tap_encode(const struct hr_wire_tap *tap, uint8_t *buffer, size_t capacity,
+                             struct hr_diag *diag, size_t *ret_bytes) {
+        headrace_v1_Tap wire = {.run = tap->run, .tap = tap->tap, .stop = tap->stop};
+
+        return hr_codec_encode(headrace_v1_Tap_fields, &wire, buffer, capacity, diag, ret_bytes);
 }

@@ -156,26 +156,43 @@ hr_status hr_wire_devices_reply_encode(uint64_t epoch, const struct hr_wire_devi
                                ret_bytes);
 }
 
+static void error_fill(headrace_v1_Error *wire, const struct hr_diag *failure) {
+        HR_ASSERT(failure->status != HR_OK);
+        wire->code = hr_status_grpc_code(failure->status);
+        hr_codec_text_copy(wire->reason, sizeof wire->reason, hr_diag_reason(failure));
+        hr_codec_text_copy(wire->words, sizeof wire->words, failure->words);
+        wire->has_node = failure->has_node;
+        wire->node = failure->has_node ? failure->node : 0;
+        wire->has_tensor = failure->has_tensor;
+        wire->tensor = failure->has_tensor ? failure->tensor : 0;
+        hr_codec_text_copy(wire->field, sizeof wire->field, failure->field);
+        wire->limit = failure->limit;
+        wire->actual = failure->actual;
+        wire->retry_after_ms = failure->retry_after_ms;
+}
+
 hr_status hr_wire_error_encode(const struct hr_diag *failure, const uint8_t *digest,
                                uint8_t *buffer, size_t capacity, size_t *ret_bytes) {
         headrace_v1_Error wire = headrace_v1_Error_init_zero;
 
-        HR_ASSERT(failure->status != HR_OK);
-        wire.code = hr_status_grpc_code(failure->status);
-        hr_codec_text_copy(wire.reason, sizeof wire.reason, hr_diag_reason(failure));
-        hr_codec_text_copy(wire.words, sizeof wire.words, failure->words);
-        wire.has_node = failure->has_node;
-        wire.node = failure->has_node ? failure->node : 0;
-        wire.has_tensor = failure->has_tensor;
-        wire.tensor = failure->has_tensor ? failure->tensor : 0;
-        hr_codec_text_copy(wire.field, sizeof wire.field, failure->field);
-        wire.limit = failure->limit;
-        wire.actual = failure->actual;
-        wire.retry_after_ms = failure->retry_after_ms;
+        error_fill(&wire, failure);
         if (digest) {
                 wire.digest.size = HR_WIRE_DIGEST_BYTES;
                 memcpy(wire.digest.bytes, digest, HR_WIRE_DIGEST_BYTES);
         }
+        return hr_codec_encode(headrace_v1_Error_fields, &wire, buffer, capacity, NULL, ret_bytes);
+}
+
+hr_status hr_wire_error_encode_written(const struct hr_diag *failure, const uint32_t *written,
+                                       uint32_t written_count, uint8_t *buffer, size_t capacity,
+                                       size_t *ret_bytes) {
+        headrace_v1_Error wire = headrace_v1_Error_init_zero;
+        struct hr_codec_numbers numbers = {written, written_count, 4};
+        size_t room = capacity > HR_WIRE_ERROR_BYTES_MAX ? capacity - HR_WIRE_ERROR_BYTES_MAX : 0;
+
+        numbers.count = (uint32_t) HR_MIN((size_t) written_count, room / 4);
+        error_fill(&wire, failure);
+        wire.written = hr_codec_put_numbers(&numbers);
         return hr_codec_encode(headrace_v1_Error_fields, &wire, buffer, capacity, NULL, ret_bytes);
 }
 

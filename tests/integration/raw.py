@@ -30,7 +30,7 @@ REPLY = 0x80
 DEVICES, OPS = 16, 17
 PUT, LOAD, LIST, DROP, TENSORS = 33, 35, 36, 37, 38
 STATE_ALLOC, STATE_READ, STATE_WRITE, STATE_FREE = 48, 49, 50, 54
-SUBMIT, EXPLAIN, RELEASE, RUN, SYNC, STATS = 80, 82, 83, 96, 98, 113
+SUBMIT, EXPLAIN, RELEASE, RUN, SYNC, TAP, STATS = 80, 82, 83, 96, 98, 99, 113
 RESERVE, SEQUENCE = 81, 97
 
 # gRPC's code numbers
@@ -382,8 +382,8 @@ def _replies() -> dict[int, Any]:
         LIST: pb.WeightsListReply, DROP: pb.WeightsDropReply, TENSORS: pb.WeightsTensorsReply,
         STATE_ALLOC: pb.StateAllocReply, STATE_READ: pb.StateReadReply,
         STATE_WRITE: pb.StateWriteReply, STATE_FREE: pb.StateFreeReply, SUBMIT: pb.SubmitReply,
-        EXPLAIN: pb.ExplainReply, RELEASE: pb.ReleaseReply, RUN: pb.RunReply, SYNC: pb.SyncReply,
-        STATS: pb.StatsReply, RESERVE: pb.ReserveReply,
+        EXPLAIN: pb.ExplainReply, RELEASE: pb.ReleaseReply, TAP: pb.TapReply, RUN: pb.RunReply,
+        SYNC: pb.SyncReply, STATS: pb.StatsReply, RESERVE: pb.ReserveReply,
     }  # fmt: skip
 
 

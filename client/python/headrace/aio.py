@@ -22,12 +22,32 @@ from headrace import headrace_pb2 as pb
 from headrace.client import TIMEOUT_S, UPLOAD_TIMEOUT_S
 from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
 from headrace.explain import Explanation
-from headrace.flows import Content, Flow, Inputs, OnProgress, Placement, Request
+from headrace.flows import (
+    Content,
+    Flow,
+    Inputs,
+    Observe,
+    OnProgress,
+    OnTap,
+    Placement,
+    Request,
+    Taps,
+)
 from headrace.graph import Graph
 from headrace.tls import client_context
 from headrace.transport import GRACE_S, open_socket, tls_host
 from headrace.types import Array, TensorInfo, TypeLike
-from headrace.wire import Buffer, Call, Credit, Failure, GoingAway, Progress, Reply, Wire
+from headrace.wire import (
+    Buffer,
+    Call,
+    Credit,
+    Failure,
+    GoingAway,
+    Progress,
+    Reply,
+    Tapped,
+    Wire,
+)
 
 T = TypeVar("T")
 
@@ -43,6 +63,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._uploads: dict[int, Call] = {}
         self._watchers: dict[int, OnProgress] = {}
+        self._observers: dict[int, OnTap] = {}
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -77,6 +98,8 @@ class _Connection(asyncio.BufferedProtocol):
                 self._upload(event.call_id)
             elif isinstance(event, Progress):
                 self._tell(event)
+            elif isinstance(event, Tapped):
+                self._show(event)
             elif isinstance(event, Failure) and event.call_id == 0:
                 self.fail(event.error)
             else:
@@ -96,6 +119,19 @@ class _Connection(asyncio.BufferedProtocol):
         self._replies.clear()
         self._uploads.clear()
         self._watchers.clear()
+        self._observers.clear()
+
+    def _show(self, event: Tapped) -> None:
+        """Shows a tap and answers; what a callback raises ends its call."""
+        observer = self._observers.get(event.call_id)
+        try:
+            go_on = observer is None or observer(event.tensor, event.body)
+        except Exception as error:
+            future = self._replies.get(event.call_id)
+            if future is not None and not future.done():
+                future.set_exception(error)
+            return
+        self._write(self.wire.answer(event.call_id, event.tap, stop=not go_on))
 
     def _tell(self, event: Progress) -> None:
         """Passes progress on; what a callback raises ends its call."""
@@ -113,6 +149,7 @@ class _Connection(asyncio.BufferedProtocol):
     def _end(self, event: Reply | Failure) -> None:
         self._uploads.pop(event.call_id, None)
         self._watchers.pop(event.call_id, None)
+        self._observers.pop(event.call_id, None)
         future = self._replies.pop(event.call_id, None)
         if future is None or future.done():
             return
@@ -155,6 +192,8 @@ class _Connection(asyncio.BufferedProtocol):
             self._uploads[call.call_id] = call
         if request.progress is not None:
             self._watchers[call.call_id] = request.progress
+        if request.observe is not None:
+            self._observers[call.call_id] = request.observe
         self._write(call.frames)
         try:
             return await asyncio.wait_for(future, None if timeout is None else timeout + GRACE_S)
@@ -171,6 +210,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._replies.pop(call.call_id, None)
         self._uploads.pop(call.call_id, None)
         self._watchers.pop(call.call_id, None)
+        self._observers.pop(call.call_id, None)
         if self.failure is None and call.call_id in self.wire.calls:
             self.wire.abandon(call.call_id)
             self._write(self.wire.cancel(call.call_id))
@@ -217,10 +257,11 @@ class AsyncGraphHandle(handles.SubmittedGraph):
         outputs: Sequence[int | str] | None = None,
         priority: int = 0,
         trace: bool = False,
+        observe: Observe | None = None,
         timeout: float | None = None,
     ) -> handles.RunResult:
-        """Evaluates the graph and returns its outputs."""
-        flow = flows.run(self, inputs, outputs, priority, self._client.body_max, trace)
+        """Evaluates the graph and returns its outputs; see client.GraphHandle.run()."""
+        flow = flows.run(self, inputs, outputs, priority, self._client.body_max, trace, observe)
         return await self._client.drive(flow, timeout)
 
     async def explain(self) -> str:
@@ -389,6 +430,7 @@ class AsyncClient:
         weights: Sequence[handles.WeightSet] = (),
         states: Sequence[handles.StateInfo] = (),
         pins: Placement | None = None,
+        taps: Taps = (),
         rules: str = "headrace",
         n_copies: int = 0,
         op_offload: bool = False,
@@ -401,7 +443,8 @@ class AsyncClient:
     ) -> AsyncGraphHandle:
         """Has a graph checked and planned; see client.Client.submit()."""
         options = flows.SubmitOptions(
-            pins, rules, n_copies, op_offload, strict, dry_run, fresh, planned, realloc_fail
+            pins, rules, n_copies, op_offload, strict, dry_run, fresh, planned, realloc_fail,
+            taps,
         )
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
         handle = AsyncGraphHandle(self, graph, message.SerializeToString())

@@ -13,7 +13,7 @@ from headrace import flows, handles
 from headrace import headrace_pb2 as pb
 from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.explain import Explanation
-from headrace.flows import Content, Flow, Inputs, OnProgress, Placement, Request
+from headrace.flows import Content, Flow, Inputs, Observe, OnProgress, Placement, Request, Taps
 from headrace.graph import Graph
 from headrace.transport import Pending, Transport, open_stream
 from headrace.types import Array, TensorInfo, TypeLike
@@ -49,6 +49,7 @@ class Operation(Generic[T]):
                 timeout=self._timeout,
                 into=request.into,
                 progress=request.progress,
+                observe=request.observe,
             )
         except StopIteration as stop:
             self._value, self._pending = stop.value, None
@@ -125,14 +126,17 @@ class GraphHandle(handles.SubmittedGraph):
         outputs: Sequence[int | str] | None = None,
         priority: int = 0,
         trace: bool = False,
+        observe: Observe | None = None,
         timeout: float | None = None,
     ) -> handles.RunResult:
         """Evaluates the graph and returns its outputs.
 
         inputs: {name: array}, or arrays in the graph's order. outputs: which, by name or position
         (None all, empty none). trace: the result's `trace` tells when each command began and ended.
+        observe: is called by this thread with each tap of the graph and its value, while the run
+        waits; when it returns False the run ends there with Cancelled (reason TAP_STOP).
         """
-        flow = flows.run(self, inputs, outputs, priority, self._client.body_max, trace)
+        flow = flows.run(self, inputs, outputs, priority, self._client.body_max, trace, observe)
         return self._client.drive(flow, timeout)
 
     def run_async(
@@ -142,12 +146,13 @@ class GraphHandle(handles.SubmittedGraph):
         outputs: Sequence[int | str] | None = None,
         priority: int = 0,
         trace: bool = False,
+        observe: Observe | None = None,
         timeout: float | None = None,
     ) -> Operation[handles.RunResult]:
         """Starts a run and returns at once; inputs may be overwritten when this returns, unless
-        they are longer than one frame (Client.body_max).
+        they are longer than one frame (Client.body_max). `observe` is called in result().
         """
-        flow = flows.run(self, inputs, outputs, priority, self._client.body_max, trace)
+        flow = flows.run(self, inputs, outputs, priority, self._client.body_max, trace, observe)
         return self._client.begin(flow, timeout)
 
     def explain(self) -> str:
@@ -331,6 +336,7 @@ class Client:
         weights: Sequence[handles.WeightSet] = (),
         states: Sequence[handles.StateInfo] = (),
         pins: Placement | None = None,
+        taps: Taps = (),
         rules: str = "headrace",
         n_copies: int = 0,
         op_offload: bool = False,
@@ -344,7 +350,8 @@ class Client:
         """Has a graph checked and planned.
 
         weights, states: where the leaves of those kinds are looked up by name, first set first.
-        pins: {glob over tensor names: device}. rules: "headrace" or "ggml". n_copies: runs in
+        pins: {glob over tensor names: device}. taps: nodes that observed runs show, as tensors or
+        as globs over their names. rules: "headrace" or "ggml". n_copies: runs in
         flight at once (0: the plan decides). strict: no node may fall back to the last device.
         dry_run: plan only; with planned, {glob: device} as in load(), also for weights and states
         that are not there yet: plan.devices then tells all bytes before anything is loaded. fresh:
@@ -352,7 +359,8 @@ class Client:
         make the session's compute memory grow.
         """
         options = flows.SubmitOptions(
-            pins, rules, n_copies, op_offload, strict, dry_run, fresh, planned, realloc_fail
+            pins, rules, n_copies, op_offload, strict, dry_run, fresh, planned, realloc_fail,
+            taps,
         )
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
         handle = GraphHandle(self, graph, message.SerializeToString())

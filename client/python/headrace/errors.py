@@ -13,7 +13,8 @@ class HeadraceError(Exception):
 
     code: gRPC's number. reason: a stable token. words: for people. node: index among the graph's
     nodes; tensor: id among leaves, then nodes; field: column, key or parameter; limit and actual:
-    what was allowed and what was asked; retry_after: seconds; digest: of a graph that was evicted.
+    what was allowed and what was asked; retry_after: seconds; digest: of a graph that was evicted;
+    written: ids of the states that a run has written, or may have, which was stopped at a tap.
     """
 
     code: int = 2
@@ -31,6 +32,7 @@ class HeadraceError(Exception):
         actual: int = 0,
         retry_after: float = 0.0,
         digest: bytes = b"",
+        written: tuple[int, ...] = (),
     ) -> None:
         super().__init__(words)
         self.words = words
@@ -43,6 +45,7 @@ class HeadraceError(Exception):
         self.actual = actual
         self.retry_after = retry_after
         self.digest = digest
+        self.written = written
 
     def __str__(self) -> str:
         place = [

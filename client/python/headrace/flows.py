@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from headrace.errors import NotFound, ProtocolError
 from headrace.explain import Explanation
 from headrace.graph import Graph
 from headrace.handles import SubmittedGraph
+from headrace.ops.base import Tensor
 from headrace.trace import Trace
 from headrace.types import Array, TensorInfo, TypeLike, as_bytes, as_type, from_bytes
 from headrace.wire import PROTOCOL, Buffer, Kind, Reply, parse
@@ -32,6 +34,12 @@ Placement = Mapping[str, str] | Sequence[tuple[str, str]]
 Inputs = Mapping[str, Any] | Sequence[Any]
 # Takes the bytes done and the bytes in all.
 OnProgress = Callable[[int, int], None]
+# Takes the id of a tap's tensor and its bytes; False ends the run.
+OnTap = Callable[[int, memoryview], bool]
+# The user's: takes the tensor and its value.
+Observe = Callable[[Tensor, Array], bool | None]
+# Nodes, or globs over their names.
+Taps = Sequence["Tensor | str"]
 Content = npt.ArrayLike | tuple[TypeLike, Sequence[int], Buffer]
 
 T = TypeVar("T")
@@ -47,6 +55,7 @@ class Request:
     into: memoryview | None = None
     stream: bool = False
     progress: OnProgress | None = None
+    observe: OnTap | None = None
 
 
 Flow = Generator[Request, Reply, T]
@@ -280,6 +289,22 @@ def state_free(handle: int) -> Flow[None]:
 # ---- graphs --------------------------------------------------------------------------------------
 
 
+def tap_ids(graph: Graph, taps: Taps) -> list[int]:
+    """Ids of nodes, ascending; ValueError for a leaf or a glob that means none."""
+    ids: set[int] = set()
+    for tap in taps:
+        if isinstance(tap, str):
+            found = [n for n in graph.nodes if n.name and fnmatchcase(n.name, tap)]
+            if not found:
+                raise ValueError(f"no node is named like {tap!r}")
+        elif tap.graph is not graph or tap.is_leaf:
+            raise ValueError(f"{tap!r} is no node of this graph")
+        else:
+            found = [tap]
+        ids.update(len(graph.leaves) + node.index for node in found)
+    return sorted(ids)
+
+
 @dataclass(frozen=True)
 class SubmitOptions:
     """How a graph is to be planned; see Client.submit()."""
@@ -293,6 +318,7 @@ class SubmitOptions:
     fresh: bool = False
     planned: Placement | None = None
     realloc_fail: bool = False
+    taps: Taps = ()
 
     def message(self, graph: Graph, weights: Sequence[int], states: Sequence[int]) -> pb.Submit:
         """The message without the graph's length."""
@@ -313,6 +339,7 @@ class SubmitOptions:
             fresh=self.fresh,
             planned=rules(self.planned),
             realloc_fail=self.realloc_fail,
+            taps=tap_ids(graph, self.taps),
         )
 
 
@@ -416,8 +443,14 @@ def run(
     priority: int,
     body_max: int,
     trace: bool = False,
+    observe: Observe | None = None,
 ) -> Flow[handles.RunResult]:
     """One evaluation."""
+
+    def show(tensor: int, raw: memoryview) -> bool:
+        node = handle.graph.tensor(tensor)
+        return observe is None or observe(node, handles.value_of(node, raw)) is not False
+
     body = input_body(handle, inputs)
     positions = handle.positions(outputs)
     wanted = handle.outputs if positions is None else [handle.outputs[p] for p in positions]
@@ -425,16 +458,17 @@ def run(
     into = None if trace else memory.data
     seen = handle.generation
     long = handle.input_bytes > body_max
-    request = Request(Kind.RUN, handle.run_message(positions, priority, long, trace), body, into)
+    on_tap = show if observe is not None else None
+    observed = observe is not None
+    message = handle.run_message(positions, priority, long, trace, observed)
     try:
-        reply = yield request
+        reply = yield Request(Kind.RUN, message, body, into, observe=on_tap)
     except NotFound:
         if handle.released:
             raise
         yield from renewed(handle, seen, body_max)
-        reply = yield Request(
-            Kind.RUN, handle.run_message(positions, priority, long, trace), body, into
-        )
+        message = handle.run_message(positions, priority, long, trace, observed)
+        reply = yield Request(Kind.RUN, message, body, into, observe=on_tap)
     answer = parse(pb.RunReply, reply.message)
     if not trace:
         return handles.outputs_of(handle, wanted, answer, memory)

@@ -274,7 +274,7 @@ class SubmittedGraph:
         self.released = False
         self.plan: PlanSummary
         self.lock = threading.Lock()
-        self._messages: dict[tuple[tuple[int, ...] | None, int, bool], bytes] = {}
+        self._messages: dict[tuple[tuple[int, ...] | None, int, bool, bool], bytes] = {}
 
     def planned(self, handle: int, plan: PlanSummary) -> None:
         """Takes the handle of a (renewed) submit."""
@@ -303,10 +303,15 @@ class SubmittedGraph:
         return tuple(self.output_names[w] if isinstance(w, str) else w for w in wanted)
 
     def run_message(
-        self, positions: tuple[int, ...] | None, priority: int, long: bool, trace: bool = False
+        self,
+        positions: tuple[int, ...] | None,
+        priority: int,
+        long: bool,
+        trace: bool = False,
+        observe: bool = False,
     ) -> bytes:
         """The RUN message; made once per choice of outputs."""
-        key = (positions, priority, trace)
+        key = (positions, priority, trace, observe)
         message = self._messages.get(key)
         if message is None:
             message = pb.Run(
@@ -315,6 +320,7 @@ class SubmittedGraph:
                 no_outputs=positions == (),
                 priority=priority,
                 trace=trace,
+                observe=observe,
                 input_bytes=self.input_bytes if long else 0,
             ).SerializeToString()
             self._messages[key] = message
@@ -342,12 +348,14 @@ class ExpertUse:
 class RunResult(Sequence[Array]):
     """The outputs of a run, by position or by name; times in seconds.
 
-    copied_bytes: between memories, experts included. trace: of a run that was asked for one. moves:
-    how often reallocations have moved the graph's memory.
+    copied_bytes: between memories, experts included. taps: how many an observed run has shown, and
+    tap_s of run_s waiting for answers. trace: of a run that was asked for one.
+    moves: how often reallocations have moved the graph's memory.
     """
 
     __slots__ = (
-        "arrays", "copied_bytes", "experts", "moves", "names", "queue_s", "run_s", "slot", "trace",
+        "arrays", "copied_bytes", "experts", "moves", "names", "queue_s", "run_s", "slot", "tap_s",
+        "taps", "trace",
     )  # fmt: skip
 
     def __init__(self, arrays: list[Array], names: Mapping[str, int], reply: pb.RunReply) -> None:
@@ -356,6 +364,8 @@ class RunResult(Sequence[Array]):
         self.queue_s = reply.queue_ns / 1e9
         self.run_s = reply.run_ns / 1e9
         self.slot = reply.slot
+        self.taps = reply.taps
+        self.tap_s = reply.tap_ns / 1e9
         self.copied_bytes = reply.copied_bytes
         e = reply.experts
         self.experts = ExpertUse(e.hits, e.misses, e.copies, e.bytes)
@@ -504,6 +514,18 @@ def manifest_of(m: pb.Manifest) -> list[TensorInfo]:
         at += length
         tensors.append(TensorInfo(name, Type(m.type[i]), as_shape(m.ne[4 * i : 4 * i + 4])))
     return tensors
+
+
+def value_of(tensor: Tensor, raw: memoryview) -> Array:
+    """An array over the strided span of a tensor, without a copy."""
+    data = np.frombuffer(raw, np.uint8)
+    if tensor.is_contiguous:
+        return from_bytes(data, tensor.type, tensor.shape)
+    dtype = np.dtype("<u2") if tensor.type is Type.BF16 else tensor.type.dtype
+    if dtype is not None:
+        return np.ndarray(tensor.shape, dtype, data, 0, tensor.strides)
+    row = tensor.type.row_bytes(tensor.shape[-1])
+    return np.ndarray((*tensor.shape[:-1], row), np.uint8, data, 0, (*tensor.strides[:-1], 1))
 
 
 def outputs_of(

@@ -22,7 +22,18 @@ from collections.abc import Callable, Sequence
 
 from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
 from headrace.tls import TlsSocket, client_context
-from headrace.wire import Buffer, Call, Credit, Event, Failure, GoingAway, Progress, Reply, Wire
+from headrace.wire import (
+    Buffer,
+    Call,
+    Credit,
+    Event,
+    Failure,
+    GoingAway,
+    Progress,
+    Reply,
+    Tapped,
+    Wire,
+)
 
 GRACE_S = 2.0
 IOV_MAX = 512
@@ -74,21 +85,29 @@ def open_stream(
     return TlsSocket(secure)
 
 
+def _go_on(tensor: int, body: memoryview) -> bool:
+    return True
+
+
 class Pending:
     """One call that has been sent: its reply or error once there is one."""
 
-    __slots__ = ("call", "deadline", "error", "granted", "news", "progress", "reply", "waiter")
+    __slots__ = (
+        "call", "deadline", "error", "granted", "news", "observe", "progress", "reply", "waiter",
+    )  # fmt: skip
 
     def __init__(
         self,
         call: Call,
         deadline: float | None,
         progress: Callable[[int, int], None] | None = None,
+        observe: Callable[[int, memoryview], bool] | None = None,
     ) -> None:
         self.call = call
         self.deadline = deadline
         self.progress = progress
-        self.news: list[Progress] = []
+        self.observe = observe
+        self.news: list[Progress | Tapped] = []
         self.reply: Reply | None = None
         self.error: HeadraceError | None = None
         self.granted = False
@@ -133,9 +152,10 @@ class Transport:
         timeout: float | None = None,
         into: memoryview | None = None,
         progress: Callable[[int, int], None] | None = None,
+        observe: Callable[[int, memoryview], bool] | None = None,
     ) -> Pending:
         """Sends a request. A body that needs credit is sent on by whoever waits for the reply, who
-        also calls `progress`.
+        also calls `progress` and `observe`.
         """
         timeout_ms = 0 if timeout is None else min(max(1, int(timeout * 1000)), 0xFFFFFFFF)
         deadline = None if timeout is None else time.monotonic() + timeout + GRACE_S
@@ -145,7 +165,7 @@ class Transport:
                 call = self.wire.call(
                     kind, message, body, stream=stream, timeout_ms=timeout_ms, into=into
                 )
-                pending = Pending(call, deadline, progress)
+                pending = Pending(call, deadline, progress, observe)
                 self._pending[call.call_id] = pending
             self._send(call.frames)
         return pending
@@ -184,9 +204,20 @@ class Transport:
 
     def _tell(self, pending: Pending) -> None:
         """Passes on what the daemon has said of the call's progress. No lock is held."""
-        while pending.news and pending.progress is not None:
+        while pending.news:
             news = pending.news.pop(0)
-            pending.progress(news.done, news.total)
+            if isinstance(news, Tapped):
+                self._answer(news, stop=not (pending.observe or _go_on)(news.tensor, news.body))
+            elif pending.progress is not None:
+                pending.progress(news.done, news.total)
+
+    def _answer(self, tapped: Tapped, *, stop: bool) -> None:
+        with self._sending:
+            with self._state:
+                if self._failure is not None:
+                    return
+                frames = self.wire.answer(tapped.call_id, tapped.tap, stop=stop)
+            self._send(frames)
 
     def poll(self) -> None:
         """Takes in whatever has arrived, without waiting."""
@@ -325,9 +356,9 @@ class Transport:
             pending = self._pending.get(event.call_id)
             if pending is not None:
                 pending.granted = True
-        elif isinstance(event, Progress):
+        elif isinstance(event, Progress | Tapped):
             pending = self._pending.get(event.call_id)
-            if pending is None or pending.progress is None:
+            if pending is None or (isinstance(event, Progress) and pending.progress is None):
                 return None
             pending.news.append(event)
         else:

@@ -68,10 +68,11 @@ class Kind(enum.IntEnum):
     RELEASE = 83
     RUN = 96
     SYNC = 98
+    TAP = 99
     STATS = 113
 
 
-_PUSHES = (Kind.CREDIT, Kind.GOAWAY, Kind.PROGRESS)
+_PUSHES = (Kind.CREDIT, Kind.GOAWAY, Kind.PROGRESS, Kind.TAP)
 
 
 # ---- CRC-32C -------------------------------------------------------------------------------------
@@ -199,6 +200,16 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Tapped:
+    """An observed run waits at a tap, until answer(). body: the tensor's bytes."""
+
+    call_id: int
+    tap: int
+    tensor: int
+    body: memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class GoingAway:
     """The daemon drains and takes no new requests."""
 
@@ -206,7 +217,17 @@ class GoingAway:
     retry_after: float
 
 
-Event = Reply | Failure | Credit | Progress | GoingAway
+Event = Reply | Failure | Credit | Progress | Tapped | GoingAway
+
+
+@dataclass(slots=True)
+class _Tap:
+    """A push that is arriving."""
+
+    tap: int
+    tensor: int
+    left: int
+    pieces: list[bytearray] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -227,6 +248,7 @@ class Call:
     message: bytes = b""
     filled: int = 0
     pieces: list[bytearray] = field(default_factory=list)
+    tap: _Tap | None = None
 
     @property
     def uploading(self) -> bool:
@@ -330,6 +352,13 @@ class Wire:
         call.abandoned = True
         return call.frames
 
+    def answer(self, call_id: int, tap: int, *, stop: bool) -> list[Buffer]:
+        """Lets a run that waits at a tap go on, or ends it. Nobody waits for the answer to that."""
+        message = pb.Tap(run=call_id, tap=tap, stop=stop).SerializeToString()
+        call = self.call(Kind.TAP, message)
+        call.abandoned = True
+        return call.frames
+
     def abandon(self, call_id: int) -> None:
         """Nobody waits for this call any more: its reply is skipped when it comes."""
         call = self.calls.get(call_id)
@@ -410,6 +439,12 @@ class Wire:
     def _destination(self, head: Header, message: bytes) -> memoryview:
         """Where this frame's body goes; notes the message in its call."""
         call = self.calls.get(head.call_id)
+        if head.type == Kind.TAP:
+            return self._tapped(head, message, call)
+        if call is not None and call.tap is not None:
+            if head.type != Kind.DATA | REPLY or head.flags & ERROR:
+                raise ProtocolError(f"frame type {head.type} inside a tap", reason="BAD_TYPE")
+            return self._tap_piece(call.tap, head.body_bytes)
         if head.type in _PUSHES:
             self._pushed(head, message, call)
             if head.body_bytes:
@@ -447,12 +482,35 @@ class Wire:
             call.pieces.append(piece)
         return memoryview(piece)
 
+    def _tapped(self, head: Header, message: bytes, call: Call | None) -> memoryview:
+        if call is None or call.kind != Kind.RUN or call.begun or call.tap is not None:
+            raise ProtocolError("a tap of no run that is under way", reason="PROTOCOL")
+        push = parse(pb.TapPush, message)
+        call.tap = _Tap(push.tap, push.tensor, push.bytes)
+        return self._tap_piece(call.tap, head.body_bytes)
+
+    def _tap_piece(self, tap: _Tap, size: int) -> memoryview:
+        if size > tap.left:
+            raise ProtocolError("a tap of more bytes than it announced", reason="BODY_TOO_LONG")
+        tap.left -= size
+        piece = bytearray(size)
+        tap.pieces.append(piece)
+        return memoryview(piece)
+
     def _frame_done(self) -> None:
         """A frame is complete: ends its call if this was the last."""
         head, self._header = self._header, None
         self._body, self._body_at = _EMPTY, 0
         assert head is not None
         call = self.calls.get(head.call_id)
+        if call is not None and call.tap is not None:
+            tap = call.tap
+            if tap.left == 0:
+                call.tap = None
+                if not call.abandoned:
+                    body = memoryview(b"".join(tap.pieces))
+                    self._events.append(Tapped(call.call_id, tap.tap, tap.tensor, body))
+            return
         if head.type in _PUSHES or call is None:
             return
         if head.flags & ERROR:
@@ -497,6 +555,7 @@ class Wire:
             actual=e.actual,
             retry_after=e.retry_after_ms / 1000,
             digest=e.digest,
+            written=tuple(e.written),
         )
 
 
