@@ -37,6 +37,10 @@ struct hr_limits {
         uint64_t upload_window_bytes, resident_bytes;
         uint64_t metadata_bytes, metadata_keys, manifest_bytes, placement_rules;
         uint64_t session_states, state_tensors;
+        /* Of all sessions of one principal. */
+        uint64_t principal_sessions, principal_connections, principal_weights, principal_states;
+        uint64_t principal_graphs, principal_reservations, principal_runs, principal_uploads;
+        uint64_t principal_state_bytes, principal_buffer_bytes;
         uint64_t connections, greetings, connection_requests, backlog;
         uint64_t hello_timeout_ns, refusal_delay_ns, progress_timeout_ns, output_timeout_ns, tap_timeout_ns;
 };

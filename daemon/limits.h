@@ -96,6 +96,22 @@
 /* Tensors of one state: two per layer, with room for recurrent models. */
 #define HR_DEFAULT_STATE_TENSORS UINT64_C(16384)
 
+/* ---- Principals --------------------------------------------------------------------------------
+ * */
+
+/* What all sessions of one principal hold together: a service with many workers comes as one principal,
+ * so most are sixteen times a session's; memory is four times. */
+#define HR_DEFAULT_PRINCIPAL_SESSIONS UINT64_C(2048)
+#define HR_DEFAULT_PRINCIPAL_CONNECTIONS UINT64_C(2048)
+#define HR_DEFAULT_PRINCIPAL_WEIGHTS UINT64_C(4096)
+#define HR_DEFAULT_PRINCIPAL_STATES UINT64_C(16384)
+#define HR_DEFAULT_PRINCIPAL_GRAPHS UINT64_C(8192)
+#define HR_DEFAULT_PRINCIPAL_RESERVATIONS UINT64_C(1024)
+#define HR_DEFAULT_PRINCIPAL_RUNS UINT64_C(1024)
+#define HR_DEFAULT_PRINCIPAL_UPLOADS UINT64_C(128)
+#define HR_DEFAULT_PRINCIPAL_STATE_BYTES (256 * HR_GIB)
+#define HR_DEFAULT_PRINCIPAL_BUFFER_BYTES (4 * HR_GIB)
+
 /* ---- Connections ------------------------------------------------------------------------------
  * */
 

@@ -210,6 +210,19 @@ hr_status hr_principal_of_certificate(struct hr_principals *principals, const ch
         return refuse(diag);
 }
 
+const struct hr_principal *hr_principals_next(const struct hr_principals *principals,
+                                              const struct hr_principal *principal) {
+        const struct hr_list *next = principal && !principal->config ? principal->link.next
+                                                                     : principals->others.next;
+        ptrdiff_t number = principal && principal->config ? principal - principals->configured : -1;
+
+        if ((!principal || principal->config) &&
+            number + 1 < (ptrdiff_t) principals->config->principal_count)
+                return &principals->configured[number + 1];
+        return next == &principals->others ? NULL
+                                           : HR_CONTAINER_OF(next, struct hr_principal, link);
+}
+
 hr_status hr_principal_check(const struct hr_principal *principal, uint64_t permissions,
                              struct hr_diag *diag) {
         uint64_t missing = permissions & ~principal->permissions;

@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 
 #include "core/list.h"
-#include "daemon/config.h"
+#include "daemon/charge.h"
 
 struct hr_principals;
 
@@ -26,6 +26,7 @@ struct hr_principal {
         uint32_t refs;       /* those without a section go with the last */
         uint32_t uid;        /* of those without a section */
         uint64_t permissions;
+        struct hr_account account; /* what its sessions hold together */
         const struct hr_config_principal *config; /* NULL: has no section */
         char name[HR_DEVICE_NAME_BYTES_MAX + 1];
 };
@@ -56,6 +57,9 @@ HR_NODISCARD hr_status hr_principal_of_certificate(struct hr_principals *princip
 struct hr_principal *hr_principal_ref(struct hr_principal *principal);
 /* Returns NULL; NULL is a no-op. */
 struct hr_principal *hr_principal_unref(struct hr_principal *principal);
+/* The configured ones, then those without a section, one after the other: NULL begins, NULL ends. */
+const struct hr_principal *hr_principals_next(const struct hr_principals *principals,
+                                              const struct hr_principal *principal);
 /* HR_E_PERMISSION when it lacks one of these. */
 HR_NODISCARD hr_status hr_principal_check(const struct hr_principal *principal,
                                           uint64_t permissions, struct hr_diag *diag);

@@ -66,7 +66,8 @@ static void request_recycle(struct hr_request *request) {
                 request->method->release(request);
         (void) hr_object_unref(request->object);
         if (request->buffer_charge > 0)
-                hr_discharge(&request->session->buffer_bytes, request->buffer_charge);
+                hr_session_discharge(request->session, HR_CHARGE_BUFFER_BYTES,
+                                     request->buffer_charge);
         (void) hr_session_unref(request->session);
         hr_list_remove(&request->deadline_link);
         free(request->body_memory);
@@ -104,9 +105,7 @@ hr_status hr_request_expect_body(struct hr_request *request, uint64_t total, uin
 
         HR_TRY(hr_charge(&none, total, limit, field, diag));
         if (total > 0) {
-                HR_TRY(hr_charge(&request->session->buffer_bytes, total,
-                                 request->server->config->limits.session_buffer_bytes,
-                                 "session_buffer_bytes", diag));
+                HR_TRY(hr_session_charge_buffer(request->session, total, diag));
                 request->buffer_charge += total;
                 request->body_memory = malloc(total);
                 if (!request->body_memory)

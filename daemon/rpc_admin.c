@@ -1,6 +1,6 @@
 /*
  * STATS: one flat list of named numbers with labels, gathered from the engine's side in one job and
- * from the loop's own counters behind it.
+ * from the loop's own counters behind it. QUOTA: the same of what the asking client holds.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -222,26 +222,45 @@ static void put_devices(struct list *list, const struct hr_server *server) {
         }
 }
 
-static hr_status stats_finish(struct hr_request *request, struct hr_diag *diag) {
-        struct gathered *gathered = request->context;
-        struct list list = gathered->list;
+static void put_principals(struct list *list, const struct hr_server *server) {
+        const struct hr_principal *principal = NULL;
+
+        while ((principal = hr_principals_next(server->principals, principal)))
+                for (int kind = 0; kind < HR_CHARGE_KINDS; kind++)
+                        if (principal->account.held[kind] > 0)
+                                put_with(list, "principal_held", principal->account.held[kind],
+                                         "principal=\"%s\",what=\"%s\"", principal->name,
+                                         hr_charge_name((hr_charge_kind) kind));
+}
+
+/* Replies the list; its storage is the request's. */
+static hr_status list_reply(struct hr_request *request, const struct list *list,
+                            struct hr_diag *diag) {
         uint8_t message[16];
         size_t bytes = 0;
 
-        put_server(&list, request->server);
-        put_engine(&list, gathered);
-        put_devices(&list, request->server);
-        if (list.full)
+        if (list->full)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the counters");
-        HR_TRY(hr_wire_stats_encode(list.stats, list.count, NULL, 0, diag, &request->reply_bytes));
+        HR_TRY(hr_wire_stats_encode(list->stats, list->count, NULL, 0, diag, &request->reply_bytes));
         request->reply_memory = malloc(request->reply_bytes + 1);
         if (!request->reply_memory)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the counters");
-        HR_TRY(hr_wire_stats_encode(list.stats, list.count, request->reply_memory,
+        HR_TRY(hr_wire_stats_encode(list->stats, list->count, request->reply_memory,
                                     request->reply_bytes, diag, &request->reply_bytes));
         HR_TRY(hr_wire_varint_encode(request->reply_bytes, message, sizeof message, diag, &bytes));
         hr_request_reply(request, message, bytes, request->reply_memory, request->reply_bytes);
         return HR_OK;
+}
+
+static hr_status stats_finish(struct hr_request *request, struct hr_diag *diag) {
+        struct gathered *gathered = request->context;
+        struct list list = gathered->list;
+
+        put_server(&list, request->server);
+        put_engine(&list, gathered);
+        put_devices(&list, request->server);
+        put_principals(&list, request->server);
+        return list_reply(request, &list, diag);
 }
 
 static void stats_done(struct hr_job *job) {
@@ -256,7 +275,32 @@ static hr_status stats_start(struct hr_request *request, struct hr_diag *diag) {
         return HR_OK;
 }
 
+static hr_status quota_start(struct hr_request *request, struct hr_diag *diag) {
+        const struct hr_session *session = request->session;
+        const struct hr_limits *limits = &request->server->config->limits;
+        struct list list = {.arena = &request->arena};
+
+        for (int i = 0; i < HR_CHARGE_KINDS; i++) {
+                hr_charge_kind kind = (hr_charge_kind) i;
+                const char *name = hr_charge_name(kind);
+
+                if (kind < HR_CHARGE_SESSIONS)
+                        put_with(&list, "session_held", session->account.held[kind],
+                                 "what=\"%s\"", name);
+                put_with(&list, "principal_held", session->principal->account.held[kind],
+                         "what=\"%s\"", name);
+                put_with(&list, "principal_limit", hr_charge_limit(limits, kind), "what=\"%s\"",
+                         name);
+        }
+        return list_reply(request, &list, diag);
+}
+
 const struct hr_method hr_admin_methods[] = {
+        {.type = HR_FRAME_QUOTA,
+         .name = "QUOTA",
+         .needs_session = true,
+         .begin = hr_method_begin_empty,
+         .start = quota_start},
         {.type = HR_FRAME_STATS,
          .name = "STATS",
          .needs_session = true,

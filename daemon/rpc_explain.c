@@ -204,22 +204,21 @@ static hr_status explain_start(struct hr_request *request, struct hr_diag *diag)
 
 hr_status hr_run_trace_expect(struct hr_graph_object *object, struct hr_graph_run *run,
                               struct hr_diag *diag) {
-        uint64_t limit = object->base.session->server->config->limits.session_buffer_bytes;
-        uint64_t *held = &object->base.session->buffer_bytes;
+        struct hr_session *session = object->base.session;
         uint32_t commands = hr_pipeline_command_count(object->bound->bound.pipeline);
         uint64_t bytes = (uint64_t) commands * sizeof *run->trace;
         uint64_t measure = hr_measure_bytes(hr_plan_summary(object->plan).split_count);
 
         if (!object->measure_charge) {
-                HR_TRY(hr_charge(held, measure, limit, "session_buffer_bytes", diag));
+                HR_TRY(hr_session_charge_buffer(session, measure, diag));
                 object->measure_charge = measure;
         }
         if (run->trace)
                 return HR_OK;
-        HR_TRY(hr_charge(held, bytes, limit, "session_buffer_bytes", diag));
+        HR_TRY(hr_session_charge_buffer(session, bytes, diag));
         run->trace = calloc(1, bytes + 1);
         if (!run->trace) {
-                hr_discharge(held, bytes);
+                hr_session_discharge(session, HR_CHARGE_BUFFER_BYTES, bytes);
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a trace of %u commands",
                                commands);
         }

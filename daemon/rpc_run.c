@@ -24,8 +24,8 @@ static uint64_t run_bytes(const struct hr_graph_object *object) {
 static struct hr_graph_run *run_free(struct hr_graph_object *object, struct hr_graph_run *run) {
         if (!run)
                 return NULL;
-        hr_discharge(&object->base.session->buffer_bytes,
-                     run_bytes(object) + run->trace_bytes + run->tap_bytes);
+        hr_session_discharge(object->base.session, HR_CHARGE_BUFFER_BYTES,
+                             run_bytes(object) + run->trace_bytes + run->tap_bytes);
         free(run->tap_data);
         free(run->trace);
         free(run->inputs);
@@ -52,12 +52,10 @@ static hr_status run_new(struct hr_graph_object *object, struct hr_diag *diag,
         struct hr_graph_run *run;
         uint8_t *at;
 
-        HR_TRY(hr_charge(&session->buffer_bytes, run_bytes(object),
-                         session->server->config->limits.session_buffer_bytes,
-                         "session_buffer_bytes", diag));
+        HR_TRY(hr_session_charge_buffer(session, run_bytes(object), diag));
         run = calloc(1, sizeof *run);
         if (!run) {
-                hr_discharge(&session->buffer_bytes, run_bytes(object));
+                hr_session_discharge(session, HR_CHARGE_BUFFER_BYTES, run_bytes(object));
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a run");
         }
         run->inputs = buffer_new(object->input_total);
@@ -111,7 +109,7 @@ void hr_graph_object_free(struct hr_object *base) {
 
         while ((link = hr_list_pop(&object->idle_runs)))
                 (void) run_free(object, HR_CONTAINER_OF(link, struct hr_graph_run, link));
-        hr_discharge(&object->base.session->buffer_bytes, object->measure_charge);
+        hr_session_discharge(object->base.session, HR_CHARGE_BUFFER_BYTES, object->measure_charge);
         free(object->input_bytes);
         free(object->output_bytes);
         free(object->shares);
@@ -183,10 +181,9 @@ static hr_status run_begin(struct hr_request *request, struct hr_wire_span messa
                                       "%llu bytes of inputs, the graph takes %llu",
                                       (unsigned long long) wire.input_bytes,
                                       (unsigned long long) object->input_total);
-        HR_TRY(hr_charge(&request->session->run_count, 1, limits->session_runs, "session_runs",
-                         diag));
+        HR_TRY(hr_session_charge(request->session, HR_CHARGE_RUNS, 1, limits->session_runs, diag));
         if (run_take(object, diag, &run) != HR_OK) {
-                hr_discharge(&request->session->run_count, 1);
+                hr_session_discharge(request->session, HR_CHARGE_RUNS, 1);
                 return diag->status;
         }
         request->context = run;
@@ -207,7 +204,7 @@ static void run_release(struct hr_request *request) {
         if (!request->context)
                 return;
         run_give(hr_graph_object(request->object), request->context);
-        hr_discharge(&request->session->run_count, 1);
+        hr_session_discharge(request->session, HR_CHARGE_RUNS, 1);
         request->server->stats.runs_in_flight--;
 }
 

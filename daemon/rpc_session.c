@@ -68,9 +68,9 @@ static hr_status principal_find(struct hr_conn *conn, struct hr_wire_hello *hell
                                : hr_fail(diag, HR_E_UNAUTHENTICATED, "the peer is not known");
 }
 
-static hr_status session_enter(struct hr_request *request, const struct hr_wire_hello *hello,
-                               struct hr_diag *diag) {
-        struct hr_conn *conn = request->conn;
+/* The session of the token, or a new one. */
+static hr_status session_find(struct hr_conn *conn, const struct hr_wire_hello *hello,
+                              struct hr_diag *diag) {
         struct hr_session *session;
 
         if (hello->resume_token_bytes > 0) {
@@ -84,6 +84,22 @@ static hr_status session_enter(struct hr_request *request, const struct hr_wire_
         } else {
                 HR_TRY(hr_session_new(conn->server, conn->principal, diag, &conn->session));
                 memcpy(conn->session->name, hello->session_name, sizeof conn->session->name);
+        }
+        return HR_OK;
+}
+
+static hr_status session_enter(struct hr_request *request, const struct hr_wire_hello *hello,
+                               struct hr_diag *diag) {
+        struct hr_conn *conn = request->conn;
+        struct hr_account *account = &conn->principal->account;
+        hr_status status;
+
+        HR_TRY(hr_account_charge(NULL, account, &conn->server->config->limits,
+                                 HR_CHARGE_CONNECTIONS, 1, 0, diag));
+        status = session_find(conn, hello, diag);
+        if (status != HR_OK) {
+                hr_account_discharge(NULL, account, HR_CHARGE_CONNECTIONS, 1);
+                return status;
         }
         hr_list_append(&conn->session->conns, &conn->session_link);
         conn->server->greeting_count--;

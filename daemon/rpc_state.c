@@ -137,9 +137,8 @@ static hr_status alloc_charge(struct hr_request *request, struct hr_diag *diag) 
 
         if (request->stopped != HR_OK)
                 return hr_fail(diag, request->stopped, "cancelled");
-        HR_TRY(hr_charge(&request->session->state_bytes, allocation->bytes,
-                         request->server->config->limits.session_state_bytes, "session_state_bytes",
-                         diag));
+        HR_TRY(hr_session_charge(request->session, HR_CHARGE_STATE_BYTES, allocation->bytes,
+                                 request->server->config->limits.session_state_bytes, diag));
         request->object->state_bytes = allocation->bytes;
         hr_request_post_work(request, alloc_work, alloc_done);
         return HR_OK;
@@ -196,14 +195,12 @@ static void transfer_post(struct hr_request *request, bool is_write, void *host,
 
 static hr_status read_begin(struct hr_request *request, struct hr_wire_span message,
                             const struct hr_frame_header *header, struct hr_diag *diag) {
-        const struct hr_limits *limits = &request->server->config->limits;
         const struct hr_transfer_job *transfer;
 
         (void) header;
         HR_TRY(range_begin(request, message, diag));
         transfer = request->context;
-        HR_TRY(hr_charge(&request->session->buffer_bytes, transfer->transfer.bytes,
-                         limits->session_buffer_bytes, "session_buffer_bytes", diag));
+        HR_TRY(hr_session_charge_buffer(request->session, transfer->transfer.bytes, diag));
         request->buffer_charge = transfer->transfer.bytes;
         request->reply_memory = malloc(transfer->transfer.bytes ? transfer->transfer.bytes : 1);
         return request->reply_memory ? HR_OK

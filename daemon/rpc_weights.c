@@ -76,8 +76,8 @@ static hr_status making_begin(struct hr_request *request, struct hr_diag *diag,
 
         if (!making)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a request");
-        HR_TRY(hr_charge(&request->session->uploads, 1, limits->session_uploads, "session_uploads",
-                         diag));
+        HR_TRY(hr_session_charge(request->session, HR_CHARGE_UPLOADS, 1, limits->session_uploads,
+                                 diag));
         request->context = making;
         HR_TRY(hr_object_new(request->session, HR_OBJECT_WEIGHTS, sizeof(struct weights_object),
                              limits->session_weights, diag, &request->object));
@@ -92,7 +92,7 @@ static void making_release(struct hr_request *request) {
         if (!making)
                 return;
         hr_progress_end(&making->progress);
-        hr_discharge(&request->session->uploads, 1);
+        hr_session_discharge(request->session, HR_CHARGE_UPLOADS, 1);
 }
 
 /* Tells the peer how far it is, until its request is released. */

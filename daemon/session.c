@@ -111,30 +111,20 @@ void hr_handles_deinit(struct hr_handles *handles) {
 
 /* ---- charges --------------------------------------------------------------------------------- */
 
-hr_status hr_charge(uint64_t *counter, uint64_t amount, uint64_t limit, const char *field,
-                    struct hr_diag *diag) {
-        uint64_t sum;
-        hr_status status;
-
-        if (hr_add_u64(*counter, amount, &sum) && sum <= limit) {
-                *counter = sum;
-                return HR_OK;
-        }
-        status = hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT",
-                                "%s: %llu held, %llu more, at most %llu", field,
-                                (unsigned long long) *counter, (unsigned long long) amount,
-                                (unsigned long long) limit);
-        if (diag && diag->status == status) {
-                diag->field = field;
-                diag->limit = limit;
-                diag->actual = hr_add_u64(*counter, amount, &sum) ? sum : UINT64_MAX;
-        }
-        return status;
+hr_status hr_session_charge(struct hr_session *session, hr_charge_kind kind, uint64_t amount,
+                            uint64_t limit, struct hr_diag *diag) {
+        return hr_account_charge(&session->account, &session->principal->account,
+                                 &session->server->config->limits, kind, amount, limit, diag);
 }
 
-void hr_discharge(uint64_t *counter, uint64_t amount) {
-        HR_ASSERT(*counter >= amount);
-        *counter -= amount;
+void hr_session_discharge(struct hr_session *session, hr_charge_kind kind, uint64_t amount) {
+        hr_account_discharge(&session->account, &session->principal->account, kind, amount);
+}
+
+hr_status hr_session_charge_buffer(struct hr_session *session, uint64_t bytes,
+                                   struct hr_diag *diag) {
+        return hr_session_charge(session, HR_CHARGE_BUFFER_BYTES, bytes,
+                                 session->server->config->limits.session_buffer_bytes, diag);
 }
 
 /* ---- objects --------------------------------------------------------------------------------- */
@@ -147,6 +137,16 @@ const char *hr_object_kind_name(hr_object_kind kind) {
         return names[kind];
 }
 
+/* Objects are charged by their kind. */
+static hr_charge_kind charge_of(hr_object_kind kind) {
+        _Static_assert((int) HR_OBJECT_WEIGHTS == (int) HR_CHARGE_WEIGHTS &&
+                               (int) HR_OBJECT_STATE == (int) HR_CHARGE_STATES &&
+                               (int) HR_OBJECT_GRAPH == (int) HR_CHARGE_GRAPHS &&
+                               (int) HR_OBJECT_RESERVATION == (int) HR_CHARGE_RESERVATIONS,
+                       "kinds of objects and of charges go together");
+        return (hr_charge_kind) kind;
+}
+
 /* The closing of an object that holds nothing of the engine's. */
 static void object_close_nothing(struct hr_job *job) {
         hr_engine_job_end(job);
@@ -154,15 +154,13 @@ static void object_close_nothing(struct hr_job *job) {
 
 hr_status hr_object_new(struct hr_session *session, hr_object_kind kind, size_t size,
                         uint64_t limit, struct hr_diag *diag, struct hr_object **ret_object) {
-        static const char *const fields[HR_OBJECT_KINDS] = {
-                "session_weights", "session_states", "session_graphs", "session_reservations"};
         struct hr_object *object;
 
         HR_ASSERT(size >= sizeof *object);
-        HR_TRY(hr_charge(&session->object_count[kind], 1, limit, fields[kind], diag));
+        HR_TRY(hr_session_charge(session, charge_of(kind), 1, limit, diag));
         object = calloc(1, size);
         if (!object) {
-                hr_discharge(&session->object_count[kind], 1);
+                hr_session_discharge(session, charge_of(kind), 1);
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a handle");
         }
         object->kind = kind;
@@ -182,7 +180,7 @@ struct hr_object *hr_object_ref(struct hr_object *object) {
 
 void hr_object_discharge(struct hr_object *object) {
         if (!object->is_discharged)
-                hr_discharge(&object->session->object_count[object->kind], 1);
+                hr_session_discharge(object->session, charge_of(object->kind), 1);
         object->is_discharged = true;
 }
 
@@ -190,7 +188,7 @@ void hr_object_closed(struct hr_object *object) {
         struct hr_session *session = object->session;
 
         hr_object_discharge(object);
-        hr_discharge(&session->state_bytes, object->state_bytes);
+        hr_session_discharge(session, HR_CHARGE_STATE_BYTES, object->state_bytes);
         hr_discharge(&session->server->stats.objects, 1);
         if (object->free)
                 object->free(object);
@@ -240,6 +238,12 @@ hr_status hr_session_new(struct hr_server *server, struct hr_principal *principa
                 free(session);
                 return status;
         }
+        status = hr_account_charge(NULL, &principal->account, &server->config->limits,
+                                   HR_CHARGE_SESSIONS, 1, 0, diag);
+        if (status != HR_OK) {
+                free(session);
+                return status;
+        }
         session->refs = 2; /* the caller's, and its own until it closes */
         session->server = server;
         session->principal = hr_principal_ref(principal);
@@ -265,13 +269,15 @@ struct hr_session *hr_session_unref(struct hr_session *session) {
                 return NULL;
         HR_ASSERT(session->closed);
         HR_ASSERT(session->handles.used == 0);
-        HR_ASSERT(session->buffer_bytes == 0 && session->state_bytes == 0);
+        for (int kind = 0; kind < HR_CHARGE_KINDS; kind++)
+                HR_ASSERT(session->account.held[kind] == 0);
         hr_list_remove(&session->link);
         session->server->stats.sessions--;
         hr_handles_deinit(&session->handles);
         (void) hr_workspace_unref(session->workspace);
         free(session->evicted);
         explicit_bzero(session->token, sizeof session->token);
+        hr_account_discharge(NULL, &session->principal->account, HR_CHARGE_SESSIONS, 1);
         session->principal = hr_principal_unref(session->principal);
         hr_server_session_gone(session->server);
         free(session);

@@ -113,12 +113,7 @@ struct hr_session {
         struct hr_principal *principal; /* referenced */
         uint8_t token[HR_SESSION_TOKEN_BYTES];
         char name[64];
-        /* Charges. */
-        uint64_t object_count[HR_OBJECT_KINDS];
-        uint64_t run_count; /* queued and in flight */
-        uint64_t state_bytes;
-        uint64_t buffer_bytes; /* bodies in flight and buffers of runs */
-        uint64_t uploads;
+        struct hr_account account;
 };
 
 HR_NODISCARD hr_status hr_session_new(struct hr_server *server, struct hr_principal *principal,
@@ -151,10 +146,14 @@ void hr_session_forget_kind(struct hr_session *session, hr_object_kind kind);
  */
 void hr_session_forget(struct hr_session *session, struct hr_object *object);
 
-/* Adds to a counter under a limit: HR_E_EXHAUSTED (reason LIMIT, field, limit, actual). */
-HR_NODISCARD hr_status hr_charge(uint64_t *counter, uint64_t amount, uint64_t limit,
-                                 const char *field, struct hr_diag *diag);
-void hr_discharge(uint64_t *counter, uint64_t amount);
+/* Charges the session and its principal, or neither; limit: the session's. HR_E_EXHAUSTED (reason
+ * LIMIT). */
+HR_NODISCARD hr_status hr_session_charge(struct hr_session *session, hr_charge_kind kind,
+                                         uint64_t amount, uint64_t limit, struct hr_diag *diag);
+void hr_session_discharge(struct hr_session *session, hr_charge_kind kind, uint64_t amount);
+/* The same for HR_CHARGE_BUFFER_BYTES under its configured limit. */
+HR_NODISCARD hr_status hr_session_charge_buffer(struct hr_session *session, uint64_t bytes,
+                                                struct hr_diag *diag);
 
 /* Random bytes of the system. HR_E_UNAVAILABLE when it has none. Thread: any. */
 HR_NODISCARD hr_status hr_random(void *bytes, size_t size, struct hr_diag *diag);

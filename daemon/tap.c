@@ -22,12 +22,10 @@ hr_status hr_tap_expect(struct hr_graph_object *object, struct hr_graph_run *run
                                       "the graph was submitted without taps");
         if (run->tap_data)
                 return HR_OK;
-        HR_TRY(hr_charge(&session->buffer_bytes, summary.tap_bytes,
-                         session->server->config->limits.session_buffer_bytes,
-                         "session_buffer_bytes", diag));
+        HR_TRY(hr_session_charge_buffer(session, summary.tap_bytes, diag));
         run->tap_data = malloc(summary.tap_bytes);
         if (!run->tap_data) {
-                hr_discharge(&session->buffer_bytes, summary.tap_bytes);
+                hr_session_discharge(session, HR_CHARGE_BUFFER_BYTES, summary.tap_bytes);
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for taps");
         }
         run->tap_bytes = summary.tap_bytes;

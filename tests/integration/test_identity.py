@@ -180,3 +180,52 @@ def test_refused_start() -> None:
         )
         assert answer.returncode != 0
         assert word in answer.stderr
+
+
+def held(client: headrace.Client, what: str, of: str = "principal_held") -> float:
+    return client.quota().value(of, f'what="{what}"')
+
+
+def test_sessions_of_a_principal_share_its_limits(launch: Callable[..., Daemon]) -> None:
+    """What one session takes, the others of that principal cannot; another principal can."""
+    daemon = launch(
+        sections={
+            "limits": {
+                "principal_states": 3,
+                "principal_state_bytes": "64K",
+                "principal_sessions": 2,
+                "refusal_delay": "20ms",
+            },
+            **sections(
+                runner=by_token("runner", "run, admin"), loader=by_token("loader", "run, admin")
+            ),
+        }
+    )
+    mine, yours = TOKENS["runner"].encode(), TOKENS["loader"].encode()
+    spec = {"kv": ("f32", (1024,))}
+    with (
+        headrace.connect(daemon.address, credentials=mine) as first,
+        headrace.connect(daemon.address, credentials=mine) as second,
+        headrace.connect(daemon.address, credentials=yours) as other,
+    ):
+        with pytest.raises(errors.Exhausted, match="principal_sessions"):
+            headrace.connect(daemon.address, credentials=mine)
+        states = [first.state(spec), second.state(spec), first.state(spec)]
+        assert held(second, "states") == 3
+        assert held(second, "state_bytes") == 3 * 4096
+        assert held(second, "states", "session_held") == 1
+        assert held(second, "states", "principal_limit") == 3
+        with pytest.raises(errors.Exhausted, match="principal_states"):
+            second.state(spec)
+        other.state(spec).free()
+        assert other.stats().value("principal_held", 'principal="runner",what="states"') == 3
+        states[0].free()
+        with pytest.raises(errors.Exhausted, match="principal_state_bytes"):
+            second.state({"kv": ("f32", (32768,))})
+        states.append(second.state(spec))
+        for state in states[1:]:
+            state.free()
+        assert held(first, "states") == held(first, "state_bytes") == 0
+        assert held(first, "sessions") == held(first, "connections") == 2
+    with headrace.connect(daemon.address, credentials=mine) as again:
+        assert held(again, "sessions") == held(again, "connections") == 1

@@ -43,6 +43,7 @@ from headrace.wire import (
     Credit,
     Failure,
     GoingAway,
+    Kind,
     Progress,
     Reply,
     Tapped,
@@ -366,6 +367,10 @@ class AsyncClient:
     async def ops(self, graph: Graph, *, timeout: float | None = None) -> Array:
         """bool (nodes, devices): which device supports which node."""
         return await self.drive(flows.ops(graph), timeout)
+
+    async def quota(self, *, timeout: float | None = None) -> handles.Stats:
+        """What this client holds and may hold; see client.Client.quota()."""
+        return await self.drive(flows.stats(Kind.QUOTA), timeout)
 
     async def stats(self, *, timeout: float | None = None) -> handles.Stats:
         """The daemon's counters."""

@@ -17,6 +17,7 @@ from headrace.flows import Content, Flow, Inputs, Observe, OnProgress, Placement
 from headrace.graph import Graph
 from headrace.transport import Pending, Transport, open_stream
 from headrace.types import Array, TensorInfo, TypeLike
+from headrace.wire import Kind
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
@@ -260,6 +261,12 @@ class Client:
     def ops(self, graph: Graph, *, timeout: float | None = None) -> Array:
         """bool (nodes, devices): which device supports which node of a graph."""
         return self.drive(flows.ops(graph), timeout)
+
+    def quota(self, *, timeout: float | None = None) -> handles.Stats:
+        """What this session and its principal hold, and what the principal may hold: session_held,
+        principal_held and principal_limit, each with the label what="graphs" and so on.
+        """
+        return self.drive(flows.stats(Kind.QUOTA), timeout)
 
     def stats(self, *, timeout: float | None = None) -> handles.Stats:
         """The daemon's counters."""

@@ -115,9 +115,9 @@ def ops(graph: Graph) -> Flow[Array]:
     return table.reshape(size.node_count, size.device_count).astype(bool)
 
 
-def stats() -> Flow[handles.Stats]:
-    """All counters."""
-    reply = yield Request(Kind.STATS)
+def stats(kind: Kind = Kind.STATS) -> Flow[handles.Stats]:
+    """All counters, or with Kind.QUOTA the client's own charges and limits."""
+    reply = yield Request(kind)
     found = parse(pb.Stats, reply.body).stats
     return handles.Stats(handles.Stat(s.name, s.labels, s.value) for s in found)
 

@@ -70,6 +70,7 @@ class Kind(enum.IntEnum):
     SYNC = 98
     TAP = 99
     STATS = 113
+    QUOTA = 114
 
 
 _PUSHES = (Kind.CREDIT, Kind.GOAWAY, Kind.PROGRESS, Kind.TAP)

@@ -63,6 +63,29 @@ HR_TEST(handles_guesses_are_not_found) {
         hr_handles_deinit(&theirs);
 }
 
+HR_TEST(accounts_are_charged_both_or_neither) {
+        struct hr_limits limits = {.principal_runs = 5};
+        struct hr_account first = {0}, second = {0}, both = {0};
+        struct hr_diag diag = {0};
+
+        HR_EXPECT_OK(hr_account_charge(&first, &both, &limits, HR_CHARGE_RUNS, 3, 4, &diag), &diag);
+        HR_EXPECT_EQ(hr_account_charge(&first, &both, &limits, HR_CHARGE_RUNS, 2, 4, &diag),
+                     HR_E_EXHAUSTED);
+        HR_EXPECT_STREQ(diag.field, "session_runs");
+        diag = (struct hr_diag){0};
+        HR_EXPECT_EQ(hr_account_charge(&second, &both, &limits, HR_CHARGE_RUNS, 3, 4, &diag),
+                     HR_E_EXHAUSTED);
+        HR_EXPECT_STREQ(diag.field, "principal_runs");
+        HR_EXPECT_EQ(diag.limit, 5);
+        HR_EXPECT_EQ(second.held[HR_CHARGE_RUNS], 0);
+        HR_EXPECT_EQ(both.held[HR_CHARGE_RUNS], 3);
+        diag = (struct hr_diag){0};
+        HR_EXPECT_OK(hr_account_charge(&second, &both, &limits, HR_CHARGE_RUNS, 2, 4, &diag), &diag);
+        hr_account_discharge(&first, &both, HR_CHARGE_RUNS, 3);
+        hr_account_discharge(&second, &both, HR_CHARGE_RUNS, 2);
+        HR_EXPECT_EQ(both.held[HR_CHARGE_RUNS], 0);
+}
+
 HR_TEST(charges_are_exact) {
         uint64_t counter = 0;
         struct hr_diag diag = {0};

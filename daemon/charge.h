@@ -1,0 +1,47 @@
+/*
+ * Charges: what somebody holds, under limits, counted before it is taken.
+ *
+ * Everything a client can make the daemon hold is charged to its session and to its principal: first
+ * under the session's limit, then under the principal's, or not at all. The sum over the sessions of a
+ * principal is what the principal holds. Thread: loop.
+ */
+#pragma once
+
+#include "daemon/config.h"
+
+typedef enum hr_charge_kind {
+        HR_CHARGE_WEIGHTS, /* handles of sets */
+        HR_CHARGE_STATES,
+        HR_CHARGE_GRAPHS,
+        HR_CHARGE_RESERVATIONS,
+        HR_CHARGE_RUNS,         /* queued and in flight */
+        HR_CHARGE_STATE_BYTES,
+        HR_CHARGE_BUFFER_BYTES, /* bodies in flight and buffers of runs */
+        HR_CHARGE_UPLOADS,      /* loads, too */
+        HR_CHARGE_SESSIONS,     /* of a principal */
+        HR_CHARGE_CONNECTIONS,  /* likewise, after the hello */
+        HR_CHARGE_KINDS
+} hr_charge_kind;
+
+/* Zeroed is valid and empty. */
+struct hr_account {
+        uint64_t held[HR_CHARGE_KINDS];
+};
+
+/* "graphs", "state_bytes"...: as in the names of the limits. */
+const char *hr_charge_name(hr_charge_kind kind);
+/* The limit of a principal. */
+uint64_t hr_charge_limit(const struct hr_limits *limits, hr_charge_kind kind);
+/* Charges both accounts, or none. session: NULL for what is a principal's alone. session_limit: what
+ * the session may hold of it. HR_E_EXHAUSTED (reason LIMIT; field, limit, actual). */
+HR_NODISCARD hr_status hr_account_charge(struct hr_account *session, struct hr_account *principal,
+                                         const struct hr_limits *limits, hr_charge_kind kind,
+                                         uint64_t amount, uint64_t session_limit,
+                                         struct hr_diag *diag);
+void hr_account_discharge(struct hr_account *session, struct hr_account *principal,
+                          hr_charge_kind kind, uint64_t amount);
+
+/* Adds to a counter under a limit. HR_E_EXHAUSTED (reason LIMIT; field, limit, actual). */
+HR_NODISCARD hr_status hr_charge(uint64_t *counter, uint64_t amount, uint64_t limit,
+                                 const char *field, struct hr_diag *diag);
+void hr_discharge(uint64_t *counter, uint64_t amount);
