@@ -75,7 +75,7 @@ static hr_status event_synchronize(struct hr_event *base, uint64_t timeout_ns,
         return HR_OK;
 }
 
-/* Neither waited for by a command nor to be reached yet. */
+/* Neither named by a command nor to be reached yet. */
 static bool mark_is_free(struct cuda_mark *mark) {
         return atomic_load_explicit(&mark->holds, memory_order_acquire) == 0 &&
                (!mark->is_used || cuda_mark_is_reached(mark));
@@ -157,6 +157,10 @@ struct cuda_mark *cuda_event_latest(struct hr_event *event) {
         return atomic_load(&event_cast(event)->latest);
 }
 
+struct cuda_gpu *cuda_event_gpu(struct hr_event *event) {
+        return event_cast(event)->gpu;
+}
+
 hr_status cuda_event_renew(struct hr_event *base, struct hr_diag *diag,
                            struct cuda_mark **ret_mark) {
         struct cuda_event *event = event_cast(base);
@@ -167,6 +171,7 @@ hr_status cuda_event_renew(struct hr_event *base, struct hr_diag *diag,
         if (!mark)
                 HR_TRY(mark_add(event, diag, &mark));
         mark->is_used = true;
+        atomic_fetch_add(&mark->holds, 1);
         atomic_store(&mark->phase.value, CUDA_MARK_SUBMITTED);
         atomic_store(&event->latest, mark);
         *ret_mark = mark;

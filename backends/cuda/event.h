@@ -23,7 +23,7 @@ struct cuda_mark {
         _Atomic(struct cuda_word *) word; /* of the queue that records */
         atomic_uint_least64_t count;      /* the word reaches it */
         struct hr_host_word phase;        /* SUBMITTED until word, count and event are right */
-        atomic_uint holds;                /* waits submitted and not yet executed */
+        atomic_uint holds;                /* records and waits submitted and not yet executed */
 };
 
 HR_NODISCARD hr_status cuda_event_new(struct hr_device *device, struct cuda_gpu *gpu,
@@ -31,7 +31,9 @@ HR_NODISCARD hr_status cuda_event_new(struct hr_device *device, struct cuda_gpu 
 bool cuda_event_is_ours(const struct hr_event *event);
 /* The mark of the latest record submitted, or NULL. Thread: engine. */
 struct cuda_mark *cuda_event_latest(struct hr_event *event);
-/* A mark for one more record, already the latest one. HR_E_EXHAUSTED leaves the event as it was.
+/* The GPU of the device that it was made of. */
+struct cuda_gpu *cuda_event_gpu(struct hr_event *event);
+/* A mark for one more record, already the latest one, and held for it. HR_E_EXHAUSTED leaves the event as it was.
  * Thread: engine. */
 HR_NODISCARD hr_status cuda_event_renew(struct hr_event *event, struct hr_diag *diag,
                                         struct cuda_mark **ret_mark);

@@ -51,6 +51,18 @@ hr_status cuda_gpu_enter(struct cuda_gpu *gpu, struct hr_diag *diag) {
         return cuda_gpu_check(gpu, gpu->cu->cuCtxSetCurrent(gpu->context), "context", diag);
 }
 
+/* Waits for the setup stream, whatever it takes: what its work touches may be freed afterwards. A stream
+ * that cannot be waited for is as good as lost. Returns the first result. */
+static CUresult setup_finish(struct cuda_gpu *gpu) {
+        CUresult result = gpu->cu->cuStreamSynchronize(gpu->setup), again = result;
+
+        if (again != CUDA_SUCCESS && !cuda_result_is_sticky(again))
+                again = gpu->cu->cuStreamSynchronize(gpu->setup);
+        if (again != CUDA_SUCCESS && !cuda_result_is_sticky(again))
+                (void) cuda_gpu_check(gpu, CUDA_ERROR_UNKNOWN, "setup", NULL);
+        return result;
+}
+
 /* ---- Memory of its own ----------------------------------------------------------------------- */
 
 hr_status cuda_gpu_clear(struct cuda_gpu *gpu, CUdeviceptr memory, uint64_t bytes,
@@ -64,8 +76,7 @@ hr_status cuda_gpu_clear(struct cuda_gpu *gpu, CUdeviceptr memory, uint64_t byte
                                                                  gpu->setup),
                                         "clearing memory", diag);
         if (status == HR_OK)
-                status = cuda_gpu_check(gpu, gpu->cu->cuStreamSynchronize(gpu->setup),
-                                        "clearing memory", diag);
+                status = cuda_gpu_check(gpu, setup_finish(gpu), "clearing memory", diag);
         (void) pthread_mutex_unlock(&gpu->lock);
         return status;
 }
@@ -164,13 +175,15 @@ static void probe_deinit(struct probe *probe) {
         const struct cuda_syms *cu = probe->from->cu;
 
         (void) cu->cuCtxSetCurrent(probe->from->context);
+        (void) setup_finish(probe->from);
         if (probe->source)
                 (void) cu->cuMemFree(probe->source);
-        if (probe->pinned)
-                (void) cu->cuMemFreeHost(probe->pinned);
         (void) cu->cuCtxSetCurrent(probe->to->context);
+        (void) setup_finish(probe->to);
         if (probe->target)
                 (void) cu->cuMemFree(probe->target);
+        if (probe->pinned)
+                (void) cu->cuMemFreeHost(probe->pinned);
 }
 
 static CUresult probe_init(struct probe *probe) {
@@ -210,7 +223,7 @@ static CUresult probe_run(struct probe *probe, bool *ret_same) {
         else if (result == CUDA_SUCCESS)
                 result = cu->cuMemcpyDtoDAsync(probe->target, probe->source, TEST_BYTES, stream);
         if (result == CUDA_SUCCESS)
-                result = cu->cuStreamSynchronize(stream);
+                result = setup_finish(probe->from);
         if (result != CUDA_SUCCESS)
                 return result;
         memset(probe->pinned, 0, TEST_BYTES);
@@ -219,7 +232,7 @@ static CUresult probe_run(struct probe *probe, bool *ret_same) {
                 result = cu->cuMemcpyDtoHAsync(probe->pinned, probe->target, TEST_BYTES,
                                                probe->to->setup);
         if (result == CUDA_SUCCESS)
-                result = cu->cuStreamSynchronize(probe->to->setup);
+                result = setup_finish(probe->to);
         if (result != CUDA_SUCCESS)
                 return result;
         *ret_same = true;

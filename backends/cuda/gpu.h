@@ -27,6 +27,8 @@ struct cuda_word_block {
         struct cuda_word *words; /* CUDA_WORDS_PER_BLOCK */
 };
 
+struct cuda_lane;
+
 struct cuda_gpu {
         const struct cuda_syms *cu;
         uint32_t number;
@@ -44,6 +46,8 @@ struct cuda_gpu {
         CUstream setup; /* fills and tests, each waited for */
         struct cuda_word_block *blocks;
         struct cuda_word *free_words;
+        struct cuda_lane *lanes; /* of its queues */
+        bool runs_have_failed;   /* after a loss: every run that was under way knows it */
         CUmodule modules[CUDA_IMAGE_COUNT];
         CUfunction functions[CUDA_KERNEL_COUNT];
 };

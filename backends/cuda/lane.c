@@ -65,6 +65,10 @@ bool cuda_lane_is_busy(const struct cuda_lane *lane) {
 static void passages_retire(struct cuda_lane *lane) {
         uint64_t progress = lane_progress(lane);
 
+        if (!lane->passage_count ||
+            lane->passages[lane->passage_first % PASSAGES_MAX].count > progress)
+                return;
+        (void) pthread_mutex_lock(&lane->lock);
         while (lane->passage_count &&
                lane->passages[lane->passage_first % PASSAGES_MAX].count <= progress) {
                 struct cuda_task *task = lane->passages[lane->passage_first % PASSAGES_MAX].task;
@@ -77,6 +81,7 @@ static void passages_retire(struct cuda_lane *lane) {
                 lane->passage_first++;
                 lane->passage_count--;
         }
+        (void) pthread_mutex_unlock(&lane->lock);
 }
 
 static void lane_reach(struct cuda_lane *lane, uint64_t count);
@@ -87,8 +92,10 @@ static void passage_add(struct cuda_lane *lane, struct cuda_passage passage) {
                 lane_reach(lane, lane->count);
                 passages_retire(lane);
         }
+        (void) pthread_mutex_lock(&lane->lock);
         lane->passages[(lane->passage_first + lane->passage_count) % PASSAGES_MAX] = passage;
         lane->passage_count++;
+        (void) pthread_mutex_unlock(&lane->lock);
 }
 
 /* A run has commands in the stream until the next number is reached. */
@@ -164,13 +171,9 @@ static void fail_lost(struct cuda_lane *lane, struct hr_outcome *outcome) {
         (void) hr_outcome_fail(outcome, HR_E_DEVICE_LOST, NULL, HR_DIAG_NO_INDEX, "%s", diag.words);
 }
 
-/* Deals with everything under way on a GPU that is lost: runs first, so that whoever is notified sees
- * that they have failed. */
-static void lane_sweep(struct cuda_lane *lane) {
-        if (lane->is_swept)
-                return;
-        passages_retire(lane);
-        lane->is_swept = true;
+/* Fails the runs that are under way in one lane. Thread: that of any lane of the GPU. */
+static void lane_fail_runs(struct cuda_lane *lane) {
+        (void) pthread_mutex_lock(&lane->lock);
         for (uint32_t i = 0; i < lane->passage_count; i++) {
                 struct cuda_passage *passage = &lane->passages[(lane->passage_first + i) %
                                                                PASSAGES_MAX];
@@ -178,6 +181,25 @@ static void lane_sweep(struct cuda_lane *lane) {
                 if (passage->outcome && passage->count > lane_progress(lane))
                         fail_lost(lane, passage->outcome);
         }
+        (void) pthread_mutex_unlock(&lane->lock);
+}
+
+/* A run may be notified of by one lane and have its work in another. */
+static void gpu_fail_runs(struct cuda_gpu *gpu) {
+        (void) pthread_mutex_lock(&gpu->lock);
+        for (struct cuda_lane *lane = gpu->lanes; lane && !gpu->runs_have_failed; lane = lane->next)
+                lane_fail_runs(lane);
+        gpu->runs_have_failed = true;
+        (void) pthread_mutex_unlock(&gpu->lock);
+}
+
+/* Deals with everything under way on a GPU that is lost. */
+static void lane_sweep(struct cuda_lane *lane) {
+        if (lane->is_swept)
+                return;
+        gpu_fail_runs(lane->gpu);
+        passages_retire(lane);
+        lane->is_swept = true;
         for (uint32_t i = 0; i < lane->passage_count; i++) {
                 struct cuda_passage *passage = &lane->passages[(lane->passage_first + i) %
                                                                PASSAGES_MAX];
@@ -451,36 +473,43 @@ void cuda_lane_copy(struct cuda_lane *lane, const void *source, void *destinatio
                 fail_call(lane, result, "copy between devices", HR_DIAG_NO_INDEX, outcome);
 }
 
-void cuda_lane_wait(struct cuda_lane *lane, struct cuda_mark *mark) {
+void cuda_lane_wait(struct cuda_lane *lane, struct cuda_mark *mark, struct cuda_gpu *gpu) {
+        uint64_t start_ns;
+
         /* Another queue's thread is about to say where its stream stands. */
         hr_host_word_wait(&mark->phase, CUDA_MARK_SUBMITTED, lane->spin_ns);
         if (atomic_load(&mark->word) == lane->word || cuda_mark_is_reached(mark))
                 return;
         lane->hazard = lane->count + 1;
-        if (!lane_is_lost(lane) &&
+        if (gpu == lane->gpu && !lane_is_lost(lane) &&
             cuda_gpu_check(lane->gpu,
                            lane->gpu->cu->cuStreamWaitEvent(lane->stream, mark->event,
                                                             CU_EVENT_WAIT_DEFAULT),
                            "waiting for an event", NULL) == HR_OK)
                 return;
+        start_ns = hr_clock_now_ns();
         for (uint32_t turn = 0; !cuda_mark_is_reached(mark); turn++) {
+                if (hr_clock_now_ns() - start_ns < lane->spin_ns) {
+                        hr_host_pause();
+                        continue;
+                }
                 if (turn % 64 == 63)
                         cuda_lane_watch(lane);
                 (void) usleep(20);
         }
 }
 
+/* The number is written before the driver's event is recorded: what another stream does after the event
+ * finds it reached on the host as well. */
 void cuda_lane_record(struct cuda_lane *lane, struct cuda_mark *mark) {
+        atomic_store(&mark->count, lane_mark(lane));
+        atomic_store(&mark->word, lane->word);
         if (!lane_is_lost(lane) &&
             cuda_gpu_check(lane->gpu, lane->gpu->cu->cuEventRecord(mark->event, lane->stream),
                            "recording an event", NULL) != HR_OK)
                 lane_settle(lane); /* other streams that wait for it find it reached */
-        atomic_store(&mark->word, lane->word);
-        atomic_store(&mark->count, lane->count + 1);
         atomic_store(&mark->phase.value, CUDA_MARK_ISSUED);
         hr_host_word_wake(&mark->phase, INT32_MAX);
-        /* From here on the mark may be gone. */
-        (void) lane_mark(lane);
 }
 
 void cuda_lane_notify(struct cuda_lane *lane, hr_notify_fn fn, void *arg) {
@@ -519,10 +548,28 @@ hr_status cuda_lane_init(struct cuda_lane *lane, struct hr_device *device, struc
         hr_status status;
 
         *lane = (struct cuda_lane) { .gpu = gpu, .device = device, .spin_ns = spin_ns };
+        (void) pthread_mutex_init(&lane->lock, NULL);
         status = lane_make(lane, diag);
-        if (status != HR_OK)
+        if (status != HR_OK) {
                 cuda_lane_deinit(lane);
-        return status;
+                return status;
+        }
+        (void) pthread_mutex_lock(&gpu->lock);
+        lane->next = gpu->lanes;
+        gpu->lanes = lane;
+        (void) pthread_mutex_unlock(&gpu->lock);
+        return HR_OK;
+}
+
+static void lane_leave(struct cuda_lane *lane) {
+        struct cuda_lane **at = &lane->gpu->lanes;
+
+        (void) pthread_mutex_lock(&lane->gpu->lock);
+        while (*at && *at != lane)
+                at = &(*at)->next;
+        if (*at)
+                *at = lane->next;
+        (void) pthread_mutex_unlock(&lane->gpu->lock);
 }
 
 void cuda_lane_deinit(struct cuda_lane *lane) {
@@ -535,8 +582,10 @@ void cuda_lane_deinit(struct cuda_lane *lane) {
                         (void) cu->cuStreamSynchronize(lane->stream);
                 (void) cu->cuStreamDestroy(lane->stream);
         }
+        lane_leave(lane);
         if (lane->staging)
                 (void) cu->cuMemFreeHost(lane->staging);
+        (void) pthread_mutex_destroy(&lane->lock);
         cuda_gpu_word_give(lane->gpu, lane->word);
         free(lane->passages);
         free(lane->tasks);

@@ -9,10 +9,14 @@
  * memory, a look at a fault word) is a task: the driver's thread runs it as a host function, and a task
  * is claimed before it is run, so that it runs once although a lost GPU leaves its tasks to this thread.
  *
- * Loss. While anything is under way the thread asks the stream for its health every now and then. When
- * the GPU is found lost, the runs under way fail with DEVICE_LOST, notifications are given in order, and
- * the word is set to the last number: everything is then reached. Later commands do no work and fail
+ * Loss. While anything is under way the thread asks the stream for its health every now and then. The
+ * first lane that finds the GPU lost fails the runs under way on all of its lanes with DEVICE_LOST. Then
+ * each lane gives its notifications in order and sets its word to the last number: everything is then
+ * reached, and whoever sees that also sees that the run has failed. Later commands do no work and fail
  * their runs, but still record and notify.
+ *
+ * Waits for another queue of the same GPU are the stream's. Waits for another GPU are this thread's: what a
+ * stream does about the event of a lost context is the driver's secret.
  *
  * A call that fails without ending the context is made up for: the stream is waited for and the host
  * does the task. Failing launches and copies fail their run.
@@ -29,6 +33,7 @@ struct cuda_task;
 struct cuda_passage;
 
 struct cuda_lane {
+        struct cuda_lane *next; /* of the GPU's; guarded by its lock */
         struct cuda_gpu *gpu;
         struct hr_device *device;
         CUstream stream;
@@ -37,7 +42,9 @@ struct cuda_lane {
         uint64_t hazard; /* until it is reached, host memory may still change by earlier commands */
         bool is_swept;   /* the GPU is lost and everything under way has been dealt with */
         uint64_t spin_ns;
-        /* Under way: a ring of what has to be told when the GPU is lost. */
+        /* Under way: a ring of what has to be told when the GPU is lost. Only this thread changes it, and
+         * holds the lock while it does. */
+        pthread_mutex_t lock;
         struct cuda_passage *passages;
         uint32_t passage_first, passage_count;
         struct cuda_task *tasks, *free_tasks;
@@ -63,7 +70,8 @@ void cuda_lane_read(struct cuda_lane *lane, const void *source, void *host, uint
                     struct hr_outcome *outcome);
 void cuda_lane_copy(struct cuda_lane *lane, const void *source, void *destination,
                     struct cuda_gpu *to, uint64_t bytes, struct hr_outcome *outcome);
-void cuda_lane_wait(struct cuda_lane *lane, struct cuda_mark *mark);
+/* `gpu` is that of the queue that records. */
+void cuda_lane_wait(struct cuda_lane *lane, struct cuda_mark *mark, struct cuda_gpu *gpu);
 void cuda_lane_record(struct cuda_lane *lane, struct cuda_mark *mark);
 void cuda_lane_notify(struct cuda_lane *lane, hr_notify_fn fn, void *arg);
 /* Is anything under way? */

@@ -38,7 +38,10 @@ struct command {
         struct hr_outcome *outcome;
         union {
                 struct cuda_program *program;
-                struct cuda_mark *mark;
+                struct {
+                        struct cuda_mark *mark;
+                        struct cuda_gpu *gpu;
+                } event;
                 struct hr_event *foreign;
                 struct {
                         void *to;
@@ -117,14 +120,15 @@ static bool command_execute(struct cuda_queue *queue, const struct command *comm
                                command->move.bytes, command->outcome);
                 break;
         case COMMAND_WAIT:
-                cuda_lane_wait(lane, command->mark);
-                atomic_fetch_sub_explicit(&command->mark->holds, 1, memory_order_release);
+                cuda_lane_wait(lane, command->event.mark, command->event.gpu);
+                atomic_fetch_sub_explicit(&command->event.mark->holds, 1, memory_order_release);
                 break;
         case COMMAND_WAIT_FOREIGN:
                 foreign_wait(queue, command->foreign);
                 break;
         case COMMAND_RECORD:
-                cuda_lane_record(lane, command->mark);
+                cuda_lane_record(lane, command->event.mark);
+                atomic_fetch_sub_explicit(&command->event.mark->holds, 1, memory_order_release);
                 break;
         case COMMAND_NOTIFY:
                 cuda_lane_notify(lane, command->notify.fn, command->notify.arg);
@@ -302,7 +306,8 @@ static hr_status queue_wait(struct hr_queue *base, struct hr_event *event, struc
                 return HR_E_EXHAUSTED;
         if (is_ours) {
                 atomic_fetch_add(&mark->holds, 1);
-                command->mark = mark;
+                command->event.mark = mark;
+                command->event.gpu = cuda_event_gpu(event);
         } else {
                 command->foreign = event;
         }
@@ -318,7 +323,7 @@ static hr_status queue_record(struct hr_queue *base, struct hr_event *event,
 
         if (!command)
                 return HR_E_EXHAUSTED;
-        status = cuda_event_renew(event, diag, &command->mark);
+        status = cuda_event_renew(event, diag, &command->event.mark);
         if (status != HR_OK) {
                 command->next_free = queue->spare;
                 queue->spare = command;

@@ -113,6 +113,7 @@ static CUresult memory_take(uint64_t bytes, bool is_pinned, void **ret_base) {
 static void memory_give(const void *base, bool is_pinned) {
         struct allocation **at = &allocations, *found;
 
+        fake_wait_executing();
         while (*at && ((*at)->base != base || (*at)->is_pinned != is_pinned))
                 at = &(*at)->next;
         found = *at;

@@ -52,6 +52,7 @@ struct fake_state {
         struct CUctx_st contexts[FAKE_GPUS];
         uint64_t used[FAKE_GPUS];
         uint32_t streams, events, modules;
+        uint32_t executing[FAKE_GPUS]; /* operations that are being executed */
 };
 
 extern struct fake_state fake;
@@ -68,6 +69,10 @@ CUresult fake_enter_context(const char *name);
 CUresult fake_enqueue(CUstream stream, const struct operation *model);
 bool fake_is_pinned(const void *address, uint64_t bytes);
 bool fake_is_device(uint64_t address, uint64_t bytes, uint32_t gpu);
+
+/* Waits for operations of lost contexts that are in the middle of it: freeing memory waits for the GPU.
+ * Lock held. */
+void fake_wait_executing(void);
 
 /* fake_stream.c's part of the table. */
 void fake_fill_streams(struct cuda_syms *syms);

@@ -109,9 +109,11 @@ static void stream_step(struct CUstream_st *stream) {
         pause_a_little();
         context_count(stream->context);
         if (stream->context->lost == CUDA_SUCCESS) {
+                fake.executing[stream->context->gpu]++;
                 (void) pthread_mutex_unlock(&fake.lock);
                 result = operation_execute(operation);
                 (void) pthread_mutex_lock(&fake.lock);
+                fake.executing[stream->context->gpu]--;
                 if (operation->kind == OPERATION_RECORD &&
                     operation->event->reached < operation->bytes)
                         operation->event->reached = operation->bytes;
@@ -124,6 +126,12 @@ static void stream_step(struct CUstream_st *stream) {
         operation_free(operation);
         stream->is_executing = false;
         (void) pthread_cond_broadcast(&fake.changed);
+}
+
+void fake_wait_executing(void) {
+        for (uint32_t i = 0; i < FAKE_GPUS; i++)
+                while (fake.contexts[i].lost != CUDA_SUCCESS && fake.executing[i])
+                        (void) pthread_cond_wait(&fake.changed, &fake.lock);
 }
 
 static void *stream_main(void *arg) {

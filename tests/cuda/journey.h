@@ -1,0 +1,20 @@
+/*
+ * One journey through everything a CUDA device does: rows picked on one device, doubled, copied to
+ * another, read back there and notified. Used with calls that fail and GPUs that are lost.
+ */
+#pragma once
+
+#include "core/device.h"
+
+struct journey {
+        uint32_t gpus[2];      /* of the two devices; may be the same */
+        int32_t bad_id;        /* an id to use instead of the last one; 0 = none */
+        struct hr_diag diag;   /* of the call that failed */
+        hr_status run_status;  /* of the run; HR_OK if it ended well */
+        struct hr_diag run_diag;
+        bool was_notified, is_right, was_submitted;
+};
+
+/* Returns the status of the first call that failed. Fails the test when something accepted does not
+ * end. */
+hr_status journey_make(struct journey *journey);
