@@ -305,21 +305,6 @@ static void job_finish(struct hr_engine *engine, struct hr_job *job) {
         lane_advance(engine, lane);
 }
 
-/* A run waits at a tap: the loop tells the client, unless there is nothing to wait for. */
-static void job_tapped(struct hr_engine *engine, struct hr_job *job) {
-        struct hr_run_job *run = run_job(job);
-
-        run->is_at_tap = false;
-        if (atomic_load(&job->stop) != HR_OK || hr_outcome_failed(&run->run.outcome)) {
-                hr_run_resume(&run->run);
-                return;
-        }
-        job->phase = HR_JOB_AT_TAP;
-        hr_mpsc_push(&engine->out, &job->link);
-        atomic_fetch_add(&engine->out_count, 1);
-        loop_wake(engine);
-}
-
 static void job_resume(struct hr_job *job) {
         int stop = atomic_load(&job->stop);
 
@@ -327,6 +312,21 @@ static void job_resume(struct hr_job *job) {
         if (stop != HR_OK)
                 hr_run_cancel(&run_job(job)->run, (hr_status) stop, NULL);
         hr_run_resume(&run_job(job)->run);
+}
+
+/* A run waits at a tap: the loop tells the client, unless there is nothing to wait for. */
+static void job_tapped(struct hr_engine *engine, struct hr_job *job) {
+        struct hr_run_job *run = run_job(job);
+
+        run->is_at_tap = false;
+        if (atomic_load(&job->stop) != HR_OK || hr_outcome_failed(&run->run.outcome)) {
+                job_resume(job);
+                return;
+        }
+        job->phase = HR_JOB_AT_TAP;
+        hr_mpsc_push(&engine->out, &job->link);
+        atomic_fetch_add(&engine->out_count, 1);
+        loop_wake(engine);
 }
 
 /* Jobs in lanes that have been told to stop: waiting ones end, running ones are cancelled. */

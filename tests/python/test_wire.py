@@ -7,7 +7,7 @@ import struct
 import pytest
 from headrace import errors, wire
 from headrace import headrace_pb2 as pb
-from headrace.wire import Credit, Failure, GoingAway, Kind, Progress, Reply, Wire
+from headrace.wire import Credit, Failure, GoingAway, Kind, Progress, Reply, Tapped, Wire
 from peer import END, MORE, crc32c, error_frame, frame
 
 
@@ -246,6 +246,43 @@ def test_a_message_that_is_none() -> None:
     call = w.call(Kind.PING, b"")
     with pytest.raises(errors.ProtocolError):
         w.feed(frame(0x82, call.call_id, b"\xff\xff\xff", flags=5))
+
+
+def test_taps_of_a_run() -> None:
+    """In one frame, in three, and before the reply; nothing of another kind between the pieces."""
+    w = Wire()
+    call = w.call(Kind.RUN, b"")
+    push = pb.TapPush(tap=0, tensor=5, bytes=3).SerializeToString()
+    (shown,) = w.feed(frame(99, call.call_id, push, b"abc"))
+    assert shown == Tapped(call.call_id, 0, 5, memoryview(b"abc"))
+    answer = w.answer(call.call_id, 0, stop=False)
+    told = pb.Tap(run=call.call_id, tap=0).SerializeToString()
+    assert b"".join(answer) == frame(99, call.call_id + 1, told)
+    assert w.feed(frame(99 | 0x80, call.call_id + 1, pb.TapReply(found=True).SerializeToString())) == []
+    push = pb.TapPush(tap=1, tensor=6, bytes=5).SerializeToString()
+    assert w.feed(frame(99, call.call_id, push, b"ab", flags=MORE)) == []
+    assert w.feed(frame(0x85, call.call_id, b"", b"cd", flags=MORE)) == []
+    (shown,) = w.feed(frame(0x85, call.call_id, b"", b"e"))
+    assert shown == Tapped(call.call_id, 1, 6, memoryview(b"abcde"))
+    (reply,) = w.feed(frame(0x80 | 96, call.call_id, b"m", b"out"))
+    assert isinstance(reply, Reply) and reply.body == b"out"
+
+
+@pytest.mark.parametrize("case", ["nobody", "twice", "long", "reply", "not a run"])
+def test_taps_that_break_the_rules(case: str) -> None:
+    w = Wire()
+    call = w.call(Kind.SYNC if case == "not a run" else Kind.RUN, b"")
+    push = pb.TapPush(tap=0, tensor=5, bytes=3).SerializeToString()
+    frames = {
+        "nobody": [frame(99, 77, push, b"abc")],
+        "twice": [frame(99, call.call_id, push, b"a", flags=MORE)] * 2,
+        "long": [frame(99, call.call_id, push, b"abcd")],
+        "reply": [frame(99, call.call_id, push, b"a", flags=MORE), frame(0xE0, call.call_id)],
+        "not a run": [frame(99, call.call_id, push, b"abc")],
+    }[case]
+    with pytest.raises(errors.ProtocolError):
+        for data in frames:
+            w.feed(data)
 
 
 def test_progress_of_a_call() -> None:

@@ -55,7 +55,7 @@ static void fixture_open(struct fixture *fixture, uint32_t delay_us) {
         hr_lane_init(&fixture->lane);
 }
 
-/* y = 3 x, of four floats. */
+/* y = 3 x, of four floats; observed runs show y. */
 static void fixture_bind(struct fixture *fixture) {
         struct hr_build *build = hr_build_new();
         uint32_t x = hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "x", 4, 1, 1, 1);
@@ -72,6 +72,8 @@ static void fixture_bind(struct fixture *fixture) {
         fixture->graph = hr_build_finish(build);
         HR_EXPECT_OK(hr_graph_validate(fixture->graph, &limits, &diag), &diag);
         plan_request.graph = fixture->graph;
+        plan_request.taps = &y;
+        plan_request.tap_count = 1;
         HR_EXPECT_OK(hr_plan_new(&plan_request, &diag, &fixture->plan), &diag);
         request.plan = fixture->plan;
         request.graph = fixture->graph;
@@ -156,6 +158,97 @@ HR_TEST(runs_end_in_order_and_right) {
         HR_EXPECT(hr_engine_stats(fixture.engine).jobs >= RUNS);
         fixture_close(&fixture);
 }
+
+/* ---- observed runs --------------------------------------------------------------------------- */
+
+struct observed {
+        struct run run;
+        float shown[4];
+        unsigned taps;
+};
+
+static void observed_at_tap(struct hr_job *job) {
+        ++((struct observed *) job->arg)->taps;
+}
+
+static void observed_prepare(struct fixture *fixture, struct observed *observed, unsigned number) {
+        run_prepare(fixture, &observed->run, number);
+        observed->taps = 0;
+        observed->run.job.at_tap = observed_at_tap;
+        observed->run.job.run.tap_data = observed->shown;
+}
+
+static void poll_until_tap(struct fixture *fixture, const struct observed *observed) {
+        uint64_t end_ns = hr_clock_now_ns() + 15 * HR_NS_PER_S;
+
+        while (observed->taps == 0) {
+                (void) hr_engine_poll(fixture->engine);
+                HR_EXPECT(hr_clock_now_ns() < end_ns);
+        }
+        HR_EXPECT_EQ(observed->taps, 1);
+}
+
+/* Runs before it are over or under way, those behind it wait; other lanes do not. */
+HR_TEST(an_observed_run_holds_its_lane) {
+        static struct fixture fixture;
+        static struct observed observed;
+        static struct run before, behind, elsewhere;
+        struct hr_lane other;
+
+        fixture_open(&fixture, 0);
+        fixture_bind(&fixture);
+        hr_lane_init(&other);
+        run_prepare(&fixture, &before, 0);
+        observed_prepare(&fixture, &observed, 1);
+        run_prepare(&fixture, &behind, 2);
+        hr_engine_post(fixture.engine, &before.job.job);
+        hr_engine_post(fixture.engine, &observed.run.job.job);
+        hr_engine_post(fixture.engine, &behind.job.job);
+        poll_until_tap(&fixture, &observed);
+        HR_EXPECT_EQ(observed.shown[0], 3.0F);
+        HR_EXPECT_EQ(fixture.done, 1);
+        HR_EXPECT_EQ(behind.job.job.started_ns, 0);
+        elsewhere = (struct run){0}; /* a sync in a lane of its own ends at once */
+        elsewhere.number = 3;
+        elsewhere.job.job.kind = HR_JOB_SYNC;
+        elsewhere.job.job.lane = &other;
+        elsewhere.job.job.done = run_done;
+        elsewhere.job.job.arg = &elsewhere;
+        hr_engine_post(fixture.engine, &elsewhere.job.job);
+        poll_until(&fixture, 2);
+        hr_engine_resume(fixture.engine, &observed.run.job.job);
+        poll_until(&fixture, 4);
+        HR_EXPECT(fixture.order[0] == 0 && fixture.order[1] == 3 && fixture.order[2] == 1 &&
+                  fixture.order[3] == 2);
+        HR_EXPECT_EQ(observed.run.job.job.status, HR_OK);
+        HR_EXPECT_EQ(observed.run.y[0], 3.0F);
+        HR_EXPECT_EQ(behind.y[0], 6.0F);
+        fixture_close(&fixture);
+}
+
+/* Cancelled while it waits, on its way to the loop, or before it has started. */
+HR_TEST(a_run_at_a_tap_is_cancelled) {
+        static struct fixture fixture;
+        static struct observed observed;
+
+        fixture_open(&fixture, 0);
+        fixture_bind(&fixture);
+        for (unsigned i = 0; i < 30; i++) {
+                observed_prepare(&fixture, &observed, i);
+                hr_engine_post(fixture.engine, &observed.run.job.job);
+                if (i % 3 == 0)
+                        poll_until_tap(&fixture, &observed);
+                else if (i % 3 == 1)
+                        (void) sched_yield();
+                hr_engine_cancel(fixture.engine, &observed.run.job.job, HR_E_CANCELLED);
+                poll_until(&fixture, i + 1);
+                HR_EXPECT_EQ(observed.run.job.job.status, HR_E_CANCELLED);
+                HR_EXPECT_EQ(observed.taps, i % 3 == 0 ? 1 : 0);
+        }
+        fixture_close(&fixture);
+}
+
+/* ---- early ends ------------------------------------------------------------------------------ */
 
 HR_TEST(waiting_runs_are_cancelled_at_once) {
         static struct fixture fixture;

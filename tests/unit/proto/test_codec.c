@@ -193,6 +193,7 @@ HR_TEST(largest_error_fits) {
 HR_TEST(submit_round_trip) {
         static const uint64_t weights[] = {1, UINT64_MAX, 3};
         static const uint64_t states[] = {77};
+        static const uint32_t taps[] = {9, 10, UINT32_MAX - 1};
         static const struct hr_wire_rule pins[] = {{"blk.*", "cpu0"}, {"output", "cpu1"}};
         static const struct hr_wire_rule planned[] = {{"*.w", "fit:cpu0,cpu1"}};
         const struct hr_wire_submit submit = {.graph_bytes = 12345678901,
@@ -204,6 +205,8 @@ HR_TEST(submit_round_trip) {
                                               .pin_count = 2,
                                               .planned = planned,
                                               .planned_count = 1,
+                                              .taps = taps,
+                                              .tap_count = 3,
                                               .rules = 1,
                                               .n_copies = 4,
                                               .strict = true,
@@ -224,6 +227,8 @@ HR_TEST(submit_round_trip) {
         HR_EXPECT_EQ(back.pin_count, 2);
         HR_EXPECT_STREQ(back.pins[1].pattern, "output");
         HR_EXPECT_STREQ(back.pins[0].device, "cpu0");
+        HR_EXPECT_EQ(back.tap_count, 3);
+        HR_EXPECT_EQ(memcmp(back.taps, taps, sizeof taps), 0);
         HR_EXPECT_EQ(back.planned_count, 1);
         HR_EXPECT_STREQ(back.planned[0].pattern, "*.w");
         HR_EXPECT_STREQ(back.planned[0].device, "fit:cpu0,cpu1");
@@ -351,6 +356,7 @@ HR_TEST(run_round_trip_and_full_buffer) {
                                         .output_count = 2,
                                         .input_bytes = 1 << 30,
                                         .priority = -3,
+                                        .observe = true,
                                         .trace = true};
         struct hr_wire_run back;
         struct hr_arena arena;
@@ -363,7 +369,7 @@ HR_TEST(run_round_trip_and_full_buffer) {
         HR_EXPECT(back.handle == run.handle);
         HR_EXPECT_EQ(back.outputs[0], 5);
         HR_EXPECT_EQ(back.priority, -3);
-        HR_EXPECT(back.trace);
+        HR_EXPECT(back.trace && back.observe);
         for (size_t capacity = 0; capacity < bytes; capacity++) {
                 hr_diag_clear(&diag);
                 HR_EXPECT_EQ(hr_wire_run_encode(&run, buffer, capacity, &diag, &again),
@@ -393,6 +399,8 @@ HR_TEST(run_reply_round_trip) {
         HR_EXPECT_EQ(back.trace_bytes + back.expert_hits + back.expert_misses + back.expert_copies +
                              back.expert_bytes,
                      0);
+        reply.taps = 11;
+        reply.tap_ns = 12;
         reply.trace_bytes = 6;
         reply.expert_misses = 2;
         reply.expert_copies = 4;
@@ -400,6 +408,7 @@ HR_TEST(run_reply_round_trip) {
         HR_EXPECT_OK(hr_wire_run_reply_encode(&reply, buffer, sizeof buffer, &diag, &more), &diag);
         HR_EXPECT(more > bytes);
         HR_EXPECT_OK(hr_wire_run_reply_decode(span(more), &arena, &diag, &back), &diag);
+        HR_EXPECT(back.taps == 11 && back.tap_ns == 12);
         HR_EXPECT(back.trace_bytes == 6 && back.expert_hits == 0 && back.expert_misses == 2);
         HR_EXPECT(back.expert_copies == 4 && back.expert_bytes == 8);
         hr_arena_deinit(&arena);
@@ -454,6 +463,52 @@ HR_TEST(numbers_and_empties) {
         HR_EXPECT_OK(hr_wire_empty_decode(span(0), &diag), &diag);
         buffer[0] = 0; /* a tag of zero */
         HR_EXPECT_EQ(hr_wire_empty_decode(span(1), &diag), HR_E_INVALID);
+}
+
+HR_TEST(taps_round_trip) {
+        struct hr_wire_tap_push push = {UINT32_MAX, UINT32_MAX - 1, UINT64_MAX}, push_back;
+        struct hr_wire_tap tap = {UINT64_MAX, 7, true}, tap_back;
+        struct hr_diag diag = {0};
+        size_t bytes = 0;
+
+        HR_EXPECT_OK(hr_wire_tap_push_encode(&push, buffer, HR_WIRE_TAP_PUSH_BYTES_MAX, &diag,
+                                             &bytes),
+                     &diag);
+        HR_EXPECT_OK(hr_wire_tap_push_decode(span(bytes), &diag, &push_back), &diag);
+        HR_EXPECT(push_back.tap == push.tap && push_back.tensor == push.tensor &&
+                  push_back.bytes == push.bytes);
+        HR_EXPECT_OK(hr_wire_tap_encode(&tap, buffer, sizeof buffer, &diag, &bytes), &diag);
+        HR_EXPECT_OK(hr_wire_tap_decode(span(bytes), &diag, &tap_back), &diag);
+        HR_EXPECT(tap_back.run == tap.run && tap_back.tap == 7 && tap_back.stop);
+        HR_EXPECT_EQ(hr_wire_tap_decode(span(bytes - 1), &diag, &tap_back), HR_E_INVALID);
+}
+
+/* More states than fit are named as far as they do; the rest of the error is whole. */
+HR_TEST(error_names_what_a_stopped_run_has_written) {
+        static uint32_t written[HR_WIRE_MESSAGE_BYTES_MAX / 4];
+        struct hr_diag failure = {0}, diag = {0};
+        struct hr_wire_error back;
+        size_t bytes = 0, few = 0;
+
+        (void) hr_fail_reason(&failure, HR_E_CANCELLED, "TAP_STOP", "the run was stopped");
+        for (uint32_t i = 0; i < HR_ARRAY_LENGTH(written); i++)
+                written[i] = i;
+        HR_EXPECT_OK(hr_wire_error_encode_written(&failure, written, 2, buffer,
+                                                  HR_WIRE_MESSAGE_BYTES_MAX, &few),
+                     &diag);
+        HR_EXPECT_OK(hr_wire_error_encode_written(&failure, written, HR_ARRAY_LENGTH(written),
+                                                  buffer, HR_WIRE_MESSAGE_BYTES_MAX, &bytes),
+                     &diag);
+        HR_EXPECT(bytes <= HR_WIRE_MESSAGE_BYTES_MAX &&
+                  bytes > HR_WIRE_MESSAGE_BYTES_MAX - HR_WIRE_ERROR_BYTES_MAX);
+        HR_EXPECT_OK(hr_wire_error_decode(span(bytes), &diag, &back), &diag);
+        HR_EXPECT_STREQ(back.reason, "TAP_STOP");
+        HR_EXPECT_OK(hr_wire_error_encode_written(&failure, written, 2, buffer,
+                                                  HR_WIRE_MESSAGE_BYTES_MAX, &few),
+                     &diag);
+        /* Field 13, two packed words: the last ten bytes but what comes after it, nothing. */
+        HR_EXPECT(buffer[few - 10] == (13 << 3 | 2) && buffer[few - 9] == 8);
+        HR_EXPECT(buffer[few - 8] == 0 && buffer[few - 4] == 1);
 }
 
 HR_TEST(progress_round_trip) {
