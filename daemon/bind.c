@@ -438,6 +438,8 @@ static hr_status shares_fill(struct hr_request *request, const struct hr_binding
 
 static hr_status bind_object(struct hr_request *request, struct hr_binding *binding,
                              struct hr_graph_object *object, struct hr_diag *diag) {
+        const size_t devices = hr_fleet_device_count(hr_engine_fleet(request->server->engine));
+
         HR_TRY(hr_bind_plan(request, binding, diag));
         HR_TRY(sizes_fill(object, hr_graph_entry_graph(binding->entry),
                           &request->server->config->limits, diag));
@@ -445,12 +447,17 @@ static hr_status bind_object(struct hr_request *request, struct hr_binding *bind
                 binding->n_copies = hr_plan_summary(binding->plan).n_copies;
                 return HR_OK;
         }
+        if (!object->leaf_bytes)
+                object->leaf_bytes = calloc(devices, sizeof *object->leaf_bytes);
+        if (!object->leaf_bytes)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a table of sizes");
         HR_TRY(hr_bind_pipeline(request, binding, diag));
         object->bound = HR_STEAL(binding->bound);
         object->plan = HR_STEAL(binding->plan);
         object->origin = binding->origin;
         object->first_different = binding->first_different;
         object->entry = HR_STEAL(binding->entry);
+        memcpy(object->leaf_bytes, binding->leaf_bytes, devices * sizeof *object->leaf_bytes);
         return shares_fill(request, binding, object, diag);
 }
 

@@ -72,6 +72,7 @@ struct hr_graph_object {
         hr_plan_origin origin; /* of the plan, and what differed */
         uint32_t first_different;
         struct hr_measure *measure; /* of traced runs. Thread: engine */
+        struct hr_leaf_bytes *leaf_bytes; /* per device */
         /* Sizes, in the order of the graph's inputs and outputs. */
         uint32_t input_count, output_count;
         uint64_t *input_bytes, *output_bytes;

@@ -150,6 +150,7 @@ static void put_server(struct list *list, const struct hr_server *server) {
         put(list, "frames_out_total", stats->frames_out);
         put(list, "protocol_errors_total", stats->protocol_errors);
         put(list, "data_dropped_total", stats->data_dropped);
+        put(list, "fallback_nodes_total", stats->fallback_nodes);
         put_with(list, "graph_evictions_total", stats->evictions_for_handles, "reason=\"handles\"");
         put_with(list, "graph_evictions_total", stats->evictions_for_memory, "reason=\"memory\"");
         put_labelled(list, "run_seconds_total", "", (double) stats->run_ns / 1e9);

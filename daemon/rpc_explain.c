@@ -68,7 +68,9 @@ static void put_plan(struct fields *fields, const struct hr_explanation *e,
         WORDS(RULE_COUNT, e->rule_count, e->rule_names.count);
 }
 
-static void put_devices(struct fields *fields, const struct hr_explanation *e) {
+/* `leaf_bytes`: weights of all devices, then states. */
+static void put_devices(struct fields *fields, const struct hr_explanation *e,
+                        const uint64_t *leaf_bytes) {
         uint32_t count = e->device_names.count;
 
         NAMES(DEVICE_NAME, e->device_names);
@@ -76,8 +78,8 @@ static void put_devices(struct fields *fields, const struct hr_explanation *e) {
         TEXTS(DEVICE_MEMORY, e->memory_kinds, count);
         WORDS(DEVICE_SPLITS, e->device_splits, count);
         WORDS(DEVICE_NODES, e->device_nodes, count);
-        LONGS(DEVICE_WEIGHTS_BYTES, e->weights_bytes, count);
-        LONGS(DEVICE_STATE_BYTES, e->state_bytes, count);
+        LONGS(DEVICE_WEIGHTS_BYTES, leaf_bytes, count);
+        LONGS(DEVICE_STATE_BYTES, leaf_bytes + count, count);
         LONGS(DEVICE_COMPUTE_BYTES, e->compute_bytes, count);
         LONGS(DEVICE_SCRATCH_BYTES, e->scratch_bytes, count);
         LONGS(DEVICE_COPIES_BYTES, e->copies_bytes, count);
@@ -145,14 +147,20 @@ static hr_status explanation_encode(struct hr_request *request, struct hr_explan
         const struct hr_graph *graph = hr_graph_entry_graph(object->entry);
         uint32_t tensors = e->leaf_count + e->node_count;
         uint32_t *lengths = hr_arena_alloc(&e->arena, (uint64_t) tensors * sizeof *lengths, 8);
+        uint32_t devices = e->device_names.count;
+        uint64_t *leaf_bytes = hr_arena_alloc(&e->arena, 2 * sizeof *leaf_bytes * devices, 8);
         struct fields fields = {0};
 
-        if (!lengths)
+        if (!lengths || !leaf_bytes)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a reply");
+        for (uint32_t i = 0; i < devices; i++) {
+                leaf_bytes[i] = object->leaf_bytes[i].weights;
+                leaf_bytes[devices + i] = object->leaf_bytes[i].states;
+        }
         for (uint32_t i = 0; i < tensors; i++)
                 lengths[i] = (uint32_t) (graph->name_offsets[i + 1] - graph->name_offsets[i]);
         put_plan(&fields, e, object);
-        put_devices(&fields, e);
+        put_devices(&fields, e, leaf_bytes);
         put_tensors(&fields, e, graph, lengths);
         put_splits(&fields, e);
         put_measured(&fields, e, medians);
@@ -164,9 +172,12 @@ static hr_status explain_try(struct hr_request *request, struct hr_diag *diag) {
         const struct hr_graph_object *object = hr_graph_object(request->object);
         struct hr_measure_medians medians = {0};
         struct hr_explanation explanation;
-        hr_status status = HR_OK;
+        hr_status status;
 
-        HR_TRY(hr_pipeline_explain(object->bound->bound.pipeline, diag, &explanation));
+        hr_engine_turn_take(request->server->engine); /* what it holds changes as it moves */
+        status = hr_pipeline_explain(object->bound->bound.pipeline, diag, &explanation);
+        hr_engine_turn_give(request->server->engine);
+        HR_TRY(status);
         if (object->measure)
                 status = hr_measure_medians(object->measure, &explanation.arena, diag, &medians);
         if (status == HR_OK)

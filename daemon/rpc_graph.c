@@ -208,6 +208,7 @@ static hr_status submit_finish(struct hr_request *request, struct hr_diag *diag)
                                    diag));
         HR_TRY(hr_session_publish(request->session, &object->base, diag));
         (void) hr_object_ref(&object->base); /* the handle's */
+        request->server->stats.fallback_nodes += hr_plan_summary(object->plan).fallback_nodes;
         return submit_reply(request, object->base.handle, object->plan, diag);
 }
 

@@ -113,6 +113,7 @@ void hr_graph_object_free(struct hr_object *base) {
         free(object->input_bytes);
         free(object->output_bytes);
         free(object->shares);
+        free(object->leaf_bytes);
         free(object);
 }
 

@@ -283,15 +283,30 @@ static hr_status submit(const struct hr_bound_command *command, const struct hr_
         return HR_OK;
 }
 
+/* Will the device have anything to do for it? */
+static bool happens(const struct hr_bound_command *command, const struct hr_slot *slot,
+                    const struct hr_run *run) {
+        switch (command->code) {
+        case HR_COMMAND_COMPUTE:
+                return run->at_tap || command->whole_count;
+        case HR_COMMAND_TAP:
+                return run->at_tap;
+        case HR_COMMAND_READ_BACK:
+                return slot->wanted[command->index];
+        case HR_COMMAND_NOTIFY:
+                return false;
+        default:
+                return true;
+        }
+}
+
 static hr_status submit_traced(const struct hr_bound_command *command, const struct hr_slot *slot,
                                struct hr_run *run, struct hr_trace_entry *entry,
                                struct hr_diag *diag) {
-        bool happens = command->code != HR_COMMAND_NOTIFY &&
-                       (command->code != HR_COMMAND_READ_BACK || slot->wanted[command->index]);
         hr_status status;
 
         *entry = (struct hr_trace_entry){.run = run};
-        if (!happens)
+        if (!happens(command, slot, run))
                 return submit(command, slot, run, &run->experts, diag);
         mark(command, entry, on_begin);
         status = submit(command, slot, run, &entry->experts, diag);

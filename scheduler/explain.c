@@ -6,7 +6,6 @@
  */
 #include "scheduler/explain.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "scheduler/exec.h"
@@ -15,7 +14,6 @@ struct page {
         const struct hr_plan *plan;
         const struct hr_graph *graph;
         const struct hr_fleet *fleet;
-        const struct hr_leaf_home *homes; /* NULL: nothing is known of weights and states */
         uint32_t slots;
         struct hr_explanation *out;
         bool failed; /* no memory for a column */
@@ -232,71 +230,18 @@ static void explain_groups(struct page *page) {
 /* ---- Memory per device ------------------------------------------------------------------------
  */
 
-struct home {
-        const struct hr_buffer *buffer;
-        uint64_t offset, bytes;
-        bool is_state;
-};
-
-static int home_compare(const void *left, const void *right) {
-        const struct home *a = left, *b = right;
-
-        if (a->buffer != b->buffer)
-                return (uintptr_t) a->buffer < (uintptr_t) b->buffer ? -1 : 1;
-        if (a->offset != b->offset)
-                return a->offset < b->offset ? -1 : 1;
-        return a->bytes == b->bytes ? 0 : a->bytes > b->bytes ? -1 : 1;
-}
-
-/* Leaves that name the same memory count once. */
-static void explain_homes(struct page *page) {
-        const struct hr_plan *plan = page->plan;
-        struct home *homes = column(page, plan->leaf_count, sizeof *homes);
-        uint32_t count = 0;
-
-        for (uint32_t i = 0; page->homes && i < plan->leaf_count && !page->failed; ++i) {
-                if (page->homes[i].buffer)
-                        homes[count++] = (struct home){
-                                .buffer = page->homes[i].buffer,
-                                .offset = page->homes[i].offset,
-                                .bytes = plan->span[i],
-                                .is_state = page->graph->tensors[i].leaf_kind == HR_LEAF_STATE,
-                        };
-        }
-        if (count)
-                qsort(homes, count, sizeof *homes, home_compare);
-        for (uint32_t i = 0; i < count; ++i) {
-                uint64_t *bytes =
-                        homes[i].is_state ? page->out->state_bytes : page->out->weights_bytes;
-
-                if (i && homes[i].buffer == homes[i - 1].buffer &&
-                    homes[i].offset == homes[i - 1].offset)
-                        continue;
-                for (uint32_t d = 0; d < plan->device_count; ++d) {
-                        if (page->fleet->devices[d] == homes[i].buffer->device)
-                                bytes[d] += homes[i].bytes;
-                }
-        }
-}
-
 static void explain_memory(struct page *page) {
         const struct hr_plan *plan = page->plan;
         struct hr_explanation *out = page->out;
 
-        for (uint32_t c = 0; c < plan->copy_count && !page->failed; ++c) {
+        hr_plan_copies_bytes(plan, page->slots, out->copies_bytes);
+        for (uint32_t c = 0; c < plan->copy_count; ++c) {
                 const struct hr_plan_copy *copy = &plan->copies[c];
-                bool staged = copy->method == HR_COPY_STAGED || copy->back_staged;
 
-                if (copy->place.where == HR_WHERE_SLOT)
-                        out->copies_bytes[copy->device] += copy->bytes * page->slots;
-                else if (copy->place.where == HR_WHERE_SHARED)
-                        out->copies_bytes[copy->device] += copy->bytes;
-                if (staged)
+                if (copy->method == HR_COPY_STAGED || copy->back_staged)
                         out->device_staging[copy->device] +=
                                 ((copy->bytes + 63) & ~UINT64_C(63)) * page->slots;
         }
-        if (!page->failed)
-                explain_homes(page);
 }
 
 static void explain_devices(struct page *page) {
@@ -309,8 +254,6 @@ static void explain_devices(struct page *page) {
         out->memory_kinds = texts(page, count);
         out->device_splits = words(page, count);
         out->device_nodes = words(page, count);
-        out->weights_bytes = longs(page, count);
-        out->state_bytes = longs(page, count);
         out->compute_bytes = longs(page, count);
         out->scratch_bytes = longs(page, count);
         out->copies_bytes = longs(page, count);
@@ -325,7 +268,7 @@ static void explain_devices(struct page *page) {
                 out->device_types[d] = hr_device_type_name(props->type);
                 out->memory_kinds[d] = props->kind->name;
                 out->device_splits[d] = plan->device_splits[d];
-                out->compute_bytes[d] = plan->compute_bytes[d] + plan->scratch_bytes[d];
+                out->compute_bytes[d] = plan->compute_bytes[d];
                 out->scratch_bytes[d] = plan->scratch_bytes[d];
         }
         for (uint32_t i = 0; i < plan->node_count; ++i) {
@@ -383,13 +326,32 @@ hr_status hr_plan_explain(const struct hr_plan *plan, const struct hr_plan_reque
         struct page page = {.plan = plan,
                             .graph = request->graph,
                             .fleet = request->fleet,
-                            .homes = request->homes,
                             .slots = plan->n_copies,
                             .out = &explanation};
 
         HR_TRY(explain(&page, diag));
         *ret_explanation = explanation;
         return HR_OK;
+}
+
+/* What the pipeline holds, which with fewer slots is less than was planned. */
+static void explain_held(const struct hr_pipeline *pipeline, struct hr_explanation *explanation) {
+        const struct hr_plan *plan = pipeline->plan;
+
+        for (uint32_t d = 0; d < plan->device_count; ++d)
+                explanation->scratch_bytes[d] = 0;
+        for (uint32_t slot = 0; slot < pipeline->slot_count; ++slot) {
+                for (uint32_t s = 0; s < plan->split_count; ++s) {
+                        const struct hr_program *program = pipeline->slots[slot].programs[s];
+
+                        if (program)
+                                explanation->scratch_bytes[plan->splits[s].device] +=
+                                        program->scratch_bytes;
+                }
+        }
+        for (uint32_t d = 0; d < plan->device_count; ++d)
+                explanation->compute_bytes[d] =
+                        hr_pipeline_bytes(pipeline, d) - explanation->scratch_bytes[d];
 }
 
 static hr_status explain_uses(const struct hr_pipeline *pipeline,
@@ -418,14 +380,12 @@ hr_status hr_pipeline_explain(const struct hr_pipeline *pipeline, struct hr_diag
         struct page page = {.plan = pipeline->plan,
                             .graph = pipeline->graph,
                             .fleet = pipeline->fleet,
-                            .homes = pipeline->homes,
                             .slots = pipeline->slot_count,
                             .out = &explanation};
         hr_status status;
 
         HR_TRY(explain(&page, diag));
-        for (uint32_t d = 0; d < pipeline->plan->device_count; ++d)
-                explanation.compute_bytes[d] = hr_pipeline_bytes(pipeline, d);
+        explain_held(pipeline, &explanation);
         status = explain_uses(pipeline, &explanation, diag);
         if (status != HR_OK) {
                 hr_explanation_deinit(&explanation);

@@ -46,12 +46,10 @@ struct hr_explanation {
         struct hr_explain_names device_names;
         const char **device_types, **memory_kinds;
         uint32_t *device_splits, *device_nodes;
-        uint64_t *weights_bytes, *state_bytes; /* of leaves of this graph that live there */
-        uint64_t *compute_bytes;  /* held for the pipeline, all slots: intermediates, inputs,
-                                   * constants, copies, scratch */
-        uint64_t *scratch_bytes;  /* ... of it: of prepared splits */
-        uint64_t *copies_bytes;   /* ... of it: copies that the device reads, each for itself; with
-                                   * one slot they share memory with intermediates */
+        uint64_t *compute_bytes;  /* all slots: intermediates, inputs, constants, copies */
+        uint64_t *copies_bytes;   /* ... of it of copies, each for itself; with one slot they share
+                                   * memory with intermediates */
+        uint64_t *scratch_bytes;  /* beside it: of prepared splits */
         uint64_t *device_staging; /* of staging_bytes: for copies that the device reads */
 
         /* Tensors by id: leaves, then nodes. */
@@ -94,7 +92,7 @@ HR_NODISCARD hr_status hr_plan_explain(const struct hr_plan *plan,
                                        const struct hr_plan_request *request, struct hr_diag *diag,
                                        struct hr_explanation *ret_explanation);
 /* The plan that the pipeline runs, which need not be the one it was made from: memory may have been
- * short. Memory is what it holds. */
+ * short. Memory is what it holds. Nobody moves or runs it meanwhile. */
 HR_NODISCARD hr_status hr_pipeline_explain(const struct hr_pipeline *pipeline, struct hr_diag *diag,
                                            struct hr_explanation *ret_explanation);
 /* Zeroed is valid. */

@@ -588,10 +588,7 @@ static hr_status finish_pools(struct placer *placer) {
         return HR_OK;
 }
 
-/* Copies that share memory with others count each, but never more than there is. */
-static void count_copies(const struct placer *placer) {
-        struct hr_plan *plan = placer->plan;
-
+void hr_plan_copies_bytes(const struct hr_plan *plan, uint32_t slots, uint64_t *ret_bytes) {
         for (uint32_t c = 0; c < plan->copy_count; ++c) {
                 const struct hr_plan_copy *copy = &plan->copies[c];
                 const bool slotted = copy->place.where == HR_WHERE_SLOT;
@@ -601,10 +598,9 @@ static void count_copies(const struct placer *placer) {
                         continue;
                 owner = plan->pools[copy->place.index].owner;
                 if (owner != HR_NO_INDEX)
-                        plan->copies_bytes[owner] = HR_MIN(
-                                plan->compute_bytes[owner],
-                                plan->copies_bytes[owner] +
-                                        copy->bytes * (slotted ? plan->n_copies : 1U));
+                        ret_bytes[owner] = HR_MIN(plan->compute_bytes[owner],
+                                                  ret_bytes[owner] +
+                                                          copy->bytes * (slotted ? slots : 1U));
         }
 }
 
@@ -653,6 +649,6 @@ hr_status hr_plan_place(struct hr_planner *planner) {
         planner->leaf_head = placer.leaf_head;
         planner->leaf_next = placer.leaf_next;
         HR_TRY(finish_pools(&placer));
-        count_copies(&placer);
+        hr_plan_copies_bytes(placer.plan, placer.plan->n_copies, placer.plan->copies_bytes);
         return HR_OK;
 }

@@ -408,6 +408,10 @@ void hr_plan_allow_all(struct hr_planner *planner);
 bool hr_plan_split_is_per_slot(const struct hr_plan *plan, const struct hr_graph *graph,
                                const struct hr_plan_split *split);
 
+/* Bytes of copies per device with so many slots. Copies that share memory with others count each, but
+ * never more than there is. */
+void hr_plan_copies_bytes(const struct hr_plan *plan, uint32_t slots, uint64_t *ret_bytes);
+
 const char *hr_rule_name(hr_rule rule);
 /* "1.wgt0" needs the buffer; returns a name as in the recorded plans. */
 const char *hr_cause_name(uint16_t cause, char *buffer, size_t buffer_bytes);

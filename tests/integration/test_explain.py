@@ -108,7 +108,8 @@ def test_every_node_split_copy_and_byte(client: headrace.Client) -> None:
     assert [d["nodes"] for d in e.devices] == [2, 3, 0]
     for share, found in zip(handle.plan.devices, e.devices, strict=True):
         assert share.device == found["name"]
-        assert share.compute_bytes + found["scratch_bytes"] == found["compute_bytes"]
+        for what in ("compute", "weights", "state", "copies", "scratch"):
+            assert getattr(share, f"{what}_bytes") == found[f"{what}_bytes"], what
     handle.release()
 
 

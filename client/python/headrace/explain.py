@@ -430,8 +430,8 @@ def device_line(device: Record) -> str:
         f"device {device['name']} ({device['type']}, memory {device['memory']}): "
         f"{device['splits']} splits, {device['nodes']} nodes; bytes: "
         f"weights {device['weights_bytes']}, state {device['state_bytes']}, "
-        f"compute {device['compute_bytes']} (copies {device['copies_bytes']}, "
-        f"scratch {device['scratch_bytes']}), staging {device['staging_bytes']}"
+        f"compute {device['compute_bytes']} (copies {device['copies_bytes']}), "
+        f"scratch {device['scratch_bytes']}, staging {device['staging_bytes']}"
     )
 
 

@@ -201,7 +201,7 @@ HR_TEST(a_plan_explained) {
                 HR_EXPECT_EQ(e.device_splits[d], 1);
                 HR_EXPECT_EQ(e.device_nodes[d], 1);
                 HR_EXPECT_EQ(e.compute_bytes[d], d ? 192 : 64);
-                HR_EXPECT_EQ(e.weights_bytes[d] + e.state_bytes[d] + e.device_staging[d], 0);
+                HR_EXPECT_EQ(e.scratch_bytes[d] + e.device_staging[d], 0);
                 HR_EXPECT_EQ(e.copies_bytes[d], d ? 64 : 32); /* the node's result per slot */
         }
         HR_EXPECT_STREQ(named(&e.cause_names, e.cause[0]), "1.inp");
