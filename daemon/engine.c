@@ -272,8 +272,14 @@ static void lane_advance(struct hr_engine *engine, struct hr_lane *lane) {
                 hr_list_remove(&lane->link);
 }
 
+static void lanes_advance(struct hr_engine *engine) {
+        HR_LIST_FOR_EACH(link, &engine->lanes)
+                lane_advance(engine, HR_CONTAINER_OF(link, struct hr_lane, link));
+}
+
 static void job_finish(struct hr_engine *engine, struct hr_job *job) {
         struct hr_lane *lane = job->lane;
+        bool held = hr_fleet_holds(engine->fleet);
 
         HR_ASSERT(job->phase == HR_JOB_RUNNING);
         hr_list_remove(&job->place);
@@ -302,7 +308,12 @@ static void job_finish(struct hr_engine *engine, struct hr_job *job) {
                         job->diag = transfer->transfer.outcome.diag;
         }
         hr_list_append(&engine->ending, &job->place);
-        lane_advance(engine, lane);
+        if (job->status == HR_E_DEVICE_LOST)
+                engine_wake(engine);
+        if (held && !hr_fleet_holds(engine->fleet))
+                lanes_advance(engine);
+        else
+                lane_advance(engine, lane);
 }
 
 static void job_resume(struct hr_job *job) {
@@ -572,6 +583,21 @@ static bool settle_one(struct hr_engine *engine) {
         return link;
 }
 
+/* Between two pieces of work, so that no planning is under way. */
+static bool retire_lost(struct hr_engine *engine) {
+        uint32_t count;
+
+        if (!hr_fleet_has_losses(engine->fleet))
+                return false;
+        hr_engine_turn_take(engine);
+        count = hr_fleet_retire(engine->fleet);
+        hr_engine_turn_give(engine);
+        hr_log(HR_LOG_ERROR, "engine", "%u of %u devices lost and retired, epoch=%llu", count,
+               hr_fleet_device_count(engine->fleet),
+               (unsigned long long) hr_fleet_epoch(engine->fleet));
+        return true;
+}
+
 /* True when it did anything. */
 static bool engine_round(struct hr_engine *engine) {
         struct hr_job *job;
@@ -585,6 +611,7 @@ static bool engine_round(struct hr_engine *engine) {
                 any = true;
         }
         any = settle_one(engine) || any;
+        any = retire_lost(engine) || any;
         if (atomic_exchange(&engine->store_wanted, false)) {
                 hr_engine_turn_take(engine);
                 if (hr_weights_store_step(engine->store))
@@ -601,8 +628,8 @@ static bool engine_has_work(struct hr_engine *engine) {
         hr_engine_turn_take(engine);
         any = !hr_list_is_empty(&engine->work) || !hr_list_is_empty(&engine->settling);
         hr_engine_turn_give(engine);
-        return any || atomic_load(&engine->store_wanted) || atomic_load(&engine->cancels_work) ||
-               atomic_load(&engine->stopping);
+        return any || hr_fleet_has_losses(engine->fleet) || atomic_load(&engine->store_wanted) ||
+               atomic_load(&engine->cancels_work) || atomic_load(&engine->stopping);
 }
 
 static void engine_sleep(struct hr_engine *engine) {

@@ -85,6 +85,11 @@ bool hr_evict_for_memory(struct hr_session *session, const struct hr_shortage *s
         return false;
 }
 
+void hr_evict_lost(struct hr_object *object) {
+        if (object->handle != 0)
+                object_evict(object, &object->session->server->stats.evictions_for_loss);
+}
+
 /* The idle graph that was used longest ago, or NULL. */
 static struct hr_object *idle_graph(const struct hr_session *session) {
         HR_LIST_FOR_EACH(link, &session->graphs) {

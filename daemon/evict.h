@@ -24,6 +24,9 @@ bool hr_evict_for_memory(struct hr_session *session, const struct hr_shortage *s
  * is idle. */
 HR_NODISCARD hr_status hr_evict_for_handle(struct hr_session *session, uint64_t limit,
                                            struct hr_diag *diag);
+/* Takes a graph's handle, whoever else uses it: its plan needs a device that is lost. Nothing when
+ * that has been done. */
+void hr_evict_lost(struct hr_object *object);
 /* The digest of the graph that a handle stood for until it was evicted, or NULL: never one, or too
  * long ago. Valid until the next eviction. */
 const uint8_t *hr_evicted_digest(const struct hr_session *session, uint64_t handle);

@@ -464,6 +464,8 @@ hr_status hr_placement_init(struct hr_placement *placement, const struct hr_mani
                 devices[i].name = device->props.name;
                 devices[i].memory = device->props.kind;
                 hr_device_memory(device, &devices[i].free_bytes, &total);
+                if (hr_fleet_is_retired(fleet, i)) /* no rule can mean it, and nothing fits there */
+                        devices[i] = (struct hr_placement_device){.name = "", .memory = device};
         }
         status = hr_placement_plan(placement, manifest, devices, device_count, rules, rule_count,
                                    diag);

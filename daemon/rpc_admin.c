@@ -153,6 +153,8 @@ static void put_server(struct list *list, const struct hr_server *server) {
         put(list, "fallback_nodes_total", stats->fallback_nodes);
         put_with(list, "graph_evictions_total", stats->evictions_for_handles, "reason=\"handles\"");
         put_with(list, "graph_evictions_total", stats->evictions_for_memory, "reason=\"memory\"");
+        put_with(list, "graph_evictions_total", stats->evictions_for_loss,
+                 "reason=\"device_lost\"");
         put_labelled(list, "run_seconds_total", "", (double) stats->run_ns / 1e9);
         put(list, "taps_total", stats->taps);
         put(list, "taps_stopped_total", stats->taps_stopped);

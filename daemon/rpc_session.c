@@ -129,10 +129,13 @@ void hr_rpc_devices(struct hr_server *server, struct hr_wire_device *devices) {
                 const struct hr_device *device = hr_fleet_device(server->fleet, i);
                 uint64_t free_bytes = 0, total_bytes = 0;
 
-                hr_device_memory(device, &free_bytes, &total_bytes);
+                if (!hr_fleet_is_retired(server->fleet, i))
+                        hr_device_memory(device, &free_bytes, &total_bytes);
                 devices[i] = (struct hr_wire_device){
                         .name = device->props.name,
-                        .description = device->props.description,
+                        .description = hr_fleet_is_retired(server->fleet, i)
+                                               ? "lost"
+                                               : device->props.description,
                         .type = hr_device_type_name(device->props.type),
                         .memory_kind = device->props.kind->name,
                         .memory_free = free_bytes,

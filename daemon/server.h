@@ -42,7 +42,7 @@ struct hr_server_stats {
         uint64_t taps, taps_stopped; /* shown; runs that a client, or its silence, stopped there */
         uint64_t *device_splits;   /* of runs that ended well, per device */
         uint64_t fallback_nodes; /* of the plans of submitted graphs */
-        uint64_t evictions_for_handles, evictions_for_memory; /* of graphs */
+        uint64_t evictions_for_handles, evictions_for_memory, evictions_for_loss; /* of graphs */
 };
 
 struct hr_server {

@@ -164,6 +164,9 @@ static hr_status prepare(struct hr_state_transfer *transfer, struct hr_diag *dia
         HR_TRY(hr_state_check_range(state, transfer->tensor, transfer->offset, transfer->bytes,
                                     diag));
         home = &state->homes[transfer->tensor];
+        if (hr_buffer_is_lost(home->buffer))
+                return hr_fail_reason(diag, HR_E_DATA_LOSS, "DEVICE", "tensor %u was lost with %s",
+                                      transfer->tensor, home->buffer->device->props.name);
         transfer->outcome = (struct hr_outcome){0};
         *ret_queue = hr_fleet_queue(state->fleet, home->device);
         *ret_address = (uint8_t *) home->buffer->base + home->offset + transfer->offset;

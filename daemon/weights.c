@@ -180,8 +180,16 @@ static void publish_progress(const struct hr_weights *set) {
 
 /* ---- LOAD ------------------------------------------------------------------------------------ */
 
+/* What lay on a lost device is found by nobody: the same contents are made again. */
+static bool set_is_lost(const struct hr_weights *set) {
+        for (uint32_t i = 0; set->buffers && i < set->placement.device_count; i++)
+                if (set->buffers[i] && hr_buffer_is_lost(set->buffers[i]))
+                        return true;
+        return false;
+}
+
 static bool same_file(const struct hr_weights *a, const struct hr_weights *b) {
-        return a->from_file && b->from_file &&
+        return a->from_file && b->from_file && !set_is_lost(a) && !set_is_lost(b) &&
                memcmp(&a->identity, &b->identity, sizeof a->identity) == 0 &&
                strcmp(a->path, b->path) == 0 && strcmp(a->name, b->name) == 0 &&
                a->placement.tensor_count == b->placement.tensor_count &&
@@ -447,7 +455,7 @@ static struct hr_weights *find_same_upload(const struct hr_weights *set) {
         HR_LIST_FOR_EACH(link, &set->store->ready) {
                 struct hr_weights *other = HR_CONTAINER_OF(link, struct hr_weights, link);
 
-                if (other->has_digest && set->has_digest &&
+                if (other->has_digest && set->has_digest && !set_is_lost(other) &&
                     hr_digest_equal(other->digest, set->digest) &&
                     strcmp(other->name, set->name) == 0 &&
                     hr_manifest_equal(other->manifest, set->manifest) &&

@@ -435,7 +435,8 @@ hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run, struct 
 
         HR_ASSERT(run->done != NULL);
         if (HR_UNLIKELY(hr_pipeline_is_lost(pipeline)))
-                return hr_fail(diag, HR_E_DEVICE_LOST, "a device that the plan needs is lost");
+                return hr_fail_reason(diag, HR_E_DEVICE_LOST, "RETIRED",
+                                      "a device that the plan needs is lost");
         if (slot->taken || hr_fleet_holds(pipeline->fleet))
                 return hr_fail_reason(diag, HR_E_UNAVAILABLE, "SLOT", "slot %u is taken", index);
         HR_TRY(check_inputs(pipeline, run, diag));

@@ -28,8 +28,9 @@ struct hr_fleet {
         struct hr_device **devices;
         struct hr_queue **queues;
         uint32_t device_count;
-        uint64_t epoch;
-        bool *retired; /* per device */
+        /* Written by the engine under the turn, read by any. */
+        atomic_uint_fast64_t epoch;
+        atomic_bool *retired; /* per device */
         uint32_t in_flight;
         bool unordered; /* an edge of a run in flight could not be submitted */
         struct hr_spare_events *spare; /* per device */

@@ -33,7 +33,7 @@ hr_status hr_fleet_new(struct hr_device *const *devices, uint32_t device_count,
         fleet = calloc(1, sizeof *fleet);
         if (!fleet)
                 return hr_fail(diag, HR_E_EXHAUSTED, "memory for a fleet");
-        fleet->epoch = 1;
+        atomic_init(&fleet->epoch, 1);
         status = fleet_fill(fleet, devices, device_count, diag);
         if (status != HR_OK) {
                 hr_fleet_free(fleet);
@@ -116,11 +116,19 @@ uint32_t hr_fleet_retire(struct hr_fleet *fleet) {
         for (uint32_t d = 0; d < fleet->device_count; ++d) {
                 if (fleet->retired[d] || !hr_device_is_lost(fleet->devices[d]))
                         continue;
-                fleet->retired[d] = true;
-                ++fleet->epoch;
+                atomic_store(&fleet->retired[d], true);
+                atomic_fetch_add(&fleet->epoch, 1);
                 ++count;
         }
         return count;
+}
+
+bool hr_fleet_has_losses(const struct hr_fleet *fleet) {
+        for (uint32_t d = 0; d < fleet->device_count; ++d) {
+                if (hr_device_is_lost(fleet->devices[d]) && !fleet->retired[d])
+                        return true;
+        }
+        return false;
 }
 
 bool hr_fleet_is_retired(const struct hr_fleet *fleet, uint32_t index) {

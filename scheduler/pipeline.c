@@ -630,7 +630,6 @@ static hr_status bind(const struct hr_pipeline_request *request,
         pipeline->plan = hr_plan_ref(plan);
         pipeline->graph = hr_graph_ref(request->graph);
         pipeline->fleet = request->fleet;
-        pipeline->epoch = request->fleet->epoch;
         pipeline->slot_count = slot_count;
         if (request->workspace)
                 pipeline->workspace = hr_workspace_ref(request->workspace);

@@ -28,7 +28,9 @@ uint64_t hr_fleet_epoch(const struct hr_fleet *fleet);
  * moves, and pipelines that need one start no run any more. Returns how many are retired by this
  * call. To be called when anything has answered HR_E_DEVICE_LOST. */
 uint32_t hr_fleet_retire(struct hr_fleet *fleet);
-bool hr_fleet_is_retired(const struct hr_fleet *fleet, uint32_t index);
+/* Is there a lost device that is not retired? Thread: any. */
+bool hr_fleet_has_losses(const struct hr_fleet *fleet);
+bool hr_fleet_is_retired(const struct hr_fleet *fleet, uint32_t index); /* thread: any */
 /* True while no run can start because one in flight lacks an edge that could not be submitted; it
  * ends with the last run in flight. */
 bool hr_fleet_holds(const struct hr_fleet *fleet);
@@ -291,7 +293,7 @@ struct hr_run {
 };
 
 /* Takes the next slot and submits the whole tape; never blocks. HR_E_UNAVAILABLE (reason SLOT) when
- * the slot is taken: start again after a done. HR_E_DEVICE_LOST for a pipeline that is lost. HR_E_INVALID for wrong sizes, or an output that is none
+ * the slot is taken: start again after a done. HR_E_DEVICE_LOST (reason RETIRED) for a pipeline that is lost. HR_E_INVALID for wrong sizes, or an output that is none
  * or asked for twice. After any failure here `done` is not called; after HR_OK it is, whatever
  * happens. Outputs hold what the tensor holds at the end of the run. */
 HR_NODISCARD hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run,

@@ -74,7 +74,10 @@ class Daemon:
         devices: Sequence[Device] = (),
         tcp: bool = False,
         sections: dict[str, dict[str, object]] | None = None,
+        program: Path | None = None,
+        variables: dict[str, str] | None = None,
     ) -> None:
+        """program: another than the build's headraced; variables: of its environment, beside ours."""
         self.folder = Path(tempfile.mkdtemp(prefix="headrace-"))
         self.socket_path = self.folder / "headraced.sock"
         self.address = f"unix:{self.socket_path}"
@@ -91,7 +94,7 @@ class Daemon:
                 sections or {},
             )
         )
-        program = (build or build_folder()) / "daemon" / "headraced"
+        program = program or (build or build_folder()) / "daemon" / "headraced"
         try:
             with self.log_path.open("wb") as log:
                 self.process = subprocess.Popen(
@@ -99,6 +102,7 @@ class Daemon:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    env={**os.environ, **(variables or {})},
                     start_new_session=True,  # Ctrl-C goes to the script, which stops the daemon
                 )
         except OSError as error:
