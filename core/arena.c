@@ -34,7 +34,6 @@ void hr_arena_deinit(struct hr_arena *arena) {
 
 static void *block_take(struct hr_arena_block *block, uint64_t bytes, uint32_t align) {
         uint64_t start, end;
-        void *memory;
 
         if (!hr_align_up_u64((uintptr_t) block->bytes + block->used, align, &start))
                 return NULL;
@@ -42,9 +41,7 @@ static void *block_take(struct hr_arena_block *block, uint64_t bytes, uint32_t a
         if (!hr_add_u64(start, bytes, &end) || end > block->size)
                 return NULL;
         block->used = end;
-        memory = block->bytes + start;
-        memset(memory, 0, bytes);
-        return memory;
+        return block->bytes + start;
 }
 
 static struct hr_arena_block *arena_grow(struct hr_arena *arena, uint64_t bytes, uint32_t align) {
@@ -76,7 +73,7 @@ static struct hr_arena_block *arena_grow(struct hr_arena *arena, uint64_t bytes,
         return block;
 }
 
-void *hr_arena_alloc(struct hr_arena *arena, uint64_t bytes, uint32_t align) {
+void *hr_arena_alloc_raw(struct hr_arena *arena, uint64_t bytes, uint32_t align) {
         void *memory = NULL;
 
         HR_ASSERT(align && (align & (align - 1)) == 0);
@@ -90,6 +87,28 @@ void *hr_arena_alloc(struct hr_arena *arena, uint64_t bytes, uint32_t align) {
                 memory = block ? block_take(block, bytes, align) : NULL;
         }
         return memory;
+}
+
+void *hr_arena_alloc(struct hr_arena *arena, uint64_t bytes, uint32_t align) {
+        void *memory = hr_arena_alloc_raw(arena, bytes, align);
+
+        return memory ? memset(memory, 0, HR_MAX(bytes, (uint64_t) 1)) : NULL;
+}
+
+void hr_arena_reserve(struct hr_arena *arena, uint64_t bytes) {
+        (void) arena_grow(arena, bytes, 64);
+}
+
+void hr_arena_recycle(struct hr_arena *arena, uint64_t bytes_max) {
+        uint64_t held = arena->used_bytes;
+
+        if (arena->blocks && !arena->blocks->next && held <= bytes_max) {
+                arena->blocks->used = 0;
+                return;
+        }
+        hr_arena_deinit(arena);
+        if (held > 0 && held <= bytes_max)
+                hr_arena_reserve(arena, held);
 }
 
 void hr_arena_reset(struct hr_arena *arena) {

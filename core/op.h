@@ -51,11 +51,18 @@ enum {
         HR_UPSCALE_ANTIALIAS = 512,
 };
 
+/* By number; a number that is no op has no name and the kind LEAF. */
+extern const struct hr_op_info hr_op_infos[HR_OP_LIMIT];
+
 /* Facts of an op, or NULL for a number that is no op. */
-const struct hr_op_info *hr_op_info(uint32_t op);
+static inline const struct hr_op_info *hr_op_info(uint32_t op) {
+        return op < HR_OP_LIMIT && hr_op_infos[op].name ? &hr_op_infos[op] : NULL;
+}
 /* "MUL_MAT"...; "?" for a number that is no op. Never NULL. */
 const char *hr_op_name(uint32_t op);
 /* The op of that name, or -1. */
 int hr_op_from_name(const char *name);
 /* VIEW, RESHAPE, PERMUTE, TRANSPOSE. */
-bool hr_op_is_view(uint32_t op);
+static inline bool hr_op_is_view(uint32_t op) {
+        return op < HR_OP_LIMIT && hr_op_infos[op].kind == HR_OP_KIND_VIEW;
+}

@@ -37,27 +37,27 @@ hr_status hr_tensor_set_contiguous(struct hr_tensor *tensor, struct hr_diag *dia
         return HR_OK;
 }
 
-static bool tensor_span(const struct hr_tensor *tensor, uint64_t *ret_bytes) {
+/* Every tensor of a graph comes here: no divisions where there are no blocks, and no calls. */
+static inline bool tensor_span(const struct hr_tensor *tensor, uint64_t *ret_bytes) {
         const struct hr_type_info *info = hr_type_info(tensor->type);
-        uint64_t span, step;
+        uint64_t span = 0, step;
 
         if (!info)
                 return false;
-        if (hr_tensor_is_empty(tensor)) {
-                *ret_bytes = 0;
-                return true;
-        }
-        span = info->block_bytes;
-        for (int i = 0; i < HR_DIMS; i++) {
-                int64_t count = tensor->ne[i];
+        if (!hr_tensor_is_empty(tensor)) {
+                span = info->block_bytes;
+                for (int i = 0; i < HR_DIMS; i++) {
+                        int64_t count = tensor->ne[i];
 
-                if (i == 0 && info->block_elements != 1) /* a division takes as long as all else */
-                        count /= info->block_elements;
-                if (count == 1)
-                        continue;
-                if (count < 1 || !hr_mul_u64((uint64_t) count - 1, tensor->nb[i], &step) ||
-                    !hr_add_u64(span, step, &span))
-                        return false;
+                        if (i == 0 && info->block_elements != 1)
+                                count /= info->block_elements;
+                        if (count == 1)
+                                continue;
+                        if (count < 1 ||
+                            __builtin_mul_overflow((uint64_t) count - 1, tensor->nb[i], &step) ||
+                            __builtin_add_overflow(span, step, &span))
+                                return false;
+                }
         }
         *ret_bytes = span;
         return span <= INT64_MAX;
@@ -84,10 +84,6 @@ int64_t hr_tensor_elements(const struct hr_tensor *tensor) {
 
 int64_t hr_tensor_rows(const struct hr_tensor *tensor) {
         return tensor->ne[1] * tensor->ne[2] * tensor->ne[3];
-}
-
-bool hr_tensor_is_empty(const struct hr_tensor *tensor) {
-        return !tensor->ne[0] || !tensor->ne[1] || !tensor->ne[2] || !tensor->ne[3];
 }
 
 /* A dimension of extent 1 has no neighbours, so its stride says nothing. */

@@ -64,7 +64,9 @@ bool hr_tensor_rows_are_contiguous(const struct hr_tensor *tensor);
 bool hr_tensor_same_shape(const struct hr_tensor *a, const struct hr_tensor *b);
 /* Each extent of `whole` is a multiple of the extent of `part`: part broadcasts to whole. */
 bool hr_tensor_repeats(const struct hr_tensor *part, const struct hr_tensor *whole);
-bool hr_tensor_is_empty(const struct hr_tensor *tensor);
+static inline bool hr_tensor_is_empty(const struct hr_tensor *tensor) {
+        return !tensor->ne[0] || !tensor->ne[1] || !tensor->ne[2] || !tensor->ne[3];
+}
 
 /* Parameter word as float. */
 float hr_param_f32(const int32_t *params, uint32_t word);

@@ -10,7 +10,7 @@
 #define BLOCK(type_name, elements, bytes)                                                          \
         { .name = type_name, .block_elements = elements, .block_bytes = bytes, .is_block = true }
 
-static const struct hr_type_info types[HR_TYPE_LIMIT] = {
+const struct hr_type_info hr_type_infos[HR_TYPE_LIMIT] = {
         [HR_TYPE_F32] = PLAIN_FLOAT("f32", 4),
         [HR_TYPE_F16] = PLAIN_FLOAT("f16", 2),
         [HR_TYPE_BF16] = PLAIN_FLOAT("bf16", 2),
@@ -48,10 +48,6 @@ static const struct hr_type_info types[HR_TYPE_LIMIT] = {
         [HR_TYPE_Q2_0] = BLOCK("q2_0", 64, 18),
 };
 
-const struct hr_type_info *hr_type_info(uint32_t type) {
-        return type < HR_TYPE_LIMIT && types[type].name ? &types[type] : NULL;
-}
-
 const char *hr_type_name(uint32_t type) {
         const struct hr_type_info *info = hr_type_info(type);
 
@@ -60,7 +56,7 @@ const char *hr_type_name(uint32_t type) {
 
 int hr_type_from_name(const char *name) {
         for (int i = 0; i < HR_TYPE_LIMIT; i++)
-                if (types[i].name && strcasecmp(types[i].name, name) == 0)
+                if (hr_type_infos[i].name && strcasecmp(hr_type_infos[i].name, name) == 0)
                         return i;
         return -1;
 }

@@ -56,8 +56,13 @@ struct hr_type_info {
         bool is_integer;
 };
 
+/* By number; a number that is no type has no name. */
+extern const struct hr_type_info hr_type_infos[HR_TYPE_LIMIT];
+
 /* Facts of a type, or NULL for a number that is no type. */
-const struct hr_type_info *hr_type_info(uint32_t type);
+static inline const struct hr_type_info *hr_type_info(uint32_t type) {
+        return type < HR_TYPE_LIMIT && hr_type_infos[type].name ? &hr_type_infos[type] : NULL;
+}
 /* "f32"...; "?" for a number that is no type. Never NULL. */
 const char *hr_type_name(uint32_t type);
 /* The type of that name (case-insensitive), or -1. */

@@ -154,11 +154,11 @@ static hr_status pass_memory(struct hr_planner *planner) {
         uint32_t count = planner->graph->leaf_count + planner->graph->node_count;
         uint32_t all = planner->plan->tensor_count;
 
-        for (uint32_t i = 0; i < all; ++i) {
+        memset(planner->plan->device, 0xff, all * sizeof *planner->plan->device);
+        memset(planner->plan->cause, 0, all * sizeof *planner->plan->cause);
+        for (uint32_t i = 0; planner->in->pins && i < all; ++i) {
                 if (planner_pinned(planner, i))
                         assign(planner, i, planner->in->pins[i], HR_CAUSE_USER);
-                else
-                        assign(planner, i, -1, HR_CAUSE_NONE);
         }
         planner->open_count = 0;
         for (uint32_t i = 0; i < count; ++i) {
@@ -295,6 +295,22 @@ static void fill_sources(struct hr_planner *planner, uint32_t tensor) {
         }
 }
 
+/* The first device that supports the node. */
+static hr_status take_first(struct hr_planner *planner, uint32_t node) {
+        uint32_t id = planner->graph->leaf_count + node;
+
+        for (uint32_t d = 0; d < planner->in->device_count; ++d) {
+                if (planner_supports(planner, d, id)) {
+                        assign(planner, id, d, HR_CAUSE_FIRST);
+                        return HR_OK;
+                }
+        }
+        if (!planner->headrace || !planner_is_view(planner, id))
+                return no_device(planner, node);
+        assign(planner, id, (int64_t) planner->in->device_count - 1, HR_CAUSE_FIRST);
+        return HR_OK;
+}
+
 /* Pass 4. */
 static hr_status pass_rest(struct hr_planner *planner) {
         int32_t *device = planner->plan->device;
@@ -306,15 +322,8 @@ static hr_status pass_rest(struct hr_planner *planner) {
                 if (node->view_base != HR_TENSOR_NONE && device[id] < 0)
                         assign(planner, id, device[node->view_base], HR_CAUSE_VIEW_BASE);
                 fill_sources(planner, id);
-                for (uint32_t d = 0; d < planner->in->device_count && device[id] < 0; ++d) {
-                        if (planner_supports(planner, d, id))
-                                assign(planner, id, d, HR_CAUSE_FIRST);
-                }
-                if (device[id] < 0 && planner->headrace && (node->flags & HR_PLAN_IS_VIEW))
-                        assign(planner, id, (int64_t) planner->in->device_count - 1,
-                               HR_CAUSE_FIRST);
                 if (device[id] < 0)
-                        return no_device(planner, i);
+                        HR_TRY(take_first(planner, i));
                 if (planner->headrace && planner_writes_given(planner, id))
                         HR_TRY(hr_rule_writer(planner, id));
         }

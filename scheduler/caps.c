@@ -168,6 +168,7 @@ void planner_ask(const struct hr_planner *planner, uint32_t device, uint32_t ten
         uint64_t bit = (uint64_t) 1 << (device % 64);
 
         planner->asked[word] |= bit;
+        planner->supports[word] &= ~bit;
         if (hr_device_supports_op(planner->in->fleet->devices[device], planner->graph, tensor))
                 planner->supports[word] |= bit;
 }
@@ -231,8 +232,9 @@ void hr_plan_facts_deinit(struct hr_plan_facts *facts) {
 static void predict_scratch(struct hr_plan *plan, const struct hr_plan_request *request) {
         for (uint32_t s = 0; s < plan->split_count; ++s) {
                 const struct hr_plan_split *split = &plan->splits[s];
-                uint64_t slots =
-                        hr_plan_split_is_per_slot(plan, request->graph, split) ? plan->n_copies : 1;
+                bool per_slot = plan->n_copies > 1 &&
+                                hr_plan_split_is_per_slot(plan, request->graph, split);
+                uint64_t slots = per_slot ? plan->n_copies : 1;
 
                 plan->scratch_bytes[split->device] +=
                         slots * hr_device_program_bytes(

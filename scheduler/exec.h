@@ -24,6 +24,12 @@ struct hr_spare_events {
         uint32_t count, capacity;
 };
 
+/* Memory that planning works in, kept from plan to plan so that it is warm. */
+struct hr_desk {
+        atomic_bool taken;
+        struct hr_arena arena;
+};
+
 struct hr_fleet {
         struct hr_device **devices;
         struct hr_queue **queues;
@@ -35,6 +41,7 @@ struct hr_fleet {
         bool unordered; /* an edge of a run in flight could not be submitted */
         struct hr_spare_events *spare; /* per device */
         struct hr_exec_counters counters;
+        struct hr_desk *desk;
 };
 
 /* An event of the device, whose records so far have all been reached. */

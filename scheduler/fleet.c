@@ -12,8 +12,10 @@ static hr_status fleet_fill(struct hr_fleet *fleet, struct hr_device *const *dev
         fleet->queues = calloc(device_count, sizeof *fleet->queues);
         fleet->spare = calloc(device_count, sizeof *fleet->spare);
         fleet->retired = calloc(device_count, sizeof *fleet->retired);
-        if (!fleet->devices || !fleet->queues || !fleet->spare || !fleet->retired)
+        fleet->desk = calloc(1, sizeof *fleet->desk);
+        if (!fleet->devices || !fleet->queues || !fleet->spare || !fleet->retired || !fleet->desk)
                 return hr_fail(diag, HR_E_EXHAUSTED, "memory for a fleet of %u", device_count);
+        hr_arena_init(&fleet->desk->arena, 0);
         for (uint32_t d = 0; d < device_count; ++d) {
                 fleet->devices[d] = hr_device_ref(devices[d]);
                 ++fleet->device_count;
@@ -56,6 +58,9 @@ struct hr_fleet *hr_fleet_free(struct hr_fleet *fleet) {
                 hr_device_unref(fleet->devices[d]);
         }
         free(fleet->retired);
+        if (fleet->desk)
+                hr_arena_deinit(&fleet->desk->arena);
+        free(fleet->desk);
         free(fleet->spare);
         free(fleet->queues);
         free(fleet->devices);

@@ -47,15 +47,11 @@ static void join_own_pool(struct lanes *lanes, uint32_t device) {
         join(lanes, device, in->device_count + in->devices[device].kind);
 }
 
-/* The device touches the root's memory in place. */
-static void touch(struct lanes *lanes, uint32_t device, uint32_t root) {
+static void touch_anew(struct lanes *lanes, uint32_t device, uint32_t root) {
         const struct hr_plan_input *in = lanes->planner->in;
-        uint32_t buffer;
+        uint32_t buffer = in->tensor_buffer[root];
 
-        if (lanes->toucher[root] == device + 1)
-                return;
         lanes->toucher[root] = device + 1;
-        buffer = in->tensor_buffer[root];
         lanes->used[device] = true;
         if (buffer == HR_NO_BUFFER) {
                 uint32_t owner = planner_root_device(lanes->planner, root);
@@ -73,6 +69,12 @@ static void touch(struct lanes *lanes, uint32_t device, uint32_t root) {
                 lanes->in_buffer[buffer] = true;
                 join(lanes, device, in->device_count + in->kind_count + buffer);
         }
+}
+
+/* The device touches the root's memory in place. */
+static inline void touch(struct lanes *lanes, uint32_t device, uint32_t root) {
+        if (lanes->toucher[root] != device + 1)
+                touch_anew(lanes, device, root);
 }
 
 static hr_status out_of_reach(struct lanes *lanes, uint32_t tensor) {

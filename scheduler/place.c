@@ -44,8 +44,8 @@ struct placer {
         struct hr_plan *plan;
         struct pool *pools;         /* per kind */
         struct life *lives;         /* per holder */
-        struct hr_plan_use *deaths; /* the uses after which nobody needs the holder */
-        uint32_t death_count, next_death;
+        uint32_t next_use;   /* of planner->uses: the first that has not had its turn */
+        uint32_t next_tap;   /* of planner->tap_uses likewise */
         uint32_t *leaf_next; /* per leaf: next leaf of the same first split */
         uint32_t *leaf_head; /* per split, + 1 for leaves that only outputs need */
 };
@@ -181,32 +181,14 @@ static void use_split(struct placer *placer, uint32_t s, uint32_t *next) {
                 life->first_split = HR_MIN(life->first_split, s);
         }
         for (; u < planner->use_count && planner->uses[u].node < split->end; ++u) {
-                struct life *life = &placer->lives[planner->uses[u].holder];
+                const struct hr_plan_use use = planner->uses[u];
+                struct life *life = &placer->lives[use.holder];
 
-                life->last_use = node_time(planner->uses[u].node);
-                life->first_split = HR_MIN(life->first_split, s);
+                life->last_use = node_time(use.node);
+                if (use.holder < plan->leaf_count && life->first_split == HR_NO_INDEX)
+                        life->first_split = s;
         }
         *next = u;
-}
-
-static void add_death(struct placer *placer, struct hr_plan_use use) {
-        placer->deaths[placer->death_count] = use;
-        placer->death_count += placer->lives[use.holder].last_use == node_time(use.node);
-}
-
-/* A holder that a node uses twice is listed twice; what is given back is given back once. Both lists
- * are in the order of time. */
-static void find_deaths(struct placer *placer) {
-        const struct hr_planner *planner = placer->planner;
-        uint32_t tap = 0, taps = placer->plan->tap_count;
-
-        for (uint32_t u = 0; u < planner->use_count; ++u) {
-                while (tap < taps && planner->tap_uses[tap].node < planner->uses[u].node)
-                        add_death(placer, planner->tap_uses[tap++]);
-                add_death(placer, planner->uses[u]);
-        }
-        while (tap < taps && planner->tap_uses[tap].node != HR_NO_INDEX)
-                add_death(placer, planner->tap_uses[tap++]);
 }
 
 static void use_taps(struct placer *placer) {
@@ -241,9 +223,8 @@ static void find_lifetimes(struct placer *placer) {
         struct hr_plan *plan = placer->plan;
         uint32_t next = 0;
 
-        for (uint32_t i = 0; i < plan->tensor_count + plan->copy_count; ++i) {
+        for (uint32_t i = 0; i < plan->tensor_count + plan->copy_count; ++i)
                 placer->lives[i] = (struct life){.last_use = -1, .first_split = HR_NO_INDEX};
-        }
         for (uint32_t s = 0; s < plan->split_count; ++s)
                 use_split(placer, s, &next);
         use_taps(placer);
@@ -251,7 +232,6 @@ static void find_lifetimes(struct placer *placer) {
                 if (planner_tensor(placer->planner, i)->flags & HR_TENSOR_OUTPUT)
                         placer->lives[plan->root[i]].last_use = FOREVER;
         }
-        find_deaths(placer);
         chain_leaves(placer);
 }
 
@@ -383,8 +363,11 @@ static hr_status place_prologue(struct placer *placer, uint32_t s) {
 }
 
 static bool same_layout(const struct hr_tensor *a, const struct hr_tensor *b) {
-        return a->type == b->type && memcmp(a->ne, b->ne, sizeof a->ne) == 0 &&
-               memcmp(a->nb, b->nb, sizeof a->nb) == 0;
+        uint64_t differences = a->type ^ b->type;
+
+        for (int i = 0; i < HR_DIMS; ++i)
+                differences |= (uint64_t) (a->ne[i] ^ b->ne[i]) | (a->nb[i] ^ b->nb[i]);
+        return differences == 0;
 }
 
 /* How many of its first sources the result of the op may be written over. */
@@ -437,15 +420,15 @@ static bool reuse_source(struct placer *placer, const struct pass *pass, uint32_
                 uint32_t source = sources[i], root, holder;
                 const struct hr_place *place;
 
-                if (source == HR_TENSOR_NONE || source == id ||
-                    !same_layout(&tensors[id], &tensors[source]))
+                if (source == HR_TENSOR_NONE || source == id)
                         continue;
                 root = plan->root[source];
                 holder = copied ? plan->tensor_count + copies[i] : root;
-                place = copied ? &plan->copies[copies[i]].place : &plan->place[root];
                 if (placer->lives[holder].bytes == 0 ||
-                    placer->lives[holder].last_use != pass->time)
+                    placer->lives[holder].last_use != pass->time ||
+                    !same_layout(&tensors[id], &tensors[source]))
                         continue;
+                place = copied ? &plan->copies[copies[i]].place : &plan->place[root];
                 if (!copied && (place->index != kind || plan->root_offset[source] != 0 ||
                                 read_otherwise(placer, pass, root, source)))
                         continue;
@@ -455,6 +438,30 @@ static bool reuse_source(struct placer *placer, const struct pass *pass, uint32_
                 return true;
         }
         return false;
+}
+
+/* Nobody needs after the turn of `node` what is used there for the last time. A holder that a node
+ * uses twice is listed twice; what is given back is given back once. */
+static hr_status release_dead(struct placer *placer, uint32_t s, uint32_t node) {
+        const struct hr_plan_use *use = placer->planner->uses + placer->next_use;
+        const struct hr_plan_use *end = placer->planner->uses + placer->planner->use_count;
+
+        for (; use < end && use->node <= node; ++use) {
+                const struct life *life = &placer->lives[use->holder];
+
+                if (life->bytes && life->last_use == node_time(use->node))
+                        HR_TRY(release(placer, use->holder, s));
+        }
+        placer->next_use = (uint32_t) (use - placer->planner->uses);
+        for (; placer->next_tap < placer->plan->tap_count; ++placer->next_tap) {
+                const struct hr_plan_use *tap = &placer->planner->tap_uses[placer->next_tap];
+
+                if (tap->node > node)
+                        break;
+                if (placer->lives[tap->holder].last_use == node_time(tap->node))
+                        HR_TRY(release(placer, tap->holder, s));
+        }
+        return HR_OK;
 }
 
 /* Only the result of a pass's last node has memory. */
@@ -472,10 +479,7 @@ static hr_status place_pass(struct placer *placer, uint32_t s, uint32_t first, u
         if (!placed)
                 HR_TRY(place_shared(placer, (uint32_t) plan->device[id], plan->span[id],
                                     &plan->place[id], &placer->lives[id].bytes, &stamp));
-        while (placer->next_death < placer->death_count &&
-               placer->deaths[placer->next_death].node == turn)
-                HR_TRY(release(placer, placer->deaths[placer->next_death++].holder, s));
-        return HR_OK;
+        return release_dead(placer, s, turn);
 }
 
 static hr_status place_split(struct placer *placer, uint32_t s) {
@@ -527,7 +531,8 @@ static hr_status place_constants(struct placer *placer) {
         struct hr_plan *plan = placer->plan;
 
         for (uint32_t i = 0; i < graph->leaf_count; ++i) {
-                if (graph->tensors[i].leaf_kind == HR_LEAF_CONSTANT && placer->planner->direct[i])
+                if (planner_tensor(placer->planner, i)->leaf_kind == HR_LEAF_CONSTANT &&
+                    placer->planner->direct[i])
                         HR_TRY(place_forever(placer, planner_root_device(placer->planner, i),
                                              plan->span[i], true, &plan->place[i]));
         }
@@ -546,8 +551,11 @@ static void place_homes(struct placer *placer) {
         struct hr_plan *plan = placer->plan;
 
         for (uint32_t i = 0; i < plan->tensor_count; ++i) {
-                if (plan->root[i] == i && in->tensor_buffer[i] != HR_NO_BUFFER && plan->span[i])
-                        plan->place[i] = (struct hr_place){.where = HR_WHERE_HOME, .index = i};
+                bool home = in->tensor_buffer[i] != HR_NO_BUFFER && plan->root[i] == i &&
+                            plan->span[i] > 0;
+
+                plan->place[i] = (struct hr_place){.where = home ? HR_WHERE_HOME : HR_WHERE_NONE,
+                                                   .index = home ? i : 0};
         }
 }
 
@@ -611,16 +619,13 @@ static hr_status placer_init(struct placer *placer) {
         uint64_t count = plan->tensor_count;
 
         placer->pools = planner_scratch(planner, in->kind_count, sizeof *placer->pools);
-        placer->lives = planner_scratch(planner, count + plan->copy_count, sizeof *placer->lives);
-        placer->deaths = planner_scratch(planner,
-                                         (uint64_t) planner->use_count + plan->tap_count + 1,
-                                         sizeof *placer->deaths);
-        placer->leaf_next = planner_scratch(planner, count, sizeof(uint32_t));
+        placer->lives = planner_scratch_raw(planner, count + plan->copy_count, sizeof *placer->lives);
+        placer->leaf_next = planner_scratch_raw(planner, count, sizeof(uint32_t));
         placer->leaf_head =
-                planner_scratch(planner, (uint64_t) plan->split_count + 1, sizeof(uint32_t));
-        plan->place = planner_keep(planner, count, sizeof *plan->place);
+                planner_scratch_raw(planner, (uint64_t) plan->split_count + 1, sizeof(uint32_t));
+        plan->place = planner_keep_raw(planner, count, sizeof *plan->place);
         plan->pools = planner_keep(planner, in->kind_count, sizeof *plan->pools);
-        if (!placer->pools || !placer->lives || !placer->deaths || !placer->leaf_next ||
+        if (!placer->pools || !placer->lives || !placer->leaf_next ||
             !placer->leaf_head || !plan->place || !plan->pools)
                 return planner_out_of_memory(planner);
         memset(placer->leaf_head, 0xff, ((size_t) plan->split_count + 1) * sizeof(uint32_t));

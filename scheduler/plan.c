@@ -10,6 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "scheduler/exec.h"
+
+/* Memory kept from plan to plan: of graphs up to some hundred thousand nodes. */
+#define DESK_BYTES_MAX (UINT64_C(64) << 20)
+
 hr_status planner_out_of_memory(struct hr_planner *planner) {
         return hr_fail(planner->diag, HR_E_EXHAUSTED, "memory for a plan of %u nodes",
                        planner->graph->node_count);
@@ -94,6 +99,7 @@ static hr_status describe_tensors(struct hr_planner *planner) {
                         .leaf_kind = (uint8_t) t->leaf_kind,
                         .flags = flags_of(planner, i),
                 };
+                plan->root_offset[i] = 0;
                 plan->root[i] = t->view_base == HR_TENSOR_NONE
                                         ? i
                                         : find_root(planner, i, &plan->root_offset[i]);
@@ -139,24 +145,24 @@ static hr_status planner_init(struct hr_planner *planner) {
         const struct hr_plan_input *in = planner->in;
         uint64_t count = plan->tensor_count;
 
-        plan->device = planner_keep(planner, count, sizeof *plan->device);
-        plan->cause = planner_keep(planner, count, sizeof *plan->cause);
+        plan->device = planner_keep_raw(planner, count, sizeof *plan->device);
+        plan->cause = planner_keep_raw(planner, count, sizeof *plan->cause);
         plan->notes = planner_keep(planner, count, sizeof *plan->notes);
-        plan->root = planner_keep(planner, count, sizeof *plan->root);
-        plan->root_offset = planner_keep(planner, count, sizeof *plan->root_offset);
-        plan->span = planner_keep(planner, count, sizeof *plan->span);
+        plan->root = planner_keep_raw(planner, count, sizeof *plan->root);
+        plan->root_offset = planner_keep_raw(planner, count, sizeof *plan->root_offset);
+        plan->span = planner_keep_raw(planner, count, sizeof *plan->span);
         plan->compute_bytes = planner_keep(planner, in->device_count, sizeof(uint64_t));
         plan->copies_bytes = planner_keep(planner, in->device_count, sizeof(uint64_t));
         plan->scratch_bytes = planner_keep(planner, in->device_count, sizeof(uint64_t));
         plan->device_splits = planner_keep(planner, in->device_count, sizeof(uint32_t));
-        planner->tensors = planner_scratch(planner, count, sizeof *planner->tensors);
+        planner->tensors = planner_scratch_raw(planner, count, sizeof *planner->tensors);
         planner->supports = (uint64_t *) in->supports;
         if (!in->supports) {
-                planner->supports = planner_scratch(planner, count, plan->words * sizeof(uint64_t));
+                planner->supports = planner_scratch_raw(planner, count, plan->words * sizeof(uint64_t));
                 planner->asked = planner_scratch(planner, count, plan->words * sizeof(uint64_t));
         }
         if (in->pins)
-                plan->pins = planner_keep(planner, count, sizeof *plan->pins);
+                plan->pins = planner_keep_raw(planner, count, sizeof *plan->pins);
         if (!plan->device || !plan->cause || !plan->notes || !plan->root || !plan->root_offset ||
             !plan->span || !plan->compute_bytes || !plan->copies_bytes || !plan->scratch_bytes ||
             !plan->device_splits ||
@@ -179,18 +185,34 @@ static hr_status run_passes(struct hr_planner *planner) {
         HR_TRY(hr_plan_place(planner));
         HR_TRY(hr_plan_tape(planner));
         if (planner->headrace)
-                return hr_plan_verify(planner->plan, planner->in, planner->diag);
+                return hr_plan_prove(planner->plan, planner->in, planner->scratch, planner->diag);
         /* The reference's decisions are kept as they are, sound or not; an unsound plan can be
          * looked at but never runs. */
-        if (hr_plan_verify(planner->plan, planner->in, &planner->plan->fault) == HR_E_EXHAUSTED)
+        if (hr_plan_prove(planner->plan, planner->in, planner->scratch, &planner->plan->fault) ==
+            HR_E_EXHAUSTED)
                 return planner_out_of_memory(planner);
         return HR_OK;
+}
+
+/* The fleet's desk, if nobody plans at it. */
+static struct hr_desk *desk_take(const struct hr_plan_input *input) {
+        struct hr_desk *desk = input->fleet ? input->fleet->desk : NULL;
+
+        return desk && !atomic_exchange_explicit(&desk->taken, true, memory_order_acquire) ? desk
+                                                                                           : NULL;
+}
+
+static void desk_give(struct hr_desk *desk) {
+        hr_arena_recycle(&desk->arena, DESK_BYTES_MAX);
+        atomic_store_explicit(&desk->taken, false, memory_order_release);
 }
 
 hr_status hr_plan_make(const struct hr_plan_input *input, struct hr_diag *diag,
                        struct hr_plan **ret_plan) {
         HR_CLEANUP(hr_plan_unrefp) struct hr_plan *plan = NULL;
         struct hr_planner planner = {.in = input, .graph = input->graph, .diag = diag};
+        struct hr_arena own;
+        struct hr_desk *desk;
         hr_status status;
 
         HR_TRY(check_input(input, diag));
@@ -199,7 +221,7 @@ hr_status hr_plan_make(const struct hr_plan_input *input, struct hr_diag *diag,
                 return hr_fail(diag, HR_E_EXHAUSTED, "memory for a plan");
         atomic_init(&plan->refs, 1);
         hr_arena_init(&plan->arena, 0);
-        hr_arena_init(&planner.scratch, 0);
+        hr_arena_init(&own, 0);
         plan->options = input->options;
         plan->leaf_count = input->graph->leaf_count;
         plan->node_count = input->graph->node_count;
@@ -210,8 +232,12 @@ hr_status hr_plan_make(const struct hr_plan_input *input, struct hr_diag *diag,
         planner.plan = plan;
         planner.headrace = input->options.rules == HR_RULES_HEADRACE;
         planner.kind_words = hr_bit_words(input->kind_count);
+        desk = desk_take(input);
+        planner.scratch = desk ? &desk->arena : &own;
         status = run_passes(&planner);
-        hr_arena_deinit(&planner.scratch);
+        if (desk)
+                desk_give(desk);
+        hr_arena_deinit(&own);
         if (status != HR_OK)
                 return status;
         HR_ASSERT(plan->split_count > 0);

@@ -322,12 +322,12 @@ struct hr_plan_use {
         uint32_t holder, node;
 };
 
-/* What the passes share. `scratch` lives as long as the planning. */
+/* What the passes share. What lies in `scratch` lives as long as the planning. */
 struct hr_planner {
         const struct hr_plan_input *in;
         const struct hr_graph *graph;
         struct hr_plan *plan;
-        struct hr_arena scratch;
+        struct hr_arena *scratch;
         struct hr_diag *diag;
         bool headrace;
         uint32_t kind_words;
@@ -372,6 +372,9 @@ HR_NODISCARD hr_status hr_plan_tape(struct hr_planner *planner);
 /* Proves that every hazard has an edge. HR_E_INTERNAL names the first that has none. */
 HR_NODISCARD hr_status hr_plan_verify(const struct hr_plan *plan, const struct hr_plan_input *input,
                                       struct hr_diag *diag);
+/* The same with memory from an arena. */
+HR_NODISCARD hr_status hr_plan_prove(const struct hr_plan *plan, const struct hr_plan_input *input,
+                                     struct hr_arena *arena, struct hr_diag *diag);
 /* Its first part: every split computes each of its nodes once, each reads and overwrites what it does
  * in the graph's own order, and joined passes keep their hands off what they still read. */
 HR_NODISCARD hr_status hr_plan_verify_steps(const struct hr_plan *plan,
@@ -527,7 +530,7 @@ static inline int64_t planner_root_kind(const struct hr_planner *planner, uint32
 static inline void *planner_scratch(struct hr_planner *planner, uint64_t count, uint64_t bytes) {
         uint64_t total;
 
-        return hr_mul_u64(count, bytes, &total) ? hr_arena_alloc(&planner->scratch, total, 16)
+        return hr_mul_u64(count, bytes, &total) ? hr_arena_alloc(planner->scratch, total, 16)
                                                 : NULL;
 }
 
@@ -536,6 +539,24 @@ static inline void *planner_keep(struct hr_planner *planner, uint64_t count, uin
 
         return hr_mul_u64(count, bytes, &total) ? hr_arena_alloc(&planner->plan->arena, total, 16)
                                                 : NULL;
+}
+
+/* The same, not zeroed: for what is filled right after. */
+static inline void *planner_scratch_raw(struct hr_planner *planner, uint64_t count,
+                                        uint64_t bytes) {
+        uint64_t total;
+
+        return hr_mul_u64(count, bytes, &total)
+                       ? hr_arena_alloc_raw(planner->scratch, total, 16)
+                       : NULL;
+}
+
+static inline void *planner_keep_raw(struct hr_planner *planner, uint64_t count, uint64_t bytes) {
+        uint64_t total;
+
+        return hr_mul_u64(count, bytes, &total)
+                       ? hr_arena_alloc_raw(&planner->plan->arena, total, 16)
+                       : NULL;
 }
 
 hr_status planner_out_of_memory(struct hr_planner *planner);

@@ -39,7 +39,7 @@ static hr_status grow(struct hr_planner *planner, void **array, uint32_t count, 
         if (*capacity > UINT32_MAX / 2)
                 return planner_out_of_memory(planner);
         wanted = *capacity ? *capacity * 2 : 32;
-        larger = planner_scratch(planner, wanted, bytes);
+        larger = planner_scratch_raw(planner, wanted, bytes);
         if (!larger)
                 return planner_out_of_memory(planner);
         if (count)
@@ -74,20 +74,35 @@ static hr_status open_split(struct cutter *cutter, uint32_t device, uint32_t nod
         return HR_OK;
 }
 
-static bool needs_copy(const struct hr_planner *planner, uint32_t tensor, uint32_t device) {
+/* Labelled for another device, or in memory of another kind. */
+static bool needs_far_copy(const struct hr_planner *planner, uint32_t tensor, uint32_t device) {
         bool own_label = planner->plan->device[tensor] == (int32_t) device, by_label, by_memory;
         int64_t kind;
 
         if (!planner->headrace)
                 return !own_label && !planner_could_read(planner, tensor, device);
         kind = planner_root_kind(planner, planner->plan->root[tensor]);
-        if (own_label && kind == (int64_t) planner->in->devices[device].kind)
-                return false;
         by_label = !own_label && !planner_could_read(planner, tensor, device);
         by_memory = kind >= 0 && !planner_reads(planner, device, (uint32_t) kind);
         if (by_memory != by_label)
                 planner_note(planner, HR_RULE_REACH, tensor);
         return by_memory;
+}
+
+static inline bool needs_copy(const struct hr_planner *planner, uint32_t tensor, uint32_t device) {
+        const int32_t *label = planner->plan->device;
+
+        /* Most sources are results of the device, in memory of its kind. */
+        if (label[tensor] == (int32_t) device) {
+                uint32_t root = planner->plan->root[tensor];
+                uint32_t buffer = planner->in->tensor_buffer[root];
+
+                if (buffer == HR_NO_BUFFER ? label[root] == (int32_t) device
+                                           : planner->in->buffers[buffer].kind ==
+                                                     planner->in->devices[device].kind)
+                        return false;
+        }
+        return needs_far_copy(planner, tensor, device);
 }
 
 /* The usable copy of the tensor for the device, or HR_NO_COPY. One of experts serves its group
@@ -148,6 +163,8 @@ static bool must_cut(struct cutter *cutter, uint32_t tensor, hr_split_reason *re
         struct hr_planner *planner = cutter->planner;
         const struct hr_plan_input *in = planner->in;
         const struct hr_plan_split *split = current(cutter);
+        const struct hr_plan_tensor *t = planner_tensor(planner, tensor);
+        const uint32_t *sources = planner->graph->sources + t->source_first;
         bool full = !planner->headrace && split->input_count >= cutter->full_at;
 
         if (cutter->cut_after) {
@@ -156,21 +173,20 @@ static bool must_cut(struct cutter *cutter, uint32_t tensor, hr_split_reason *re
         }
         if (split->input_count == 0)
                 return false;
-        for (uint32_t i = 0; i < planner_tensor(planner, tensor)->source_count; ++i) {
-                uint32_t source = planner_source(planner, tensor, i), buffer;
-                bool far;
+        for (uint32_t i = 0; i < t->source_count; ++i) {
+                uint32_t source = sources[i], buffer;
 
-                if (source == HR_TENSOR_NONE)
+                if (source == HR_TENSOR_NONE ||
+                    cutter->plan->device[source] == (int32_t) split->device ||
+                    planner_could_read(planner, source, split->device))
                         continue;
                 buffer = in->tensor_buffer[source];
-                far = cutter->plan->device[source] != (int32_t) split->device &&
-                      !planner_could_read(planner, source, split->device);
-                if (far && buffer != HR_NO_BUFFER &&
+                if (buffer != HR_NO_BUFFER &&
                     in->buffers[buffer].usage == HR_USAGE_WEIGHTS) {
                         *ret_reason = HR_SPLIT_WEIGHT;
                         return true;
                 }
-                if (full && far &&
+                if (full &&
                     find_copy(planner, source, split->device, HR_NO_INDEX) == HR_NO_COPY) {
                         *ret_reason = HR_SPLIT_INPUTS;
                         return true;
@@ -217,7 +233,8 @@ static bool ids_are_late(struct cutter *cutter, uint32_t id) {
         struct hr_planner *planner = cutter->planner;
         uint32_t device = current(cutter)->device;
 
-        return hr_experts_wanted(planner, id, device) &&
+        return planner_tensor(planner, id)->op == HR_OP_MUL_MAT_ID &&
+               hr_experts_wanted(planner, id, device) &&
                needs_copy(planner, planner_source(planner, id, 0), device) &&
                hr_experts_find(planner, id, device) == HR_NO_INDEX &&
                planner->last_write[cutter->plan->root[planner_source(planner, id, 2)]] >
@@ -316,30 +333,29 @@ static hr_status prepare(struct cutter *cutter) {
         struct hr_plan *plan = cutter->plan;
         uint32_t nodes = planner->graph->node_count, total = 0;
 
-        plan->source_start = planner_keep(planner, (uint64_t) nodes + 1, sizeof(uint32_t));
+        plan->source_start = planner_keep_raw(planner, (uint64_t) nodes + 1, sizeof(uint32_t));
         planner->version = planner_scratch(planner, plan->tensor_count, sizeof(uint32_t));
         planner->written = planner_scratch(planner, plan->tensor_count, sizeof(bool));
-        planner->copy_head = planner_scratch(planner, plan->tensor_count, sizeof(uint32_t));
+        planner->copy_head = planner_scratch_raw(planner, plan->tensor_count, sizeof(uint32_t));
         planner->last_write = planner_scratch(planner, plan->tensor_count, sizeof(uint32_t));
         if (!plan->source_start || !planner->version || !planner->copy_head || !planner->written ||
             !planner->last_write)
                 return planner_out_of_memory(planner);
         for (uint32_t i = 0; i < nodes; ++i) {
-                uint32_t id = planner->graph->leaf_count + i;
+                const struct hr_plan_tensor *t = planner_tensor(planner, plan->leaf_count + i);
 
-                if (!hr_op_is_view(planner_tensor(planner, id)->op) &&
-                    planner_writes_given(planner, id))
-                        planner->written[plan->root[id]] = true;
                 plan->source_start[i] = total;
-                if (!planner_is_view(planner, planner->graph->leaf_count + i))
-                        total += planner_tensor(planner, planner->graph->leaf_count + i)
-                                         ->source_count;
+                if (t->flags & HR_PLAN_IS_VIEW)
+                        continue;
+                if (t->flags & HR_PLAN_WRITES_GIVEN)
+                        planner->written[plan->root[plan->leaf_count + i]] = true;
+                total += t->source_count;
         }
         plan->source_start[nodes] = total;
-        plan->source_copy = planner_keep(planner, total, sizeof(uint32_t));
+        plan->source_copy = planner_keep_raw(planner, total, sizeof(uint32_t));
         /* Of each node the sources, the result, and a copy that is carried back. */
-        planner->uses = planner_scratch(planner, (uint64_t) total + 2 * (uint64_t) nodes,
-                                        sizeof *planner->uses);
+        planner->uses = planner_scratch_raw(planner, (uint64_t) total + 2 * (uint64_t) nodes,
+                                            sizeof *planner->uses);
         if (!plan->source_copy || !planner->uses)
                 return planner_out_of_memory(planner);
         memset(plan->source_copy, 0xff, total * sizeof(uint32_t));
@@ -353,7 +369,7 @@ static hr_status prepare(struct cutter *cutter) {
 }
 
 static hr_status keep_array(struct hr_planner *planner, void **array, size_t bytes) {
-        void *kept = planner_keep(planner, 1, bytes);
+        void *kept = planner_keep_raw(planner, 1, bytes);
 
         if (!kept)
                 return planner_out_of_memory(planner);
@@ -378,7 +394,7 @@ static hr_status keep(struct cutter *cutter) {
 static hr_status list_steps(struct hr_planner *planner) {
         struct hr_plan *plan = planner->plan;
 
-        plan->steps = planner_keep(planner, planner->graph->node_count, sizeof(uint32_t));
+        plan->steps = planner_keep_raw(planner, planner->graph->node_count, sizeof(uint32_t));
         if (!plan->steps)
                 return planner_out_of_memory(planner);
         for (uint32_t s = 0; s < plan->split_count; ++s) {

@@ -79,7 +79,7 @@ struct prover {
         const struct hr_plan_input *in;
         const struct hr_graph *graph;
         struct hr_diag *diag;
-        struct hr_arena arena;
+        struct hr_arena *arena;
         uint32_t queues; /* the devices', and one of other pipelines */
         uint32_t kind_words;
         uint32_t *clocks;         /* queues x queues: what each queue knows of each */
@@ -117,7 +117,15 @@ static hr_status out_of_memory(struct prover *prover) {
 static void *take(struct prover *prover, uint64_t count, uint64_t bytes) {
         uint64_t total;
 
-        return hr_mul_u64(count, bytes, &total) ? hr_arena_alloc(&prover->arena, total, 16) : NULL;
+        return hr_mul_u64(count, bytes, &total) ? hr_arena_alloc(prover->arena, total, 16) : NULL;
+}
+
+/* Not zeroed. */
+static void *take_raw(struct prover *prover, uint64_t count, uint64_t bytes) {
+        uint64_t total;
+
+        return hr_mul_u64(count, bytes, &total) ? hr_arena_alloc_raw(prover->arena, total, 16)
+                                                : NULL;
 }
 
 static uint32_t command_index(const struct prover *prover) {
@@ -132,7 +140,7 @@ static hr_status grow(struct prover *prover, void **array, uint32_t count, uint3
 
         if (HR_LIKELY(count + more <= *capacity))
                 return HR_OK;
-        larger = take(prover, wanted, bytes);
+        larger = take_raw(prover, wanted, bytes);
         if (!larger)
                 return out_of_memory(prover);
         if (count)
@@ -288,6 +296,11 @@ static void stretch_open(struct section *section, uint32_t index, struct stretch
  * more must be there. */
 static void stretch_replace(struct section *section, uint32_t first, uint32_t past,
                             struct stretch fresh) {
+        if (past == first + 1 && section->stretches[first].start == fresh.start &&
+            section->stretches[first].end == fresh.end) { /* as large as the one before */
+                section->stretches[first].block = fresh.block;
+                return;
+        }
         if (first < past && section->stretches[first].start < fresh.start) {
                 struct stretch tail = section->stretches[first];
 
@@ -317,28 +330,35 @@ static hr_status fresh_block(struct prover *prover, const struct hr_place *place
                              uint32_t holds) {
         uint32_t number = section_of(prover, place), first, past;
         struct section *section = &prover->sections[number];
-        struct stretch fresh = {.start = place->offset, .end = place->offset + bytes};
-        struct block *block = NULL;
+        struct stretch fresh = {.start = place->offset,
+                                .end = place->offset + bytes,
+                                .block = ++prover->block_count};
+        struct stretch *old;
+        struct block *block;
 
         if (place->offset > section->bytes || bytes > section->bytes - place->offset)
                 return wrong(prover, "BOUNDS", "leaves its section of memory", holds);
         HR_TRY(grow(prover, (void **) &section->stretches, section->count, 2, &section->capacity,
                     sizeof *section->stretches));
         first = past = stretch_find(section, fresh.start);
-        for (; past < section->count && section->stretches[past].start < fresh.end; ++past) {
-                block = &prover->blocks[section->stretches[past].block];
+        for (old = section->stretches + first;
+             past < section->count && old->start < fresh.end; ++past, ++old) {
+                block = &prover->blocks[old->block];
                 if (block->constant)
                         return wrong(prover, "HAZARD", "writes over a constant", holds);
                 HR_TRY(may_write(prover, block, holds));
                 block->dead = true;
         }
-        fresh.block = ++prover->block_count;
         prover->holders[holds].block = fresh.block;
-        block = &prover->blocks[fresh.block];
-        block->start = fresh.start;
-        block->end = fresh.end;
-        block->section = number;
-        note_writer(prover, block);
+        prover->blocks[fresh.block] = (struct block){
+                .start = fresh.start,
+                .end = fresh.end,
+                .section = number,
+                .writer = prover->queue,
+                .writer_clock = now(prover),
+                .reader = HR_NO_INDEX,
+                .more_readers = HR_NO_INDEX,
+        };
         stretch_replace(section, first, past, fresh);
         return HR_OK;
 }
@@ -348,7 +368,7 @@ static inline hr_status find_block(struct prover *prover, const struct hr_place 
                                    uint64_t bytes, uint32_t holds, struct block **ret_block) {
         struct block *block = &prover->blocks[prover->holders[holds].block];
 
-        if (HR_UNLIKELY(block == prover->blocks || block->dead ||
+        if (HR_UNLIKELY(block->dead ||
                         block->section != section_of(prover, place) ||
                         place->offset < block->start || place->offset > block->end ||
                         bytes > block->end - place->offset))
@@ -941,7 +961,7 @@ static hr_status prover_init(struct prover *prover) {
         uint64_t events = (uint64_t) plan->tape.slot_event_count + plan->lane_count;
 
         /* At most one for each constant, node and command. */
-        prover->blocks = take(prover, holders + plan->tape.count + 1, sizeof(struct block));
+        prover->blocks = take_raw(prover, holders + plan->tape.count + 1, sizeof(struct block));
         prover->clocks = take(prover, queues * queues, sizeof(uint32_t));
         prover->events = take(prover, events * queues, sizeof(uint32_t));
         prover->done = take(prover, queues, sizeof(uint32_t));
@@ -965,6 +985,7 @@ static hr_status prover_init(struct prover *prover) {
                 if (!prover->pool_reads || !prover->pool_writes || !prover->noted)
                         return out_of_memory(prover);
         }
+        prover->blocks[0] = (struct block){.dead = true}; /* of whoever has none */
         if (prover->observed)
                 HR_TRY(count_tap_versions(prover));
         size_sections(prover);
@@ -981,8 +1002,9 @@ static hr_status prove(struct prover *prover) {
 }
 
 static hr_status prove_runs(const struct hr_plan *plan, const struct hr_plan_input *input,
-                            bool observed, struct hr_diag *diag) {
+                            bool observed, struct hr_arena *arena, struct hr_diag *diag) {
         struct prover prover = {
+                .arena = arena,
                 .plan = plan,
                 .in = input,
                 .graph = input->graph,
@@ -991,17 +1013,24 @@ static hr_status prove_runs(const struct hr_plan *plan, const struct hr_plan_inp
                 .kind_words = hr_bit_words(input->kind_count),
                 .observed = observed,
         };
-        hr_status status;
 
-        hr_arena_init(&prover.arena, 0);
-        status = prove(&prover);
-        hr_arena_deinit(&prover.arena);
-        return status;
+        return prove(&prover);
+}
+
+hr_status hr_plan_prove(const struct hr_plan *plan, const struct hr_plan_input *input,
+                        struct hr_arena *arena, struct hr_diag *diag) {
+        HR_TRY(hr_plan_verify_steps(plan, input, diag));
+        HR_TRY(prove_runs(plan, input, false, arena, diag));
+        return plan->tap_count ? prove_runs(plan, input, true, arena, diag) : HR_OK;
 }
 
 hr_status hr_plan_verify(const struct hr_plan *plan, const struct hr_plan_input *input,
                          struct hr_diag *diag) {
-        HR_TRY(hr_plan_verify_steps(plan, input, diag));
-        HR_TRY(prove_runs(plan, input, false, diag));
-        return plan->tap_count ? prove_runs(plan, input, true, diag) : HR_OK;
+        struct hr_arena arena;
+        hr_status status;
+
+        hr_arena_init(&arena, 0);
+        status = hr_plan_prove(plan, input, &arena, diag);
+        hr_arena_deinit(&arena);
+        return status;
 }

@@ -53,3 +53,45 @@ HR_TEST(arena_zero_bytes_are_distinct) {
         HR_EXPECT(hr_arena_alloc(&arena, 0, 1) != hr_arena_alloc(&arena, 0, 1));
         hr_arena_deinit(&arena);
 }
+
+HR_TEST(arena_recycles_all_that_it_held_as_one_block) {
+        struct hr_arena arena;
+        uint8_t *first, *again;
+        uint64_t held;
+
+        hr_arena_init(&arena, 0);
+        for (int i = 0; i < 10; i++)
+                memset(hr_arena_alloc(&arena, 3000, 8), 0xff, 3000);
+        held = arena.used_bytes;
+        hr_arena_recycle(&arena, held);
+        first = hr_arena_alloc_raw(&arena, held / 2, 8);
+        again = hr_arena_alloc_raw(&arena, held / 2, 8);
+        HR_EXPECT_EQ(again - first, (int64_t) (held / 2)); /* one behind the other: one block */
+        hr_arena_recycle(&arena, arena.used_bytes);
+        HR_EXPECT(hr_arena_alloc_raw(&arena, held / 2, 8) == first);
+        for (uint64_t i = 0; i < held / 2; i++) /* zeroed although it has been used */
+                first[i] = 0xff;
+        hr_arena_recycle(&arena, arena.used_bytes);
+        again = hr_arena_alloc(&arena, held / 2, 8);
+        for (uint64_t i = 0; i < held / 2; i++)
+                HR_EXPECT_EQ(again[i], 0);
+        hr_arena_recycle(&arena, 1000);
+        HR_EXPECT_EQ(arena.used_bytes, 0);
+        hr_arena_recycle(&arena, 1000);
+        HR_EXPECT(hr_arena_alloc(&arena, 10, 8));
+        hr_arena_deinit(&arena);
+}
+
+HR_TEST(arena_reserves_within_its_cap) {
+        struct hr_arena arena;
+        uint8_t *first;
+
+        hr_arena_init(&arena, 100000);
+        hr_arena_reserve(&arena, 50000);
+        first = hr_arena_alloc_raw(&arena, 20000, 8);
+        HR_EXPECT(hr_arena_alloc_raw(&arena, 20000, 8) == first + 20000);
+        hr_arena_reserve(&arena, 200000); /* does not fit: nothing happens */
+        HR_EXPECT(hr_arena_alloc_raw(&arena, 9000, 8) == first + 40000);
+        HR_EXPECT(arena.used_bytes <= 100000);
+        hr_arena_deinit(&arena);
+}
