@@ -53,7 +53,7 @@ struct hr_config_device {
         uint64_t memory_cap;  /* bytes, 0 = none */
         uint64_t spin_ns;
         bool deterministic;
-        const char *isa;      /* "auto", "portable", "avx2", "avx512" */
+        const char *isa;      /* "auto", "portable", "avx2", "avx512", "avx512bf16" */
         char *deny_ops;       /* comma-separated op names, checked; NULL = none */
         uint64_t delay_ns;    /* added before each split */
         uint64_t batch_min;   /* blas: columns from which it takes a product; 0 = its default */

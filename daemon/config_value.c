@@ -36,7 +36,7 @@ const char *const hr_config_sections[SECTION_COUNT] = {
         }
 
 static const char *const realloc_choices[] = {"count", "fail", NULL};
-static const char *const isa_choices[] = {"auto", "portable", "avx2", "avx512", NULL};
+static const char *const isa_choices[] = {"auto", "portable", "avx2", "avx512", "avx512bf16", NULL};
 
 const struct key hr_config_keys[] = {
         {SECTION_DAEMON, "log_level", KIND_LEVEL, FIELD(log_level), HR_LOG_NOTICE, 0, 0, NULL,

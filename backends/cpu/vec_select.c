@@ -53,7 +53,8 @@ const struct cpu_vec *cpu_vec_select(const char *isa) {
 
         hr_once_call(&once, tables_fill);
 #if CPU_HAVE_X86
-        if ((is_auto || strcmp(isa, "avx512") == 0) && has_avx512())
+        if ((is_auto || strcmp(isa, "avx512") == 0 || strcmp(isa, "avx512bf16") == 0) &&
+            has_avx512()) /* row functions have no use for BF16 */
                 return &cpu_vec_avx512;
         if ((is_auto || strcmp(isa, "avx2") == 0) && has_avx2())
                 return &cpu_vec_avx2;

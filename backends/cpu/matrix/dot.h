@@ -70,12 +70,15 @@ struct cpu_dot {
         hr_dequantize_fn dequantize[HR_TYPE_LIMIT]; /* type -> f32; NULL = none */
         cpu_quantize_fn quantize[HR_TYPE_LIMIT];     /* f32 -> type; NULL = none */
         const struct cpu_tile *tile[HR_TYPE_LIMIT];  /* NULL = not a weight or key type */
-        /* Dot products of `rows` rows of f32, f16 or bf16 with `width` (any) columns of k floats,
-         * column_stride bytes apart: out[width][out_stride], `rows` of each written.
+        /* Dot products of `rows` rows of f32, f16 or bf16 with `width` (any) columns of k elements,
+         * column_stride bytes apart: out[width][out_stride], `rows` of each written. Columns are as
+         * float_column makes them; for rows of f32 the floats themselves will do.
          * spare: CPU_FLOAT_SPARE floats; NULL will do for f32 rows. */
         void (*float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
                           const uint8_t *columns, uint64_t column_stride, uint32_t width, int64_t k,
                           float *spare, float *ret_out, uint64_t out_stride);
+        /* A column of k floats, rounded to the rows' type. ret_column: cpu_column_bytes(). */
+        void (*float_column)(uint32_t type, const float *values, int64_t k, uint8_t *ret_column);
         /* Attention. scores[count] := scale * scores, squeezed to cap * tanh(./cap) when cap is not
          * 0, plus slope * mask (NULL = none); -inf in the mask gives -inf. Returns the largest. */
         float (*score_row)(float *scores, const float *mask, uint32_t count, float scale, float cap,
@@ -98,9 +101,12 @@ struct cpu_dot {
         void (*walk_values)(const struct cpu_key_walk *walk, bool is_half, uint32_t size, float *total);
 };
 
-/* The table of "portable", "avx2" or "avx512"; NULL or "auto": the best one. NULL when the
+/* The table of "portable", "avx2", "avx512" or "avx512bf16"; NULL or "auto": the best one. NULL when the
  * processor lacks what it needs or there is no such name. */
 const struct cpu_dot *cpu_dot_select(const char *isa);
+
+/* dot_bf16.c, where the compiler knows the instructions: the set "avx512bf16". */
+const struct cpu_dot *cpu_dot_avx512bf16(void);
 
 /* The partner type that activations are rounded to: F32, F16, BF16, Q8_0, Q8_1, Q8_K; -1 for a type
  * that is no weight. */

@@ -53,31 +53,10 @@ LANES_INLINE void pack_float(uint32_t type, const uint8_t *base, uint64_t stride
                                 (*out)[r] = cpu_bf16_to_float(cpu_read_u16(row[r] + 2 * i));
 }
 
-/* Rounded to the type, then f32 again. */
-static void round_column(uint32_t type, const float *values, int64_t k, float *ret_column) {
-        cpu_quantize_fn narrow = type == HR_TYPE_F16 ? CPU_ISA(quantize_f16) : CPU_ISA(quantize_bf16);
-        hr_dequantize_fn widen = type == HR_TYPE_F16 ? CPU_ISA(dequantize_f16)
-                                                      : CPU_ISA(dequantize_bf16);
-        uint16_t halves[256];
-
-        for (int64_t i = 0, count; i < k; i += count) {
-                count = k - i < 256 ? k - i : 256;
-                narrow(values + i, halves, count);
-                widen(halves, ret_column + i, count);
-        }
-}
-
 static void columns_float(uint32_t type, const float *const *values, uint32_t width, int64_t k,
                           uint8_t *ret_columns) {
         float *out = (float *) ret_columns;
 
-        if (width == 1) {
-                if (type == HR_TYPE_F32)
-                        memcpy(out, values[0], (size_t) k * sizeof(float));
-                else
-                        round_column(type, values[0], k, out);
-                return;
-        }
         for (uint32_t c = 0; c < width; c++)
                 for (int64_t i = 0; i < k; i++) {
                         float x = values[c][i];

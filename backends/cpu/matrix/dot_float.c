@@ -162,6 +162,24 @@ static void take_rows(uint32_t type, const uint8_t *base, uint64_t stride, uint3
         }
 }
 
+/* Rounded to the type, then f32 again. */
+void CPU_ISA(float_column)(uint32_t type, const float *values, int64_t k, uint8_t *ret_column) {
+        const bool is_half = type == HR_TYPE_F16;
+        cpu_quantize_fn narrow = is_half ? CPU_ISA(quantize_f16) : CPU_ISA(quantize_bf16);
+        hr_dequantize_fn widen = is_half ? CPU_ISA(dequantize_f16) : CPU_ISA(dequantize_bf16);
+        uint16_t halves[256];
+
+        if (type == HR_TYPE_F32) {
+                memcpy(ret_column, values, (size_t) k * sizeof(float));
+                return;
+        }
+        for (int64_t i = 0, count; i < k; i += count) {
+                count = k - i < 256 ? k - i : 256;
+                narrow(values + i, halves, count);
+                widen(halves, (float *) (void *) ret_column + i, count);
+        }
+}
+
 void CPU_ISA(float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
                         const uint8_t *columns, uint64_t column_stride, uint32_t width, int64_t k,
                         float *spare, float *ret_out, uint64_t out_stride) {

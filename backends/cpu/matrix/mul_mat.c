@@ -118,16 +118,16 @@ static uint32_t prepare_group(const struct cpu_dot *dot, const struct product *p
                 return width;
         }
         for (uint32_t c = 0; c < width; c++) /* one by one: rounded, not interleaved */
-                p->tile->columns(&values[c], 1, p->k,
-                                 columns + p->column_bytes * (uint64_t) (first + c));
+                dot->float_column(p->a->type, values[c], p->k,
+                                  columns + p->column_bytes * (uint64_t) (first + c));
         return width;
 }
 
 /* Rows [row, row + rows) times columns [first, end) of one batch, block types. packed: the tile holds
  * these rows already. */
-static void multiply_tile(const struct cpu_call *call, const struct product *p, const uint8_t *base,
-                          uint32_t rows, const uint8_t *columns, int64_t first, int64_t end,
-                          bool packed, uint8_t *tile, uint8_t *out) {
+static void multiply_tile(const struct product *p, const uint8_t *base, uint32_t rows,
+                          const uint8_t *columns, int64_t first, int64_t end, bool packed,
+                          uint8_t *tile, uint8_t *out) {
         float block[CPU_WIDTH_MAX * CPU_LANES_MAX] __attribute__((aligned(64)));
 
         if (p->n == 1) {
@@ -221,8 +221,8 @@ static void mul_mat_run(const struct cpu_call *call) {
                         if (p.tile->is_float)
                                 multiply_float(call, &p, base, count, of_batch, from, to, own, out);
                         else
-                                multiply_tile(call, &p, base, count, of_batch, from, to,
-                                              packed == tile, own, out);
+                                multiply_tile(&p, base, count, of_batch, from, to, packed == tile, own,
+                                              out);
                         packed = tile;
                 }
 }

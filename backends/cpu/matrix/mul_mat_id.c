@@ -158,8 +158,14 @@ static void prepare_columns(const struct cpu_call *call, const struct routed *r,
                                                           cpu_at(r->b, slot, pair / r->slots, 0),
                                                           r->b->nb[0], r->k, rows + r->k * c);
                         }
-                        r->tile->columns(values, width, r->k,
-                                         at->columns + r->column_bytes * (uint64_t) (start + j));
+                        if (r->tile->is_float)
+                                call->dot->float_column(
+                                        r->a->type, values[0], r->k,
+                                        at->columns + r->column_bytes * (uint64_t) (start + j));
+                        else
+                                r->tile->columns(
+                                        values, width, r->k,
+                                        at->columns + r->column_bytes * (uint64_t) (start + j));
                 }
         }
 }

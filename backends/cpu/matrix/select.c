@@ -1,7 +1,8 @@
 /*
  * Which instruction set the processor can run, asked once per device, and the partner types.
  *
- * "avx512" needs F, BW, VL, DQ and VNNI; a processor with less of it is served by "avx2".
+ * "avx512" needs F, BW, VL, DQ and VNNI; a processor with less of it is served by "avx2". "avx512bf16"
+ * needs BF16 besides.
  */
 #include <string.h>
 
@@ -32,6 +33,11 @@ const struct cpu_dot *cpu_dot_select(const char *isa) {
         bool any = !isa || strcmp(isa, "auto") == 0;
 
 #if defined(__x86_64__)
+#if HR_HAVE_AVX512BF16
+        if ((any || strcmp(isa, "avx512bf16") == 0) && has_avx512() &&
+            __builtin_cpu_supports("avx512bf16"))
+                return cpu_dot_avx512bf16();
+#endif
         if ((any || strcmp(isa, "avx512") == 0) && has_avx512())
                 return &cpu_dot_avx512;
         if ((any || strcmp(isa, "avx2") == 0) && has_avx2())

@@ -38,6 +38,7 @@ const struct cpu_dot CPU_ISA(cpu_dot) = {
                                                                                  X(q2_0, Q2_0)},
 #undef X
         .float_dot = CPU_ISA(float_dot),
+        .float_column = CPU_ISA(float_column),
         .score_row = CPU_ISA(score_row),
         .scale_row = CPU_ISA(scale_row),
         .exp_row = CPU_ISA(exp_row),

@@ -38,7 +38,7 @@ void cpu_fail_index(const struct cpu_call *call, const char *what, int64_t value
 }
 
 const struct cpu_dot *const *case_sets(uint32_t *ret_count) {
-        static const char *const names[] = {"portable", "avx2", "avx512"};
+        static const char *const names[] = {"portable", "avx2", "avx512", "avx512bf16"};
         static const struct cpu_dot *sets[HR_ARRAY_LENGTH(names)];
         uint32_t count = 0;
 

@@ -7,7 +7,7 @@
 #define TIMEOUT_NS (UINT64_C(20) * 1000000000)
 
 const char *const *rig_sets(uint32_t *ret_count) {
-        static const char *const all[] = { "portable", "avx2", "avx512" };
+        static const char *const all[] = { "portable", "avx2", "avx512", "avx512bf16" };
         static const char *present[HR_ARRAY_LENGTH(all)];
         uint32_t count = 0;
 
