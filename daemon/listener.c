@@ -174,15 +174,20 @@ static hr_status system_fail(struct hr_diag *diag, const char *what, const char 
                               strerror(errno));
 }
 
+static hr_status listener_watch(struct hr_listener *listener, const char *name,
+                                struct hr_diag *diag) {
+        if (uv_poll_init(&listener->server->loop, &listener->poll, listener->fd) != 0)
+                return hr_fail(diag, HR_E_PRECONDITION, "%s cannot be watched", name);
+        listener->poll.data = listener;
+        return HR_OK;
+}
+
 /* Binds and watches. */
 static hr_status listener_begin(struct hr_listener *listener, const struct sockaddr *address,
                                 socklen_t address_bytes, const char *name, struct hr_diag *diag) {
         if (bind(listener->fd, address, address_bytes) != 0)
                 return system_fail(diag, "bind", name);
-        if (uv_poll_init(&listener->server->loop, &listener->poll, listener->fd) != 0)
-                return hr_fail(diag, HR_E_PRECONDITION, "%s cannot be watched", name);
-        listener->poll.data = listener;
-        return HR_OK;
+        return listener_watch(listener, name, diag);
 }
 
 static hr_status lock_take(struct hr_listener *listener, struct hr_diag *diag) {
@@ -280,6 +285,26 @@ hr_status hr_listener_open_tcp(struct hr_server *server, const struct hr_address
                                      : ((struct sockaddr_in *) &bound)->sin_port);
         hr_log(HR_LOG_INFO, "listener", "listening on %s:%s port=%u",
                context ? "tls" : "tcp", address->text, port);
+        *ret_listener = HR_STEAL(listener);
+        return HR_OK;
+}
+
+hr_status hr_listener_open_inherited(struct hr_server *server, int fd, bool is_tcp,
+                                     struct hr_tls_context *context, struct hr_diag *diag,
+                                     struct hr_listener **ret_listener) {
+        HR_CLEANUP(listener_freep) struct hr_listener *listener = listener_new(server, is_tcp);
+
+        if (!listener) {
+                (void) close(fd);
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a listener");
+        }
+        listener->context = context;
+        listener->fd = fd;
+        HR_TRY(listener_watch(listener, "an inherited socket", diag));
+        hr_log(HR_LOG_INFO, "listener", "listening on an inherited socket, %s",
+               context  ? "tls"
+               : is_tcp ? "tcp"
+                        : "unix");
         *ret_listener = HR_STEAL(listener);
         return HR_OK;
 }

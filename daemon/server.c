@@ -24,6 +24,7 @@
 #include "core/log.h"
 #include "daemon/conn.h"
 #include "daemon/graphs.h"
+#include "daemon/inherit.h"
 #include "daemon/listener.h"
 #include "daemon/notify.h"
 #include "daemon/request.h"
@@ -331,27 +332,48 @@ static hr_status engine_open(struct hr_server *server, struct hr_diag *diag) {
         return hr_engine_new(&config, diag, &server->engine);
 }
 
+/* One listener: an inherited socket, else what the configuration says; none of either is fine. */
+static hr_status listener_open(struct hr_server *server, hr_inherited_kind kind, int fd,
+                               struct hr_diag *diag) {
+        const struct hr_config *config = server->config;
+        const struct hr_address *address = kind == HR_INHERITED_TLS ? &config->tls : &config->tcp;
+        struct hr_tls_context *context = kind == HR_INHERITED_TLS ? server->tls_context : NULL;
+        struct hr_listener **place = &server->listeners[server->listener_count];
+
+        if (fd >= 0)
+                HR_TRY(hr_listener_open_inherited(server, fd, kind != HR_INHERITED_UNIX, context,
+                                                  diag, place));
+        else if (kind == HR_INHERITED_UNIX && config->unix_path)
+                HR_TRY(hr_listener_open_unix(server, config->unix_path, (uint32_t) config->unix_mode,
+                                             diag, place));
+        else if (kind != HR_INHERITED_UNIX && address->text)
+                HR_TRY(hr_listener_open_tcp(server, address, context, diag, place));
+        else
+                return HR_OK;
+        server->listener_count++;
+        return HR_OK;
+}
+
 static hr_status listeners_open(struct hr_server *server, struct hr_diag *diag) {
         const struct hr_config *config = server->config;
+        struct hr_inherited inherited;
+        hr_status status = HR_OK;
 
-        if (config->unix_path) {
-                HR_TRY(hr_listener_open_unix(server, config->unix_path,
-                                             (uint32_t) config->unix_mode, diag,
-                                             &server->listeners[server->listener_count]));
-                server->listener_count++;
+        hr_inherited_take(&inherited);
+        if (config->tls_certificate && config->tls_key)
+                status = hr_tls_context_new(config->tls_certificate, config->tls_key,
+                                            config->tls_client_ca, diag, &server->tls_context);
+        else if (inherited.fd[HR_INHERITED_TLS] >= 0)
+                status = hr_fail_reason(diag, HR_E_PRECONDITION, "TLS",
+                                        "a socket for TLS is inherited, but tls.certificate and "
+                                        "tls.key are not given");
+        for (int i = 0; i < HR_INHERITED_KINDS; i++) {
+                if (status == HR_OK)
+                        status = listener_open(server, (hr_inherited_kind) i, inherited.fd[i], diag);
+                else if (inherited.fd[i] >= 0)
+                        (void) close(inherited.fd[i]);
         }
-        if (config->tcp.text) {
-                HR_TRY(hr_listener_open_tcp(server, &config->tcp, NULL, diag,
-                                            &server->listeners[server->listener_count]));
-                server->listener_count++;
-        }
-        if (config->tls.text) {
-                HR_TRY(hr_tls_context_new(config->tls_certificate, config->tls_key,
-                                          config->tls_client_ca, diag, &server->tls_context));
-                HR_TRY(hr_listener_open_tcp(server, &config->tls, server->tls_context, diag,
-                                            &server->listeners[server->listener_count]));
-                server->listener_count++;
-        }
+        HR_TRY(status);
         /* The Unix socket last: who can connect to it finds the others open, too. */
         for (uint32_t i = server->listener_count; i-- > 0;)
                 HR_TRY(hr_listener_listen(server->listeners[i], diag));
