@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from run_daemon import build_folder
 from tables import ROOT, SHARED, Start
 
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -31,3 +32,19 @@ def test_python_example(start: Start, tmp_path: Path) -> None:
     )
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout == expected.group(1)
+
+
+def test_configurations_are_valid(tmp_path: Path) -> None:
+    program = build_folder() / "daemon" / "headraced"
+    blocks = re.findall(r"```ini\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        path = tmp_path / "headrace.ini"
+        path.write_text(block)
+        answer = subprocess.run(
+            [program, "--config", path, "--check-config"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert answer.returncode == 0, answer.stderr
