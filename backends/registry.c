@@ -130,3 +130,11 @@ hr_status hr_backend_gpu_count(struct hr_diag *diag, uint32_t *ret_count) {
         return hr_fail_reason(diag, HR_E_UNSUPPORTED, "BACKEND", "this build has no backend cuda");
 #endif
 }
+
+bool hr_backend_gpu_is_usable(uint32_t gpu) {
+#ifdef HR_HAVE_CUDA
+        return hr_cuda_gpu_is_usable(gpu);
+#else
+        return false;
+#endif
+}

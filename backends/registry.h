@@ -28,3 +28,5 @@ const char *const *hr_backend_names(void);
 /* GPUs that the driver finds. HR_E_UNSUPPORTED (reason BACKEND) in a build without a backend for them,
  * HR_E_UNAVAILABLE (reason DRIVER) without a driver that works. */
 HR_NODISCARD hr_status hr_backend_gpu_count(struct hr_diag *diag, uint32_t *ret_count);
+/* Can a device be made of that GPU? */
+bool hr_backend_gpu_is_usable(uint32_t gpu);

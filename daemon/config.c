@@ -9,8 +9,11 @@
 
 #include <ctype.h>
 #include <ini.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "backends/registry.h"
 
 #define KEYS_MAX 128 /* rows of the table, at most */
 
@@ -355,15 +358,37 @@ void hr_config_deinit(struct hr_config *config) {
         *config = (struct hr_config){0};
 }
 
+/* Without a list of devices: the GPUs that can be used, then the processor. */
+static hr_status find_devices(const struct origin *origin, struct hr_config *config) {
+        uint32_t gpus = 0;
+        void *made;
+
+        config->devices_are_found = true;
+        if (hr_backend_gpu_count(NULL, &gpus) != HR_OK)
+                gpus = 0;
+        for (uint32_t gpu = 0; gpu < gpus; gpu++) {
+                struct hr_config_device *device;
+                char name[16];
+
+                if (!hr_backend_gpu_is_usable(gpu))
+                        continue;
+                snprintf(name, sizeof name, "cuda%" PRIu32, gpu);
+                HR_TRY(add_named(origin, config, SECTION_DEVICE, name, &made));
+                device = made;
+                device->backend = "cuda";
+                device->gpu = gpu;
+        }
+        return add_named(origin, config, SECTION_DEVICE, "cpu0", &made);
+}
+
 hr_status hr_config_finish(struct hr_config *config, struct hr_diag *diag) {
         const struct origin origin = {.label = "configuration", .diag = diag};
         const struct hr_config_device *device;
-        void *made;
 
         HR_ASSERT(config->given && !config->given->is_finished);
         config->given->is_finished = true;
         if (config->device_count == 0)
-                HR_TRY(add_named(&origin, config, SECTION_DEVICE, "cpu0", &made));
+                HR_TRY(find_devices(&origin, config));
         device = &config->devices[config->device_count - 1];
         if (strcmp(device->backend, "cpu") != 0)
                 return hr_config_fail(&origin, NULL,

@@ -7,8 +7,9 @@
  * the words.
  *
  * Sections: [daemon] [listen] [tls] [models] [limits], one [principal NAME] per identity that may come
- * in, and one [device NAME] per device, in priority order. Without any device there is one: `cpu0`,
- * backend cpu, shared memory, all processors. The last device must have backend cpu. Without any
+ * in, and one [device NAME] per device, in priority order. Without any device there is one for each GPU
+ * that can be used (`cuda0`, ...), and `cpu0`: backend cpu, shared memory, all processors. The last device
+ * must have backend cpu. Without any
  * principal everybody who can open the Unix socket, or a plain TCP connection, may do everything.
  * Thread: main, before anything else starts; read-only from then on.
  */
@@ -47,7 +48,7 @@ struct hr_limits {
 
 struct hr_config_device {
         char *name;
-        const char *backend;  /* "cpu" or "blas": a name of hr_backend_names() */
+        const char *backend;  /* "cpu", "blas", "cuda": a name of hr_backend_names() */
         uint64_t threads;     /* 0 = one per processor */
         bool isolated;        /* memory = isolated */
         uint64_t memory_cap;  /* bytes, 0 = none */
@@ -57,6 +58,7 @@ struct hr_config_device {
         char *deny_ops;       /* comma-separated op names, checked; NULL = none */
         uint64_t delay_ns;    /* added before each split */
         uint64_t batch_min;   /* blas: columns from which it takes a product; 0 = its default */
+        uint64_t gpu;         /* cuda: the GPU's number, as the driver counts */
         bool given[HR_SECTION_KEYS_MAX]; /* keys given, by position in the table; private */
 };
 
@@ -92,6 +94,7 @@ struct hr_address {
 };
 
 struct hr_config {
+        bool devices_are_found; /* none was given */
         /* [daemon] */
         hr_log_level log_level;
         uint64_t drain_timeout_ns;

@@ -135,6 +135,7 @@ const struct key hr_config_keys[] = {
          NULL, NULL},
         {SECTION_DEVICE, "batch_min", KIND_COUNT, DEVICE_FIELD(batch_min), 0, 0, UINT32_MAX, NULL,
          NULL},
+        {SECTION_DEVICE, "gpu", KIND_COUNT, DEVICE_FIELD(gpu), 0, 0, 63, NULL, NULL},
 
         {SECTION_PRINCIPAL, "uid", KIND_USERS, PRINCIPAL_FIELD(uids), 0, 0, 0, NULL, NULL},
         {SECTION_PRINCIPAL, "gid", KIND_GROUPS, PRINCIPAL_FIELD(gids), 0, 0, 0, NULL, NULL},

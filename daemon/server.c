@@ -287,9 +287,22 @@ static hr_status loop_init(struct hr_server *server, struct hr_diag *diag) {
         return HR_OK;
 }
 
+/* Why no GPU is among the devices that were found, once. */
+static void gpus_log(void) {
+        struct hr_diag diag = {0};
+        uint32_t count = 0;
+
+        if (hr_backend_gpu_count(&diag, &count) == HR_OK)
+                hr_log(HR_LOG_INFO, "server", "GPUs found: %u", count);
+        else if (diag.status == HR_E_UNAVAILABLE)
+                hr_log(HR_LOG_INFO, "server", "no GPU is used: %s", diag.words);
+}
+
 static hr_status devices_open(struct hr_server *server, struct hr_diag *diag) {
         const struct hr_config *config = server->config;
 
+        if (config->devices_are_found)
+                gpus_log();
         server->devices = calloc(config->device_count, sizeof *server->devices);
         server->stats.device_splits = calloc(config->device_count, sizeof(uint64_t));
         if (!server->devices || !server->stats.device_splits)
@@ -308,6 +321,7 @@ static hr_status devices_open(struct hr_server *server, struct hr_diag *diag) {
                         .deny_ops = device->deny_ops,
                         .delay_us = (uint32_t) (device->delay_ns / 1000),
                         .batch_min = (uint32_t) device->batch_min,
+                        .gpu = (uint32_t) device->gpu,
                 };
 
                 HR_TRY(hr_backend_device_new(&backend, diag, &server->devices[i]));

@@ -2,7 +2,8 @@
 
 launch(...)   starts a daemon with given devices, sections, models; stopped at the end, which must
               be clean. Keywords: those of run_daemon.Daemon.
-daemon        one daemon per module: two isolated CPU devices and a shared one, Unix and TCP.
+daemon        one daemon per module: two isolated CPU devices (with HEADRACE_TEST_BACKEND=cuda two GPUs)
+              and a shared one, Unix and TCP.
 address       its addresses, one after the other ("unix:..." and "tcp:..."): a test runs on both.
 canary        a bystander in a session of its own; see tests/integration/bystander.py.
 guarded       around a hostile test: the bystander is unharmed, everything is given back.
@@ -10,6 +11,7 @@ guarded       around a hostile test: the bystander is unharmed, everything is gi
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,11 +26,17 @@ for folder in ("tests/tools", "tests/integration", "client/python"):
 
 from run_daemon import Daemon, build_folder, device  # noqa: E402
 
+HOST = device("host", backend="cpu", threads=1)
 THREE_DEVICES = (
     device("cpu0", backend="cpu", threads=1, memory="isolated"),
     device("cpu1", backend="cpu", threads=1, memory="isolated"),
-    device("host", backend="cpu", threads=1),
+    HOST,
 )
+if os.environ.get("HEADRACE_TEST_BACKEND") == "cuda":
+    # The same names, so that every test says what it always says.
+    THREE_DEVICES = (
+        device("cpu0", backend="cuda", gpu=0), device("cpu1", backend="cuda", gpu=1), HOST
+    )  # fmt: skip
 
 
 def require_daemon() -> None:

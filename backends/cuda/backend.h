@@ -19,3 +19,5 @@ HR_NODISCARD hr_status hr_cuda_device_new(const struct hr_cuda_config *config, s
                                           struct hr_device **ret_device);
 /* How many GPUs there are. HR_E_UNAVAILABLE (reason DRIVER) without a driver that works. */
 HR_NODISCARD hr_status hr_cuda_gpu_count(struct hr_diag *diag, uint32_t *ret_count);
+/* Is there a GPU of that number, new enough for a device? */
+bool hr_cuda_gpu_is_usable(uint32_t gpu);

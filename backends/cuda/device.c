@@ -201,6 +201,7 @@ static const struct hr_device_ops device_ops = {
         .program_new = device_program_new,
         .program_bytes = device_program_bytes,
         .memory = device_memory,
+        .optimize = hr_device_optimize_none,
 };
 
 /* ---- Configuration --------------------------------------------------------------------------- */
@@ -301,4 +302,18 @@ hr_status hr_cuda_gpu_count(struct hr_diag *diag, uint32_t *ret_count) {
                                       cuda_result_name(cu, result));
         *ret_count = count > 0 ? (uint32_t) count : 0;
         return HR_OK;
+}
+
+bool hr_cuda_gpu_is_usable(uint32_t gpu) {
+        const struct cuda_syms *cu = NULL;
+        int major = 0, minor = 0;
+        CUdevice device;
+
+        return cuda_syms_open(NULL, &cu) == HR_OK && gpu < CUDA_GPUS_MAX &&
+               cu->cuDeviceGet(&device, (int) gpu) == CUDA_SUCCESS &&
+               cu->cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                                        device) == CUDA_SUCCESS &&
+               cu->cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                                        device) == CUDA_SUCCESS &&
+               major * 10 + minor >= CUDA_CAPABILITY_MIN;
 }

@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CAPABILITY_MIN 80
 #define TEST_BYTES 4096
 
 static struct {
@@ -351,12 +350,12 @@ static hr_status gpu_open(struct cuda_gpu *gpu, struct hr_diag *diag) {
         HR_TRY(cuda_gpu_check(gpu, cu->cuDeviceGet(&gpu->device, (int) gpu->number), "opening",
                               diag));
         HR_TRY(cuda_gpu_check(gpu, gpu_describe(gpu), "properties", diag));
-        if (gpu->capability < CAPABILITY_MIN)
+        if (gpu->capability < CUDA_CAPABILITY_MIN)
                 return hr_fail_reason(diag, HR_E_UNSUPPORTED, "GPU",
                                       "GPU %u, %s, has compute capability %d.%d; %d.%d is needed",
                                       gpu->number, gpu->name, gpu->capability / 10,
-                                      gpu->capability % 10, CAPABILITY_MIN / 10,
-                                      CAPABILITY_MIN % 10);
+                                      gpu->capability % 10, CUDA_CAPABILITY_MIN / 10,
+                                      CUDA_CAPABILITY_MIN % 10);
         HR_TRY(cuda_gpu_check(gpu, cu->cuDevicePrimaryCtxRetain(&gpu->context, gpu->device),
                               "context", diag));
         HR_TRY(cuda_gpu_enter(gpu, diag));

@@ -13,6 +13,7 @@
 
 #define CUDA_GPUS_MAX 64
 #define CUDA_WORDS_PER_BLOCK 1024
+#define CUDA_CAPABILITY_MIN 80 /* 8.0 */
 
 /* Words in pinned memory, which the host and the GPU see at the same address, in a cache line of their
  * own. A queue takes one for its progress, a program one for a fault. */

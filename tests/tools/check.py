@@ -158,12 +158,16 @@ def count_of_program(outcome: str, output: str) -> Count:
     return Count(skipped=1) if outcome == "SKIP" else Count(failed=1)
 
 
-def program_suite(name: str, folder: Path, command: Sequence[str], data: Path) -> Suite:
+def program_suite(
+    name: str, folder: Path, command: Sequence[str], data: Path, may_lack_program: bool = False
+) -> Suite:
     """A test program over data that lie outside the checkout; skipped where they do not."""
 
     def run() -> Result:
         log = LOGS / f"{name}.log"
         if not data.is_dir():
+            return Result(Count(skipped=1), log)
+        if may_lack_program and not (folder / command[0]).exists():
             return Result(Count(skipped=1), log)
         if not (folder / command[0]).exists():
             return Result(Count(failed=1), log, [f"{folder / command[0]} has not been built"])
@@ -178,12 +182,19 @@ def program_suite(name: str, folder: Path, command: Sequence[str], data: Path) -
 
 
 def pytest_suite(
-    name: str, folders: Iterable[str], env: dict[str, str], full_only: bool = False
+    name: str,
+    folders: Iterable[str],
+    env: dict[str, str],
+    full_only: bool = False,
+    may_lack_daemon: bool = False,
 ) -> Suite:
     def run() -> Result:
         log, junit = LOGS / f"{name}.log", LOGS / f"{name}.xml"
         junit.unlink(missing_ok=True)
         daemon = Path(env.get("HEADRACE_BUILD", "")) / "daemon" / "headraced"
+        if may_lack_daemon and not daemon.exists():
+            log.write_text(f"skipped: there is no {daemon}\n")
+            return Result(Count(skipped=1), log)
         if "HEADRACE_BUILD" in env and not daemon.exists():
             return Result(Count(failed=1), log, [f"did not run: there is no {daemon}"])
         present = [folder for folder in folders if any((ROOT / folder).rglob("test_*.py"))]
@@ -255,6 +266,13 @@ def suites(full: bool) -> list[Suite]:
             ],
             RECORDED / "ops",
         ),
+        program_suite(
+            "golden-ops-cuda",
+            main,
+            ["tests/golden/golden_ops_cuda_fake", "--device", "cuda", "--allow-unsupported"],
+            RECORDED / "ops",
+            may_lack_program=True,
+        ),
         pytest_suite(
             "lint", ["tests/lint", "tests/tools"], {**long_form, "HEADRACE_LINT_BUILD": str(main)}
         ),
@@ -262,6 +280,17 @@ def suites(full: bool) -> list[Suite]:
         pytest_suite("python", ["tests/python"], at_main),
         pytest_suite("integration", ["tests/integration"], at_main),
         pytest_suite("scenarios", ["tests/scenarios"], at_main),
+        # On two GPUs of the fake driver; built only where the CUDA toolkit is.
+        pytest_suite(
+            "scenarios-cuda",
+            ["tests/scenarios"],
+            {
+                **long_form,
+                "HEADRACE_BUILD": str(main / "tests" / "cuda"),
+                "HEADRACE_TEST_BACKEND": "cuda",
+            },
+            may_lack_daemon=True,
+        ),
         pytest_suite("acceptance", ["tests/acceptance"], at_main),
         meson_suite(
             "c-sanitized",
