@@ -55,6 +55,8 @@ struct hr_diag {
         uint32_t node;
         bool has_tensor;        /* tensor is an id: leaves first, then nodes */
         uint32_t tensor;
+        bool has_step; /* step is a position in a sequence */
+        uint32_t step;
         const char *field;      /* name of a column, key or parameter; static storage, may be NULL */
         uint64_t limit, actual; /* both 0 when they have nothing to say */
         uint32_t retry_after_ms;

@@ -179,11 +179,42 @@ static void run_at_tap(struct hr_run *run, void *arg) {
 
 typedef enum start_result { START_OK, START_WAIT, START_ENDED } start_result;
 
+/* The job has ended; it is handed back at the end of the step. */
+static void job_leave(struct hr_engine *engine, struct hr_job *job) {
+        if (job->kind == HR_JOB_RUN) {
+                struct hr_run_job *run = run_job(job);
+
+                run->over = true;
+                if (run->chain && job->status != HR_OK)
+                        run->chain->failed = true;
+        }
+        hr_list_append(&engine->ending, &job->place);
+}
+
+/* What the run's chain says of it. */
+static start_result chain_look(struct hr_job *job) {
+        const struct hr_run_job *run = run_job(job);
+
+        if (!run->chain)
+                return START_OK;
+        if (run->chain->failed) {
+                job_fail(job, HR_E_CANCELLED, NULL);
+                return START_ENDED;
+        }
+        for (uint32_t i = 0; i < run->need_count; i++)
+                if (!run->needs[i]->over)
+                        return START_WAIT;
+        return START_OK;
+}
+
 static start_result run_start(struct hr_engine *engine, struct hr_job *job) {
         struct hr_run_job *run = run_job(job);
         struct hr_bound *bound = run->bound;
+        start_result look = chain_look(job);
         hr_status status;
 
+        if (look != START_OK)
+                return look;
         for (uint32_t i = 0; i < bound->state_count; i++)
                 if (bound->states[i]->transfers > 0)
                         return START_WAIT;
@@ -255,7 +286,7 @@ static void lane_advance(struct hr_engine *engine, struct hr_lane *lane) {
                         return;
                 hr_list_remove(&job->place);
                 if (result == START_ENDED) {
-                        hr_list_append(&engine->ending, &job->place);
+                        job_leave(engine, job);
                         continue;
                 }
                 engine->stats.jobs++;
@@ -307,7 +338,7 @@ static void job_finish(struct hr_engine *engine, struct hr_job *job) {
                 if (job->status != HR_OK)
                         job->diag = transfer->transfer.outcome.diag;
         }
-        hr_list_append(&engine->ending, &job->place);
+        job_leave(engine, job);
         if (job->status == HR_E_DEVICE_LOST)
                 engine_wake(engine);
         if (held && !hr_fleet_holds(engine->fleet))
@@ -359,7 +390,7 @@ static void lanes_stop_jobs(struct hr_engine *engine) {
                                 continue;
                         hr_list_remove(&job->place);
                         (void) job_is_stopped(job);
-                        hr_list_append(&engine->ending, &job->place);
+                        job_leave(engine, job);
                 }
                 lane_advance(engine, lane);
         }

@@ -95,9 +95,21 @@ struct hr_bound {
 /* Before the pipeline is freed. Under the turn. */
 void hr_bound_forget(struct hr_bound *bound);
 
+/* Runs that belong together: none of them starts once one has failed. The engine's from the first
+ * post to the last end. */
+struct hr_chain {
+        bool failed;
+};
+
 struct hr_run_job {
         struct hr_job job;
         struct hr_bound *bound;
+        /* Of a chain, set by the caller: jobs of the same lane, posted before, that must have ended
+         * before this one starts. */
+        struct hr_chain *chain;
+        struct hr_run_job *const *needs;
+        uint32_t need_count;
+        bool over;         /* private; false when posted */
         struct hr_run run; /* inputs, outputs, output_count set by the caller */
         uint64_t moves;    /* of the pipeline, when the run had ended */
         /* Of a run that is observed, whose tap_data the caller has set: it waits at run.tap. Thread:

@@ -17,8 +17,9 @@
 #include "core/clock.h"
 
 static const struct hr_method *const services[] = {
-        hr_session_methods, hr_weights_methods, hr_state_methods, hr_graph_methods,
-        hr_reserve_methods, hr_run_methods,     hr_admin_methods, hr_explain_methods,
+        hr_session_methods, hr_weights_methods, hr_state_methods,
+        hr_graph_methods,   hr_reserve_methods, hr_run_methods,
+        hr_admin_methods,   hr_explain_methods, hr_sequence_methods,
 };
 
 /* Filled at the first use; the loop is the only user. */

@@ -44,6 +44,7 @@ extern const struct hr_method hr_state_methods[];
 extern const struct hr_method hr_graph_methods[];
 extern const struct hr_method hr_reserve_methods[];
 extern const struct hr_method hr_run_methods[];
+extern const struct hr_method hr_sequence_methods[];
 extern const struct hr_method hr_admin_methods[];
 extern const struct hr_method hr_explain_methods[];
 
@@ -70,3 +71,5 @@ HR_NODISCARD hr_status hr_rpc_placed(struct hr_request *request,
 
 /* Fills the table of devices; `devices` has room for the fleet. */
 void hr_rpc_devices(struct hr_server *server, struct hr_wire_device *devices);
+/* A run of the plan has ended well. */
+void hr_splits_count(struct hr_server *server, const struct hr_plan *plan);

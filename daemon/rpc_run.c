@@ -210,7 +210,7 @@ static void run_release(struct hr_request *request) {
         request->server->stats.runs_in_flight--;
 }
 
-static void splits_count(struct hr_server *server, const struct hr_plan *plan) {
+void hr_splits_count(struct hr_server *server, const struct hr_plan *plan) {
         struct hr_plan_summary summary = hr_plan_summary(plan);
 
         for (uint32_t i = 0; i < summary.device_count; i++)
@@ -241,7 +241,7 @@ static hr_status run_finish(struct hr_request *request, struct hr_diag *diag) {
 
         server->stats.queue_ns += reply.queue_ns;
         server->stats.run_ns += reply.run_ns;
-        splits_count(server, hr_graph_object(request->object)->plan);
+        hr_splits_count(server, hr_graph_object(request->object)->plan);
         HR_TRY(hr_wire_run_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,
                                         &bytes));
         if (run->traced)

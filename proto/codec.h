@@ -95,8 +95,8 @@ struct hr_wire_error {
         uint32_t code;
         char reason[48];
         char words[257];
-        bool has_node, has_tensor;
-        uint32_t node, tensor;
+        bool has_node, has_tensor, has_step;
+        uint32_t node, tensor, step;
         char field[64];
         uint64_t limit, actual;
         uint32_t retry_after_ms;
@@ -430,6 +430,42 @@ HR_NODISCARD hr_status hr_wire_tap_decode(struct hr_wire_span message, struct hr
                                           struct hr_wire_tap *ret_tap);
 HR_NODISCARD hr_status hr_wire_tap_encode(const struct hr_wire_tap *tap, uint8_t *buffer,
                                           size_t capacity, struct hr_diag *diag, size_t *ret_bytes);
+struct hr_wire_feed {
+        uint32_t input, step, output; /* positions */
+};
+
+struct hr_wire_step {
+        uint64_t handle;
+        const uint32_t *outputs;
+        uint32_t output_count; /* 0 = all, unless no_outputs */
+        bool no_outputs;
+        const struct hr_wire_feed *feeds;
+        uint32_t feed_count;
+};
+
+struct hr_wire_sequence {
+        const struct hr_wire_step *steps;
+        uint32_t step_count;
+        uint64_t input_bytes;
+        bool each;
+        int32_t priority;
+};
+HR_NODISCARD hr_status hr_wire_sequence_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                               struct hr_diag *diag,
+                                               struct hr_wire_sequence *ret_sequence);
+HR_NODISCARD hr_status hr_wire_sequence_encode(const struct hr_wire_sequence *sequence,
+                                               uint8_t *buffer, size_t capacity,
+                                               struct hr_diag *diag, size_t *ret_bytes);
+
+struct hr_wire_step_reply {
+        const uint64_t *output_bytes;
+        uint32_t output_count, slot;
+        uint64_t run_ns;
+};
+HR_NODISCARD hr_status hr_wire_sequence_reply_encode(const struct hr_wire_step_reply *steps,
+                                                     uint32_t step_count, uint64_t queue_ns,
+                                                     uint8_t *buffer, size_t capacity,
+                                                     struct hr_diag *diag, size_t *ret_bytes);
 
 /* ---- admin ----------------------------------------------------------------------------------- */
 

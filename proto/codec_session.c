@@ -165,6 +165,8 @@ static void error_fill(headrace_v1_Error *wire, const struct hr_diag *failure) {
         wire->node = failure->has_node ? failure->node : 0;
         wire->has_tensor = failure->has_tensor;
         wire->tensor = failure->has_tensor ? failure->tensor : 0;
+        wire->has_step = failure->has_step;
+        wire->step = failure->has_step ? failure->step : 0;
         hr_codec_text_copy(wire->field, sizeof wire->field, failure->field);
         wire->limit = failure->limit;
         wire->actual = failure->actual;
@@ -210,6 +212,8 @@ hr_status hr_wire_error_decode(struct hr_wire_span message, struct hr_diag *diag
                 .has_tensor = wire.has_tensor,
                 .node = wire.node,
                 .tensor = wire.tensor,
+                .has_step = wire.has_step,
+                .step = wire.step,
                 .limit = wire.limit,
                 .actual = wire.actual,
                 .retry_after_ms = wire.retry_after_ms,

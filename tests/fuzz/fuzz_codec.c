@@ -68,6 +68,17 @@ static void reserve(struct hr_wire_span message, struct hr_arena *arena) {
                                          &again) != HR_E_INVALID);
 }
 
+static void sequence(struct hr_wire_span message, struct hr_arena *arena) {
+        struct hr_wire_sequence sequence, again;
+        size_t bytes = 0;
+
+        if (hr_wire_sequence_decode(message, arena, NULL, &sequence) != HR_OK)
+                return;
+        HR_ASSERT(hr_wire_sequence_encode(&sequence, buffer, sizeof buffer, NULL, &bytes) == HR_OK);
+        HR_ASSERT(hr_wire_sequence_decode((struct hr_wire_span){buffer, bytes}, arena, NULL,
+                                          &again) != HR_E_INVALID);
+}
+
 static void run(struct hr_wire_span message, struct hr_arena *arena) {
         struct hr_wire_run run, again;
         size_t bytes = 0;
@@ -150,6 +161,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
                 break;
         case 2:
                 run(message, &arena);
+                sequence(message, &arena);
                 break;
         case 3:
                 weights(message, &arena);

@@ -384,6 +384,7 @@ def _replies() -> dict[int, Any]:
         STATE_WRITE: pb.StateWriteReply, STATE_FREE: pb.StateFreeReply, SUBMIT: pb.SubmitReply,
         EXPLAIN: pb.ExplainReply, RELEASE: pb.ReleaseReply, TAP: pb.TapReply, RUN: pb.RunReply,
         SYNC: pb.SyncReply, STATS: pb.StatsReply, RESERVE: pb.ReserveReply,
+        SEQUENCE: pb.SequenceReply,
     }  # fmt: skip
 
 

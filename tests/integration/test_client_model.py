@@ -16,7 +16,7 @@ from numpy_reference import Evaluator
 
 import headrace
 from headrace.models import llama
-from headrace.models.generate import Model
+from headrace.models.generate import Context, Model
 from headrace.models.sample import Sampler
 from headrace.types import TensorInfo, Type
 
@@ -173,3 +173,58 @@ def test_command_line(one: Daemon) -> None:
     assert explain.returncode == 0 and "FLASH_ATTN_EXT" in explain.stdout
     missing = headrace_command(one, "generate", "no.gguf", "--prompt", "x")
     assert missing.returncode == 1 and "headrace: " in missing.stderr and not missing.stdout
+
+
+def greedy_by_sequence(context: Context, prompt: list[int], count: int) -> list[int]:
+    """Greedy tokens in one request: each step's token is the argmax of the one before."""
+    model = context.model
+    context.evaluate(prompt[:-1])
+    past = len(context.tokens)
+    n_kv = llama.padded_kv(past + count, context.n_ctx)
+    built = llama.LlamaGraph(
+        model.config, model.weights, n_tokens=1, n_kv=n_kv, n_ctx=context.n_ctx
+    )
+    built.graph.output(built.graph.argmax(built.logits), "token")
+    handle = model.client.submit(built.graph, weights=[model.weights], states=[context.state])
+    steps = []
+    for at in range(past, past + count):
+        mask = np.full((1, n_kv), -np.inf, np.float16)
+        mask[0, : at + 1] = 0
+        inputs: dict[str, Array] = {
+            "positions": np.array([at], np.int32),
+            "cells": np.array([at], np.int64),
+            "mask": mask,
+        }
+        feeds = {}
+        if at == past:
+            inputs["tokens"] = np.array(prompt[-1:], np.int32)
+        else:
+            feeds = {"tokens": (at - past - 1, "token")}
+        steps.append(headrace.Step(handle, inputs, feeds, outputs=["token"]))
+    return [int(result["token"][0]) for result in model.client.sequence(steps)]
+
+
+def test_32_greedy_tokens_in_one_sequence(tiny: Tiny, one: Daemon) -> None:
+    """On the small model, and on the real one where it is there."""
+    with headrace.connect(one.address) as client:
+        model = Model.load(client, "tiny.gguf")
+        with model.context(256) as context:
+            run_by_run = list(context.stream(TOKENS, 32, Sampler(), frozenset()))
+        with model.context(256) as context:
+            assert greedy_by_sequence(context, TOKENS, 32) == run_by_run
+
+
+def test_32_greedy_tokens_of_a_real_model() -> None:
+    file = Path(os.environ.get("HEADRACE_TEST_MODEL", ""))
+    if not file.is_file():
+        pytest.skip("HEADRACE_TEST_MODEL names no file")
+    with (
+        Daemon(devices=ONE, models=[file.parent]) as daemon,
+        headrace.connect(daemon.address) as client,
+    ):
+        model = Model.load(client, file.name)
+        prompt = model.tokenizer.encode("The capital of France is", bos=None)
+        with model.context(512) as context:
+            run_by_run = list(context.stream(prompt, 32, Sampler(), frozenset()))
+        with model.context(512) as context:
+            assert greedy_by_sequence(context, prompt, 32) == run_by_run

@@ -14,12 +14,13 @@ from headrace.client import Client, GraphHandle, Operation, Reservation, State, 
 from headrace.errors import HeadraceError
 from headrace.graph import Glu, Graph, Op, RopeMode, Tensor, Unary
 from headrace.handles import Device, PlanSummary, RunResult, Stats, WeightSet
+from headrace.sequences import Step
 from headrace.types import TensorInfo, Type
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Client", "Device", "Glu", "Graph", "GraphHandle", "HeadraceError", "Op", "Operation",
-    "PlanSummary", "Reservation", "RopeMode", "RunResult", "State", "Stats", "Tensor", "TensorInfo", "Type",
-    "Unary", "WeightSet", "connect", "errors",
+    "PlanSummary", "Reservation", "RopeMode", "RunResult", "State", "Stats", "Step", "Tensor",
+    "TensorInfo", "Type", "Unary", "WeightSet", "connect", "errors",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy.typing as npt
 
-from headrace import flows, handles
+from headrace import flows, handles, sequences
 from headrace import headrace_pb2 as pb
 from headrace.client import TIMEOUT_S, UPLOAD_TIMEOUT_S
 from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
@@ -475,6 +475,12 @@ class AsyncClient:
             graphs, options, [w.handle for w in weights], [s.handle for s in states], self.body_max
         )
         return AsyncReservation(self, await self.drive(flow, timeout))
+
+    async def sequence(
+        self, steps: Sequence[sequences.Step], *, priority: int = 0, timeout: float | None = None
+    ) -> list[handles.RunResult]:
+        """Runs chained in the daemon, in one request; see client.Client.sequence()."""
+        return await self.drive(sequences.sequence(steps, priority, self.body_max), timeout)
 
     async def reset(self, *, timeout: float | None = None) -> handles.ReservationInfo:
         """Drops all reservations of the session; see client.Client.reset()."""

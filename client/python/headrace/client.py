@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy.typing as npt
 
-from headrace import flows, handles
+from headrace import flows, handles, sequences
 from headrace import headrace_pb2 as pb
 from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.explain import Explanation
@@ -397,6 +397,16 @@ class Client:
             graphs, options, [w.handle for w in weights], [s.handle for s in states], self.body_max
         )
         return Reservation(self, self.drive(flow, timeout))
+
+    def sequence(
+        self, steps: Sequence[sequences.Step], *, priority: int = 0, timeout: float | None = None
+    ) -> list[handles.RunResult]:
+        """Runs chained in the daemon, in one request: the results are those of run() after run().
+
+        A step's inputs come with it, or are outputs of earlier steps of the same type and length,
+        which never leave the daemon. The first failure ends the sequence; its error names the step.
+        """
+        return self.drive(sequences.sequence(steps, priority, self.body_max), timeout)
 
     def reset(self, *, timeout: float | None = None) -> handles.ReservationInfo:
         """Drops all reservations of the session, gives back what no submitted graph needs, and counts

@@ -14,7 +14,8 @@ class HeadraceError(Exception):
     code: gRPC's number. reason: a stable token. words: for people. node: index among the graph's
     nodes; tensor: id among leaves, then nodes; field: column, key or parameter; limit and actual:
     what was allowed and what was asked; retry_after: seconds; digest: of a graph that was evicted;
-    written: ids of the states that a run has written, or may have, which was stopped at a tap.
+    written: ids of the states that a run has written, or may have, which was stopped at a tap; step: of
+    a sequence.
     """
 
     code: int = 2
@@ -33,6 +34,7 @@ class HeadraceError(Exception):
         retry_after: float = 0.0,
         digest: bytes = b"",
         written: tuple[int, ...] = (),
+        step: int | None = None,
     ) -> None:
         super().__init__(words)
         self.words = words
@@ -46,6 +48,7 @@ class HeadraceError(Exception):
         self.retry_after = retry_after
         self.digest = digest
         self.written = written
+        self.step = step
 
     def __str__(self) -> str:
         place = [

@@ -67,6 +67,7 @@ class Kind(enum.IntEnum):
     EXPLAIN = 82
     RELEASE = 83
     RUN = 96
+    SEQUENCE = 97
     SYNC = 98
     TAP = 99
     STATS = 113
@@ -557,6 +558,7 @@ class Wire:
             retry_after=e.retry_after_ms / 1000,
             digest=e.digest,
             written=tuple(e.written),
+            step=e.step if e.has_step else None,
         )
 
 

@@ -299,6 +299,62 @@ HR_TEST(running_runs_end_once_when_cancelled) {
         fixture_close(&fixture);
 }
 
+/* x of each run of a chain is y of the one before: 3, 9, 27... */
+HR_TEST(a_chain_feeds_from_run_to_run) {
+        static struct run runs[6];
+        static struct hr_run_job *needs[6];
+        struct hr_chain chain = {0};
+        struct fixture fixture;
+
+        fixture_open(&fixture, 1000);
+        fixture_bind(&fixture);
+        for (unsigned i = 0; i < 6; i++) {
+                run_prepare(&fixture, &runs[i], i);
+                runs[i].job.chain = &chain;
+                if (i == 0)
+                        continue;
+                runs[i].input.data = runs[i - 1].y;
+                needs[i] = &runs[i - 1].job;
+                runs[i].job.needs = &needs[i];
+                runs[i].job.need_count = 1;
+        }
+        for (unsigned i = 0; i < 6; i++)
+                hr_engine_post(fixture.engine, &runs[i].job.job);
+        poll_until(&fixture, 6);
+        for (unsigned i = 0; i < 6; i++) {
+                HR_EXPECT_EQ(runs[i].job.job.status, HR_OK);
+                HR_EXPECT_EQ(fixture.order[i], i);
+        }
+        HR_EXPECT_EQ(runs[5].y[1], 729);
+        fixture_close(&fixture);
+}
+
+/* After a failure nothing of the chain starts; what is of no chain does. */
+HR_TEST(a_chain_ends_with_its_first_failure) {
+        static struct run runs[5];
+        struct hr_chain chain = {0};
+        struct fixture fixture;
+
+        fixture_open(&fixture, 1000);
+        fixture_bind(&fixture);
+        for (unsigned i = 0; i < 5; i++) {
+                run_prepare(&fixture, &runs[i], i);
+                if (i < 4)
+                        runs[i].job.chain = &chain;
+        }
+        runs[1].input.bytes = 3;
+        for (unsigned i = 0; i < 5; i++)
+                hr_engine_post(fixture.engine, &runs[i].job.job);
+        poll_until(&fixture, 5);
+        HR_EXPECT_EQ(runs[0].job.job.status, HR_OK);
+        HR_EXPECT_EQ(runs[1].job.job.status, HR_E_INVALID);
+        HR_EXPECT_EQ(runs[2].job.job.status, HR_E_CANCELLED);
+        HR_EXPECT_EQ(runs[3].job.job.status, HR_E_CANCELLED);
+        HR_EXPECT_EQ(runs[4].job.job.status, HR_OK);
+        HR_EXPECT_EQ(hr_fleet_exec_stats(fixture.fleet).runs_started, 2);
+        fixture_close(&fixture);
+}
+
 HR_TEST(a_run_past_its_deadline_never_starts) {
         static struct fixture fixture;
         static struct run runs[2];

@@ -311,6 +311,44 @@ HR_TEST(reserve_refuses_broken_graphs) {
         hr_arena_deinit(&small);
 }
 
+HR_TEST(sequence_round_trip) {
+        static const uint32_t outputs[] = {1, 0};
+        static const struct hr_wire_feed feeds[] = {{2, 0, 1}, {0, 1, 0}};
+        static const struct hr_wire_step steps[] = {
+                {.handle = UINT64_C(0x8000000000000001), .outputs = outputs, .output_count = 2},
+                {.handle = 2, .no_outputs = true},
+                {.handle = 3, .feeds = feeds, .feed_count = 2}};
+        const struct hr_wire_sequence sequence = {.steps = steps,
+                                                  .step_count = 3,
+                                                  .input_bytes = UINT64_C(1) << 40,
+                                                  .each = true,
+                                                  .priority = -7};
+        struct hr_wire_sequence back;
+        struct hr_arena arena, small;
+        struct hr_diag diag = {0};
+        size_t bytes = 0;
+
+        hr_arena_init(&arena, 1 << 20);
+        hr_arena_init(&small, 64);
+        HR_EXPECT_OK(hr_wire_sequence_encode(&sequence, buffer, sizeof buffer, &diag, &bytes),
+                     &diag);
+        HR_EXPECT_OK(hr_wire_sequence_decode(span(bytes), &arena, &diag, &back), &diag);
+        HR_EXPECT_EQ(back.step_count, 3);
+        HR_EXPECT(back.input_bytes == sequence.input_bytes && back.each);
+        HR_EXPECT_EQ(back.priority, -7);
+        HR_EXPECT(back.steps[0].handle == steps[0].handle);
+        HR_EXPECT_EQ(back.steps[0].outputs[0], 1);
+        HR_EXPECT_EQ(back.steps[0].feed_count, 0);
+        HR_EXPECT(back.steps[1].no_outputs && !back.steps[2].no_outputs);
+        HR_EXPECT_EQ(back.steps[2].feed_count, 2);
+        HR_EXPECT_EQ(memcmp(back.steps[2].feeds, feeds, sizeof feeds), 0);
+        HR_EXPECT_EQ(hr_wire_sequence_decode(span(bytes), &small, &diag, &back), HR_E_EXHAUSTED);
+        hr_diag_clear(&diag);
+        HR_EXPECT_EQ(hr_wire_sequence_decode(span(bytes - 1), &arena, &diag, &back), HR_E_INVALID);
+        hr_arena_deinit(&arena);
+        hr_arena_deinit(&small);
+}
+
 HR_TEST(lists_take_packed_and_single_elements) {
         struct hr_wire_run back;
         struct hr_arena arena;
@@ -588,6 +626,7 @@ HR_TEST(random_bytes_never_do_harm) {
                         struct hr_wire_weights_load load;
                         struct hr_wire_run run;
                         struct hr_wire_reserve reserve;
+                        struct hr_wire_sequence sequence;
                         struct hr_wire_manifest manifest;
                 } any;
                 const struct hr_wire_manifest_limits limits = {.tensors_max = 1000};
@@ -605,6 +644,7 @@ HR_TEST(random_bytes_never_do_harm) {
                 (void) !hr_wire_weights_put_decode(span(bytes), &arena, &diag, &any.put);
                 (void) !hr_wire_weights_load_decode(span(bytes), &arena, &diag, &any.load);
                 (void) !hr_wire_run_decode(span(bytes), &arena, &diag, &any.run);
+                (void) !hr_wire_sequence_decode(span(bytes), &arena, &diag, &any.sequence);
                 (void) !hr_wire_reserve_decode(span(bytes), &arena, &diag, &any.reserve);
                 (void) !hr_wire_manifest_decode(span(bytes), &limits, &arena, &diag, &any.manifest);
                 hr_arena_reset(&arena);

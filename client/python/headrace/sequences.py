@@ -1,0 +1,129 @@
+"""Sequences: runs chained in the daemon, in one request, each fed by what earlier ones gave.
+
+    results = client.sequence(
+        [Step(decode, {"tokens": first, ...})]
+        + [Step(decode, {...}, feeds={"tokens": (i, "token")}) for i in range(31)]
+    )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace import handles
+from headrace import headrace_pb2 as pb
+from headrace.errors import NotFound, ProtocolError
+from headrace.flows import Flow, Request, renewed
+from headrace.handles import SubmittedGraph
+from headrace.ops.base import Tensor
+from headrace.types import Array, as_bytes
+from headrace.wire import Kind, parse
+
+
+@dataclass(frozen=True)
+class Step:
+    """One run of a sequence. inputs: {name: array}, of those that are not fed. feeds: {input: (step,
+    output)}, an earlier step of the sequence and one of its outputs, by name or position. outputs: as
+    in run().
+    """
+
+    graph: SubmittedGraph
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    feeds: Mapping[str, tuple[int, int | str]] = field(default_factory=dict)
+    outputs: Sequence[int | str] | None = None
+
+
+def step_body(step: Step) -> list[memoryview]:
+    """The bytes of the inputs that are not fed."""
+    handle = step.graph
+    names = [t.name for t in handle.inputs if t.name not in step.feeds]
+    if sorted(names) != sorted(step.inputs) or any(
+        name not in {t.name for t in handle.inputs} for name in step.feeds
+    ):
+        wanted = ", ".join(t.name for t in handle.inputs)
+        given = ", ".join([*step.inputs, *step.feeds])
+        raise ValueError(f"inputs {given}; the graph wants {wanted}")
+    return [
+        as_bytes(step.inputs[tensor.name], tensor.type, shape, tensor.name)
+        for tensor, shape in zip(handle.inputs, handle.input_shapes, strict=True)
+        if tensor.name not in step.feeds
+    ]
+
+
+def step_message(step: Step, steps: Sequence[Step]) -> pb.Step:
+    """A step as it goes over the wire."""
+    position = {t.name: i for i, t in enumerate(step.graph.inputs)}
+    positions = step.graph.positions(step.outputs)
+    message = pb.Step(
+        handle=step.graph.handle, outputs=positions or (), no_outputs=positions == ()
+    )
+    for name, (source, output) in step.feeds.items():
+        if not 0 <= source < len(steps):
+            raise ValueError(f"{name} is fed by step {source} of {len(steps)}")
+        number = (steps[source].graph.positions([output]) or (0,))[0]
+        message.feeds.add(input=position[name], step=source, output=number)
+    return message
+
+
+def step_results(
+    steps: Sequence[Step], reply: pb.SequenceReply, memory: Array
+) -> list[handles.RunResult]:
+    """Arrays over a sequence's reply."""
+    if len(reply.steps) != len(steps):
+        raise ProtocolError(f"{len(reply.steps)} steps of {len(steps)}", reason="PROTOCOL")
+    results, at = [], 0
+    for step, one in zip(steps, reply.steps, strict=True):
+        size = sum(one.output_bytes)
+        run_reply = pb.RunReply(
+            output_bytes=one.output_bytes, run_ns=one.run_ns, slot=one.slot, queue_ns=reply.queue_ns
+        )
+        results.append(
+            handles.outputs_of(
+                step.graph, wanted_outputs(step), run_reply, memory[at : at + size]
+            )
+        )
+        at += size
+    return results
+
+
+def wanted_outputs(step: Step) -> Sequence[Tensor]:
+    """The outputs that a step gives."""
+    positions = step.graph.positions(step.outputs)
+    if positions is None:
+        return step.graph.outputs
+    return [step.graph.outputs[p] for p in positions]
+
+
+def sequence(
+    steps: Sequence[Step], priority: int, body_max: int
+) -> Flow[list[handles.RunResult]]:
+    """Runs chained in the daemon. Graphs that were evicted are submitted again, once."""
+    body = [part for step in steps for part in step_body(step)]
+    total = sum(map(len, body))
+    memory = np.empty(sum(t.nbytes for step in steps for t in wanted_outputs(step)), np.uint8)
+    seen = {id(step.graph): (step.graph, step.graph.generation) for step in steps}
+
+    def request() -> Request:
+        message = pb.Sequence(
+            steps=[step_message(step, steps) for step in steps],
+            input_bytes=total if total > body_max else 0,
+            priority=priority,
+        )
+        return Request(Kind.SEQUENCE, message.SerializeToString(), body, memory.data)
+
+    for _ in seen:
+        try:
+            reply = yield request()
+            break
+        except NotFound as error:
+            lost = [graph for graph, _ in seen.values() if graph.graph.digest == error.digest]
+            if not lost or lost[0].released:
+                raise
+            yield from renewed(lost[0], seen[id(lost[0])][1], body_max)
+    else:
+        reply = yield request()
+    return step_results(steps, parse(pb.SequenceReply, reply.message), memory)

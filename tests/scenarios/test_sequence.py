@@ -1,0 +1,264 @@
+"""SEQUENCE: runs chained in the daemon are the runs one by one, bit for bit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import graphs
+import headrace
+import headrace.aio
+import headrace.sequences
+import numpy as np
+import pytest
+import raw
+from headrace import Step
+from headrace.errors import Cancelled, DeadlineExceeded, HeadraceError
+from raw import Conn, pb
+from run_daemon import device
+
+COPIES = [1, 2, 4]
+WIDTH = 256
+PINS = {"a*": "cpu0", "b*": "cpu1"}
+
+
+def mixer() -> headrace.Graph:
+    """y = tanh(x * 1.25 + s), kept in the state as well: order shows in the last bit."""
+    g = headrace.Graph()
+    x = g.input("x", (WIDTH,))
+    s = g.state("s", (WIDTH,), "f32")
+    scaled = g.name(g.scale(x, 1.25), "a.scaled")
+    mixed = g.name(g.add(scaled, s), "b.mixed")
+    y = g.output(g.tanh(mixed), "y")
+    g.name(g.cpy(y, s), "b.kept")
+    g.output(g.sum(y), "total")
+    return g
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_the_same_bits_as_run_by_run(daemon: Any, canary: Any, copies: int) -> None:
+    rng = np.random.default_rng(7)
+    first = rng.standard_normal(WIDTH).astype(np.float32)
+    others = rng.standard_normal((4, WIDTH)).astype(np.float32)
+    with headrace.connect(daemon.address) as client:
+        states = [client.state({"s": ("f32", (WIDTH,))}, {"*": "cpu1"}) for _ in range(2)]
+        one, two = (
+            client.submit(mixer(), states=[s], pins=PINS, n_copies=copies) for s in states
+        )
+        # By hand: y of a run is x of the next, but for every third.
+        expected, x = [], first
+        for i in range(12):
+            if i % 3 == 2:
+                x = others[i // 3]
+            result = one.run({"x": x})
+            expected.append([result["y"].tobytes(), result["total"].tobytes()])
+            x = result["y"]
+        steps = []
+        for i in range(12):
+            if i == 0:
+                steps.append(Step(two, {"x": first}))
+            elif i % 3 == 2:
+                steps.append(Step(two, {"x": others[i // 3]}))
+            else:
+                steps.append(Step(two, feeds={"x": (i - 1, "y")}))
+        results = client.sequence(steps)
+        assert [[r["y"].tobytes(), r["total"].tobytes()] for r in results] == expected
+        assert np.array_equal(states[0].read("s"), states[1].read("s"))
+        canary.check()
+
+
+def test_outputs_that_only_feed_stay_there(daemon: Any) -> None:
+    g = headrace.Graph()
+    x = g.input("x", (8,))
+    g.output(g.add(x, x), "double")
+    g.output(g.sqr(x), "square")
+    with headrace.connect(daemon.address) as client:
+        handle = client.submit(g)
+        results = client.sequence(
+            [
+                Step(handle, {"x": np.arange(8)}, outputs=[]),
+                Step(handle, feeds={"x": (0, "square")}, outputs=["double"]),
+                Step(handle, feeds={"x": (0, "double")}, outputs=["square", "double"]),
+                Step(handle, feeds={"x": (1, 0)}),
+            ]
+        )
+        assert [len(r) for r in results] == [0, 1, 2, 2]
+        n = np.arange(8, dtype=np.float32)
+        assert np.array_equal(results[1]["double"], 2 * n * n)
+        assert np.array_equal(results[2]["square"], 4 * n * n)
+        assert np.array_equal(results[3]["square"], 4 * n**4)
+
+
+def test_nothing_of_the_session_comes_between(launch: Callable[..., Any]) -> None:
+    """A run sent after a sequence sees what its last step has left in the state."""
+    slow = launch(devices=[device("cpu0", threads=1, delay="10ms"), device("host", threads=1)])
+    g = headrace.Graph()
+    x = g.input("x", (4,))
+    s = g.state("s", (4,), "f32")
+    y = g.output(g.add(s, x), "y")
+    g.cpy(y, s)
+    with headrace.connect(slow.address) as client:
+        state = client.state({"s": ("f32", (4,))})
+        handle = client.submit(g, states=[state], pins={"*": "cpu0"})
+        results: list[Any] = []
+        chain = threading.Thread(
+            target=lambda: results.append(
+                client.sequence([Step(handle, {"x": np.ones(4)}) for _ in range(10)])
+            )
+        )
+        chain.start()
+        time.sleep(0.03)
+        last = handle.run({"x": np.ones(4)})
+        chain.join()
+        assert [r["y"][0] for r in results[0]] == list(range(1, 11))
+        assert last["y"][0] == 11
+
+
+def test_errors_name_the_step(daemon: Any) -> None:
+    rows = headrace.Graph()
+    ids = rows.input("ids", (2,), "i32")
+    table = rows.constant(np.arange(12, dtype=np.float32).reshape(6, 2))
+    rows.output(rows.get_rows(table, ids), "rows")
+    with headrace.connect(daemon.address) as client:
+        handle = client.submit(rows)
+
+        def step(*values: int) -> Step:
+            return Step(handle, {"ids": np.array(values, np.int32)})
+
+        for bad in (0, 2, 4):
+            steps = [step(0, 1) for _ in range(5)]
+            steps[bad] = step(1, 77)
+            with pytest.raises(HeadraceError, match=f"step {bad}") as caught:
+                client.sequence(steps)
+            assert caught.value.step == bad and caught.value.node is not None
+        good = client.sequence([step(5, 0)])
+        assert np.array_equal(good[0]["rows"], [[10, 11], [0, 1]])
+
+
+def test_stops_between_steps(launch: Callable[..., Any]) -> None:
+    slow = launch(devices=[device("cpu0", threads=1, delay="30ms"), device("host", threads=1)])
+    g = headrace.Graph()
+    x = g.input("x", (4,))
+    g.output(g.add(x, x), "y")
+    with headrace.connect(slow.address) as client:
+        handle = client.submit(g, pins={"*": "cpu0"})
+        steps = [Step(handle, {"x": np.ones(4)})]
+        steps += [Step(handle, feeds={"x": (i, "y")}) for i in range(20)]
+        before = client.stats().value("runs_started_total")
+        with pytest.raises(DeadlineExceeded):
+            client.sequence(steps, timeout=0.1)
+        operation = client.begin(
+            headrace.sequences.sequence(steps, 0, client.body_max), None
+        )
+        time.sleep(0.1)
+        operation.cancel()
+        with pytest.raises(Cancelled):
+            operation.result()
+        client.sync()
+        started = client.stats().value("runs_started_total") - before
+        assert 2 <= started < 30
+        out = client.sequence(steps)[-1]["y"]
+        assert out[0] == 2.0**21
+        assert client.stats().value("runs_in_flight") == 0
+
+
+def test_a_client_that_goes_leaves_nothing(launch: Callable[..., Any]) -> None:
+    slow = launch(devices=[device("cpu0", threads=1, delay="20ms"), device("host", threads=1)])
+    g = headrace.Graph()
+    x = g.input("x", (4,))
+    g.output(g.add(x, x), "y")
+    with headrace.connect(slow.address) as watcher:
+        for each in (False, True):
+            with Conn(slow.address) as conn:
+                handle = conn.submit(graphs.ping_pong(4), pins=graphs.pins(cpu0="*")).handle
+                steps = [pb.Step(handle=handle) for _ in range(30)]
+                conn.begin(raw.SEQUENCE, pb.Sequence(steps=steps, each=each), bytes(16 * 30))
+                time.sleep(0.05)
+        end = time.monotonic() + 10
+        while watcher.stats().value("runs_in_flight") and time.monotonic() < end:
+            time.sleep(0.02)
+        stats = watcher.stats()
+        assert stats.value("runs_in_flight") == 0 and stats.value("sessions") == 1
+        assert stats.value("objects") == 0
+
+
+def test_a_reply_per_step(daemon: Any) -> None:
+    with Conn(daemon.address) as conn:
+        handle = graphs.submit_ping_pong(conn, 16).handle
+        data = [graphs.floats([float(i)] * 16) for i in range(5)]
+        steps = [pb.Step(handle=handle) for _ in data]
+        call = conn.begin(raw.SEQUENCE, pb.Sequence(steps=steps, each=True), b"".join(data))
+        for i, expected in enumerate(data):
+            frame = conn.next_of(call)
+            assert frame.type == raw.SEQUENCE | raw.REPLY
+            assert bool(frame.flags & raw.MORE) == (i < 4) != bool(frame.flags & raw.END)
+            reply = pb.SequenceReply.FromString(frame.message)
+            assert [list(one.output_bytes) for one in reply.steps] == [[64]]
+            assert frame.body == expected
+        conn.ping()
+        steps[3].feeds.add(input=0, step=1, output=0)
+        message = pb.Sequence(steps=steps, each=True)
+        conn.begin(raw.SEQUENCE, message, b"".join(data[:3] + data[4:]))
+        bodies = [conn.frame().body for _ in data]
+        assert bodies == [data[0], data[1], data[2], data[1], data[4]]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "reason"),
+    [
+        ({"step": 2}, raw.INVALID, "FEED"),
+        ({"step": 1}, raw.INVALID, "FEED"),
+        ({"step": 2**31}, raw.INVALID, "FEED"),
+        ({"output": 1}, raw.RANGE, "FEED"),
+        ({"input": 1}, raw.RANGE, "FEED"),
+        ({"twice": 1}, raw.INVALID, "FEED"),
+        ({"other": 1}, raw.INVALID, "FEED"),
+        ({"want": 3}, raw.RANGE, "OUTPUT"),
+        ({"body": -1}, raw.INVALID, "SIZE"),
+        ({"handle": 99}, raw.NOT_FOUND, "GRAPH"),
+        ({"steps": 1000}, raw.EXHAUSTED, "LIMIT"),
+        ({"steps": 0}, raw.INVALID, "DECODE"),
+    ],
+)
+def test_what_is_no_sequence(
+    daemon: Any, change: dict[str, int], code: int, reason: str
+) -> None:
+    with Conn(daemon.address) as conn:
+        handle = graphs.submit_ping_pong(conn, 16).handle
+        wider = graphs.submit_ping_pong(conn, 32).handle
+        feed = {"input": 0, "step": 0, "output": 0}
+        feed.update({key: value for key, value in change.items() if key in feed})
+        steps = [pb.Step(handle=handle), pb.Step(handle=handle)]
+        steps[1].feeds.add(**feed)
+        if "twice" in change:
+            steps[1].feeds.add(**feed)
+        if "other" in change:
+            steps[1].handle = wider
+        if "want" in change:
+            steps[0].outputs.append(change["want"])
+        if "handle" in change:
+            steps[1].handle = change["handle"]
+        if "steps" in change:
+            steps = [pb.Step(handle=handle)] * change["steps"]
+        body = bytes(64 + change.get("body", 0))
+        error = conn.fails(raw.SEQUENCE, pb.Sequence(steps=steps), body)
+        assert (error.code, error.reason) == (code, reason)
+        data = graphs.floats([1.0] * 16)
+        assert conn.run(handle, data) == data
+
+
+def test_sequence_with_asyncio(daemon: Any) -> None:
+    async def main() -> None:
+        async with await headrace.aio.connect(daemon.address) as client:
+            g = headrace.Graph()
+            x = g.input("x", (4,))
+            g.output(g.add(x, x), "y")
+            handle = await client.submit(g)
+            steps = [Step(handle, {"x": np.ones(4)}), Step(handle, feeds={"x": (0, "y")})]
+            results = await client.sequence(steps)
+            assert results[1]["y"][0] == 4
+
+    asyncio.run(main())
