@@ -13,9 +13,9 @@ static bool is_type(const struct hr_tensor *tensor, uint32_t a, uint32_t b) {
 }
 
 bool fake_knows_op(uint32_t op) {
-        static const uint32_t known[] = {HR_OP_ADD,      HR_OP_SUB,        HR_OP_MUL,
-                                         HR_OP_DIV,      HR_OP_MUL_MAT,    HR_OP_MUL_MAT_ID,
-                                         HR_OP_GET_ROWS, HR_OP_SET_ROWS,   HR_OP_CPY,
+        static const uint32_t known[] = {HR_OP_ADD,      HR_OP_SUB,      HR_OP_MUL,
+                                         HR_OP_DIV,      HR_OP_MUL_MAT,  HR_OP_MUL_MAT_ID,
+                                         HR_OP_GET_ROWS, HR_OP_SET_ROWS, HR_OP_CPY,
                                          HR_OP_CONT,     HR_OP_DUP};
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(known); ++i) {
@@ -124,7 +124,8 @@ static void mul_mat(const struct hr_step *step) {
         position i = {0};
 
         do {
-                position row = {0, i[0], i[2] / (b->ne[2] / a->ne[2]), i[3] / (b->ne[3] / a->ne[3])};
+                position row = {0, i[0], i[2] / (b->ne[2] / a->ne[2]),
+                                i[3] / (b->ne[3] / a->ne[3])};
                 position column = {0, i[1], i[2], i[3]};
 
                 *(float *) at(&step->result, i) = dot(a, row, b, column);
@@ -145,8 +146,8 @@ static bool take_index(const struct hr_step *step, const struct hr_operand *ids,
         *ret_index = index_at(ids, i);
         if (*ret_index >= 0 && *ret_index < count)
                 return true;
-        (void) hr_outcome_fail(outcome, HR_E_RANGE, "INDEX_VALUE", step->node,
-                               "index %lld of %lld", (long long) *ret_index, (long long) count);
+        (void) hr_outcome_fail(outcome, HR_E_RANGE, "INDEX_VALUE", step->node, "index %lld of %lld",
+                               (long long) *ret_index, (long long) count);
         return false;
 }
 

@@ -26,8 +26,8 @@ static bool copy_words(struct fake_device *device, const struct hr_fake_config *
         device->name = strdup(config->name);
         if (config->deny_ops)
                 device->deny_ops = strdup(config->deny_ops);
-        if (config->lose_folder && asprintf(&device->lose_file, "%s/%s", config->lose_folder,
-                                            config->name) < 0)
+        if (config->lose_folder &&
+            asprintf(&device->lose_file, "%s/%s", config->lose_folder, config->name) < 0)
                 device->lose_file = NULL;
         return device->name && (device->deny_ops || !config->deny_ops) &&
                (device->lose_file || !config->lose_folder);
@@ -68,6 +68,7 @@ static bool supports_op(const struct hr_device *base, const struct hr_graph *gra
                         uint32_t tensor) {
         const struct fake_device *device = fake_device_cast(base);
 
+        ++device->world->asked;
         if (is_denied(device, graph->tensors[tensor].op))
                 return false;
         return device->config.sizes_only || fake_can_compute(graph, tensor);
@@ -240,9 +241,8 @@ hr_status hr_fake_device_new(struct hr_fake_world *world, const struct hr_fake_c
         ++world->refs;
         device->world = world;
         device->config = *config;
-        device->kind = (struct hr_buffer_kind){.name = device->name,
-                                               .alignment = ALIGNMENT,
-                                               .addressable = !config->sizes_only};
+        device->kind = (struct hr_buffer_kind){
+                .name = device->name, .alignment = ALIGNMENT, .addressable = !config->sizes_only};
         device->device.ops = &device_ops;
         device->device.memory_cap = config->memory_cap;
         device->device.props = (struct hr_device_props){

@@ -19,7 +19,7 @@ struct hr_fake_world {
         uint32_t queue_count, heap_room;
         struct fake_queue *queues; /* all */
         /* Script. */
-        uint64_t calls, fail_call;
+        uint64_t asked, calls, fail_call;
         hr_status fail_call_status;
         bool fail_all_later;
         uint64_t commands, fail_command;
@@ -104,8 +104,8 @@ struct fake_queue {
         struct fake_command *commands;
         uint32_t first, count, room;
         uint32_t open_gates; /* that it has not come to yet */
-        bool is_under_way; /* the first command is in the heap */
-        bool has_effect;   /* ... and does something */
+        bool is_under_way;   /* the first command is in the heap */
+        bool has_effect;     /* ... and does something */
         struct fake_event *waits_for;
         uint64_t ends_ns, order;
 };

@@ -2,8 +2,8 @@
  * Queues and events of the simulated devices: what is submitted, how long it takes, and its effect.
  *
  * A queue is a ring of commands that grows; the clock (script.c) decides when each ends. A record
- * takes a ticket when it is submitted and a wait remembers the latest, so that a later record of the
- * same event does not hold the wait up.
+ * takes a ticket when it is submitted and a wait remembers the latest, so that a later record of
+ * the same event does not hold the wait up.
  */
 #include "backends/fake/fake.h"
 
@@ -170,9 +170,9 @@ static uint64_t transfer_ns(const struct fake_device *device, const struct hr_bu
                 if (device->links[i].to == to)
                         link = device->links[i].link;
         }
-        return link.latency_ns + (link.bytes_per_s ? (uint64_t) ((double) bytes * 1e9 /
-                                                                  (double) link.bytes_per_s)
-                                                   : 0);
+        return link.latency_ns +
+               (link.bytes_per_s ? (uint64_t) ((double) bytes * 1e9 / (double) link.bytes_per_s)
+                                 : 0);
 }
 
 static hr_status queue_compute(struct hr_queue *base, struct hr_program *program, uint32_t first,
@@ -189,8 +189,8 @@ static hr_status queue_compute(struct hr_queue *base, struct hr_program *program
 }
 
 static hr_status move(struct fake_queue *queue, void *to, const void *from,
-                      const struct hr_buffer_kind *kind, uint64_t bytes,
-                      struct hr_outcome *outcome, struct hr_diag *diag) {
+                      const struct hr_buffer_kind *kind, uint64_t bytes, struct hr_outcome *outcome,
+                      struct hr_diag *diag) {
         struct fake_command command = {.code = FAKE_MOVE};
 
         HR_TRY(ready(queue, outcome, diag, &command.outcome));
@@ -248,8 +248,7 @@ static hr_status queue_wait(struct hr_queue *base, struct hr_event *event, struc
         return status;
 }
 
-static hr_status queue_record(struct hr_queue *base, struct hr_event *event,
-                              struct hr_diag *diag) {
+static hr_status queue_record(struct hr_queue *base, struct hr_event *event, struct hr_diag *diag) {
         struct fake_queue *queue = queue_cast(base);
         struct fake_command command = {.code = FAKE_RECORD,
                                        .ns = device_of(queue)->config.command_ns};

@@ -1,6 +1,6 @@
 /*
- * A world of simulated devices: its clock, the order in which commands end, and what the script does
- * to them.
+ * A world of simulated devices: its clock, the order in which commands end, and what the script
+ * does to them.
  *
  * Each queue has at most one command under way, the first one. Those queues form a heap by the time
  * at which the command ends, and by the order of their beginnings among equals; so everything is
@@ -126,8 +126,8 @@ static void begin(struct fake_queue *queue, struct fake_command *command) {
         queue->has_effect = moves && !hr_outcome_failed(command->outcome);
         if (queue->has_effect && hr_device_is_lost(&device->device)) {
                 queue->has_effect = false;
-                (void) hr_outcome_fail(command->outcome, HR_E_DEVICE_LOST, NULL,
-                                       HR_DIAG_NO_INDEX, "%s is lost", device->name);
+                (void) hr_outcome_fail(command->outcome, HR_E_DEVICE_LOST, NULL, HR_DIAG_NO_INDEX,
+                                       "%s is lost", device->name);
         }
         if ((moves && !queue->has_effect) || hr_device_is_lost(&device->device))
                 command->ns = 0;
@@ -193,8 +193,7 @@ static void look_abroad(struct hr_fake_world *world) {
         for (struct fake_queue *queue = world->queues; queue; queue = queue->next) {
                 struct fake_command *command = &queue->commands[queue->first];
 
-                if (queue->count == 0 || queue->is_under_way ||
-                    command->code != FAKE_WAIT_FOREIGN)
+                if (queue->count == 0 || queue->is_under_way || command->code != FAKE_WAIT_FOREIGN)
                         continue;
                 if (world->heap_count == 0)
                         fake_foreign_wait(command->foreign);
@@ -264,6 +263,10 @@ void hr_fake_fail_call(struct hr_fake_world *world, uint64_t n, hr_status status
         world->fail_call = n;
         world->fail_call_status = status;
         world->fail_all_later = all_later;
+}
+
+uint64_t hr_fake_asked(const struct hr_fake_world *world) {
+        return world->asked;
 }
 
 void hr_fake_submit_ns(struct hr_fake_world *world, uint64_t ns) {

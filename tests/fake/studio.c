@@ -72,19 +72,18 @@ static uint32_t scene_count(struct scene *scene, uint32_t id, int32_t pin) {
 }
 
 uint32_t scene_leaf(struct scene *scene, hr_leaf_kind kind, const char *name) {
-        return scene_count(scene,
-                           hr_build_leaf(scene->build, kind, HR_TYPE_F32, name, scene->width, 1, 1,
-                                         1),
-                           HR_NO_PIN);
+        return scene_count(
+                scene, hr_build_leaf(scene->build, kind, HR_TYPE_F32, name, scene->width, 1, 1, 1),
+                HR_NO_PIN);
 }
 
 uint32_t scene_node(struct scene *scene, uint32_t op, uint32_t a, uint32_t b, int32_t pin) {
         uint32_t sources[2] = {a, b};
 
-        return scene_count(scene,
-                           hr_build_node(scene->build, op, HR_TYPE_F32, scene->width, 1, 1, 1, 2,
-                                         sources),
-                           pin);
+        return scene_count(
+                scene,
+                hr_build_node(scene->build, op, HR_TYPE_F32, scene->width, 1, 1, 1, 2, sources),
+                pin);
 }
 
 uint32_t scene_in_place(struct scene *scene, uint32_t op, uint32_t a, uint32_t b, int32_t pin) {

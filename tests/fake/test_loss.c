@@ -33,8 +33,7 @@ static void relay_init(struct relay *relay, bool pinned, bool local_weights) {
         scene_finish(&relay->scene);
         for (uint32_t i = 0; i < 3; ++i) {
                 struct hr_leaf_home *home = &relay->homes[relay->weights[i]];
-                struct hr_device *device =
-                        relay->studio.devices[local_weights ? i : DEVICES - 1];
+                struct hr_device *device = relay->studio.devices[local_weights ? i : DEVICES - 1];
 
                 HR_EXPECT_OK(hr_buffer_new(device, WIDTH * sizeof(float), HR_USAGE_WEIGHTS,
                                            &relay->studio.diag, &home->buffer),
@@ -63,8 +62,7 @@ static hr_status shoot(struct relay *relay, struct hr_pipeline *pipeline, uint32
                 shot->x[i] = (float) number;
         memset(shot->out, 0, sizeof shot->out);
         shot->take.inputs[0] = (struct hr_run_input){shot->x, sizeof shot->x};
-        shot->take.outputs[0] =
-                (struct hr_run_output){relay->output, shot->out, sizeof shot->out};
+        shot->take.outputs[0] = (struct hr_run_output){relay->output, shot->out, sizeof shot->out};
         shot->take.run.output_count = 1;
         return hr_run_start(pipeline, &shot->take.run, diag);
 }
@@ -156,9 +154,9 @@ HR_TEST(plans_leave_retired_devices_out) {
                 relay_init(&relay, false, false);
                 hr_fake_lose(relay.studio.devices[victim]);
                 HR_EXPECT_EQ(hr_fleet_retire(relay.studio.fleet), 1);
-                HR_EXPECT_EQ(hr_fleet_find(relay.studio.fleet,
-                                           relay.studio.devices[victim]->props.name),
-                             -1);
+                HR_EXPECT_EQ(
+                        hr_fleet_find(relay.studio.fleet, relay.studio.devices[victim]->props.name),
+                        -1);
                 plan = studio_plan(&relay.studio, &relay.scene, relay.homes, 2);
                 for (uint32_t i = 0; i < relay.scene.tensor_count; ++i)
                         HR_EXPECT(hr_plan_tensor_device(plan, i) != (int32_t) victim);

@@ -3,8 +3,8 @@
  *
  * A chain. Stage s of m computes c_s and then carries its result on, which takes its queue x_s more
  * (the copy is a command of the queue that owns the source memory); the next stage cannot begin
- * before. The first stage also takes the run's input (w), the last one reads the output back (r). So
- * stage s is a server that needs t_s for each run:
+ * before. The first stage also takes the run's input (w), the last one reads the output back (r).
+ * So stage s is a server that needs t_s for each run:
  *
  *     t_0 = w + c_0 + x_0,   t_s = c_s + x_s,   t_(m-1) = c_(m-1) + r
  *
@@ -210,10 +210,10 @@ HR_TEST(random_chains_take_the_analytic_time) {
                 for (uint32_t s = 0; s < chain.stages; ++s) {
                         chain.compute_ns[s] = dice_roll(&dice, 5000) * US;
                         chain.links[s].latency_ns = dice_roll(&dice, 300) * US;
-                        chain.links[s].bytes_per_s = dice_roll(&dice, 3)
-                                                             ? 0
-                                                             : UINT64_C(1000000) *
-                                                                       (1 + dice_roll(&dice, 500));
+                        chain.links[s].bytes_per_s =
+                                dice_roll(&dice, 3)
+                                        ? 0
+                                        : UINT64_C(1000000) * (1 + dice_roll(&dice, 500));
                 }
                 chain_open(&chain, 1 + dice_roll(&dice, 20000), 0);
                 (void) snprintf(what, sizeof what, "round %d", round);
