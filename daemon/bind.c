@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/debug.h"
 #include "daemon/placement.h"
 #include "daemon/rpc.h"
 
@@ -481,6 +482,10 @@ hr_status hr_bind(struct hr_request *request, struct hr_diag *diag) {
         binding->encoded = (struct hr_wire_span){request->body_memory, request->body_received};
         bind_again(binding, object);
         status = bind_object(request, binding, object, diag);
+        if (status == HR_OK && binding->submit.dry_run)
+                hr_debug_submit(request, binding->plan, hr_graph_entry_graph(binding->entry));
+        else if (status == HR_OK)
+                hr_debug_submit(request, object->plan, hr_graph_entry_graph(object->entry));
         if (status == HR_OK && binding->submit.dry_run)
                 dry = HR_STEAL(binding->plan);
         hr_binding_deinit(request, binding);

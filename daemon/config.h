@@ -101,6 +101,7 @@ struct hr_config {
         uint64_t session_grace_ns;
         uint64_t spin_ns;            /* loop and engine */
         uint64_t plan_cache_bytes;
+        uint64_t debug;              /* HR_DEBUG_...: what is logged of every plan */
         bool optimize;               /* devices order and join the nodes of their splits */
         const char *realloc; /* "count" or "fail" */
         /* [listen] */

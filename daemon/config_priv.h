@@ -19,6 +19,7 @@ enum kind {
         KIND_MEMORY,      /* bool: shared or isolated */
         KIND_LEVEL,       /* hr_log_level */
         KIND_CHOICE,      /* const char *, one of choices */
+        KIND_FLAGS,       /* uint64_t, a bit per choice, with commas */
         KIND_PATH,        /* char *, NULL when empty */
         KIND_OPS,         /* char *, names of ops, NULL when empty */
         KIND_ADDRESS,     /* struct hr_address */

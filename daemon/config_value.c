@@ -37,6 +37,8 @@ const char *const hr_config_sections[SECTION_COUNT] = {
 
 static const char *const realloc_choices[] = {"count", "fail", NULL};
 static const char *const isa_choices[] = {"auto", "portable", "avx2", "avx512", "avx512bf16", NULL};
+/* In the order of HR_DEBUG_ASSIGNMENTS and what follows. */
+static const char *const debug_choices[] = {"assignments", "splits", "copies", "realloc", NULL};
 
 const struct key hr_config_keys[] = {
         {SECTION_DAEMON, "log_level", KIND_LEVEL, FIELD(log_level), HR_LOG_NOTICE, 0, 0, NULL,
@@ -49,6 +51,7 @@ const struct key hr_config_keys[] = {
          HR_NS_PER_S, NULL, NULL},
         {SECTION_DAEMON, "plan_cache_bytes", KIND_SIZE, FIELD(plan_cache_bytes),
          HR_DEFAULT_PLAN_CACHE_BYTES, 0, HR_TIB, NULL, NULL},
+        {SECTION_DAEMON, "debug", KIND_FLAGS, FIELD(debug), 0, 0, 0, "", debug_choices},
         {SECTION_DAEMON, "optimize", KIND_BOOL, FIELD(optimize), true, 0, 0, NULL, NULL},
         {SECTION_DAEMON, "realloc", KIND_CHOICE, FIELD(realloc), 0, 0, 0, "count", realloc_choices},
 
@@ -243,6 +246,27 @@ static hr_status set_choice(const struct origin *origin, const struct key *key, 
         return hr_config_fail(origin, key, "'%.40s' is none of:%s", text, list);
 }
 
+/* Words of the choices, separated by commas; nothing is none. */
+static hr_status set_flags(const struct origin *origin, const struct key *key, const char *text,
+                           uint64_t *field) {
+        uint64_t flags = 0;
+
+        while (*(text += strspn(text, " ,"))) {
+                size_t bytes = strcspn(text, " ,"), i = 0;
+
+                while (key->choices[i] && (strlen(key->choices[i]) != bytes ||
+                                           strncasecmp(text, key->choices[i], bytes) != 0))
+                        i++;
+                if (!key->choices[i])
+                        return hr_config_fail(origin, key, "'%.*s' is none of its words",
+                                              (int) HR_MIN(bytes, (size_t) 40), text);
+                flags |= UINT64_C(1) << i;
+                text += bytes;
+        }
+        *field = flags;
+        return HR_OK;
+}
+
 hr_status hr_config_set_string(const struct origin *origin, const struct key *key, const char *text,
                                char **field) {
         char *copy = NULL;
@@ -376,6 +400,8 @@ hr_status hr_config_set_value(const struct origin *origin, const struct key *key
                 return HR_OK;
         case KIND_CHOICE:
                 return set_choice(origin, key, text, field);
+        case KIND_FLAGS:
+                return set_flags(origin, key, text, field);
         case KIND_OPS:
                 HR_TRY(check_ops(origin, key, text));
                 return hr_config_set_string(origin, key, text, field);
@@ -447,7 +473,7 @@ static void dump_value(const struct key *key, const struct hr_config *config, co
                        FILE *stream) {
         static const char *const levels[] = {"error", "warning", "notice", "info", "debug"};
         const void *field = (const char *) object + key->offset;
-        const char *text = "";
+        const char *text = "", *comma = "";
 
         switch (key->kind) {
         case KIND_COUNT:
@@ -479,6 +505,13 @@ static void dump_value(const struct key *key, const struct hr_config *config, co
         case KIND_LEVEL:
                 text = levels[*(const hr_log_level *) field];
                 break;
+        case KIND_FLAGS:
+                for (size_t i = 0; key->choices[i]; i++)
+                        if (*(const uint64_t *) field >> i & 1) {
+                                fprintf(stream, "%s%s", comma, key->choices[i]);
+                                comma = ", ";
+                        }
+                return;
         case KIND_CHOICE:
         case KIND_PATH:
         case KIND_OPS:

@@ -167,6 +167,7 @@ static hr_status submit_reply(struct hr_request *request, uint64_t handle,
                 .copied_bytes = summary.copied_bytes,
                 .staging_bytes = summary.staging_bytes,
                 .tap_bytes = summary.tap_bytes,
+                .debug_bytes = request->reply_bytes,
                 .devices = devices,
                 .device_count = summary.device_count,
                 .input_count = binding->input_count,
@@ -193,7 +194,8 @@ static hr_status submit_reply(struct hr_request *request, uint64_t handle,
                 };
         HR_TRY(hr_wire_submit_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,
                                            &bytes));
-        hr_request_reply(request, server->scratch, bytes, NULL, 0);
+        hr_request_reply(request, server->scratch, bytes, request->reply_memory,
+                         request->reply_bytes);
         return HR_OK;
 }
 
@@ -202,6 +204,8 @@ static hr_status submit_finish(struct hr_request *request, struct hr_diag *diag)
         struct hr_graph_object *object = hr_graph_object(request->object);
 
         request->server->stats.reallocs += binding->reallocs;
+        HR_TRY(hr_session_charge_buffer(request->session, request->reply_bytes, diag));
+        request->buffer_charge += request->reply_bytes;
         if (binding->submit.dry_run)
                 return submit_reply(request, 0, binding->plan, diag);
         HR_TRY(hr_evict_for_handle(request->session, request->server->config->limits.session_graphs,

@@ -306,7 +306,7 @@ struct hr_wire_submit {
         bool op_offload, strict, dry_run, fresh;
         bool realloc_fail;
         const uint32_t *taps;
-        uint32_t tap_count;
+        uint32_t tap_count, debug;
 };
 HR_NODISCARD hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *arena,
                                              struct hr_diag *diag,
@@ -332,7 +332,7 @@ struct hr_wire_submit_reply {
         uint8_t digest[HR_WIRE_DIGEST_BYTES];
         const char *origin, *copies_reason; /* not decoded */
         uint32_t first_different, split_count, n_copies;
-        uint64_t copied_bytes, staging_bytes, tap_bytes;
+        uint64_t copied_bytes, staging_bytes, tap_bytes, debug_bytes;
         const struct hr_wire_device_bytes *devices; /* not decoded */
         uint32_t device_count, input_count, output_count, fallback_nodes;
         uint64_t reallocs;

@@ -61,6 +61,7 @@ hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *ar
                 .realloc_fail = wire.realloc_fail,
                 .taps = taps.items,
                 .tap_count = taps.count,
+                .debug = wire.debug,
         };
         memcpy(ret_submit->digest, wire.digest.bytes, wire.digest.size);
         return HR_OK;
@@ -112,6 +113,7 @@ hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *bu
                 .strict = submit->strict,
                 .dry_run = submit->dry_run,
                 .fresh = submit->fresh,
+                .debug = submit->debug,
                 .realloc_fail = submit->realloc_fail,
         };
 
@@ -152,6 +154,7 @@ hr_status hr_wire_submit_reply_encode(const struct hr_wire_submit_reply *reply, 
                 .copied_bytes = reply->copied_bytes,
                 .staging_bytes = reply->staging_bytes,
                 .tap_bytes = reply->tap_bytes,
+                .debug_bytes = reply->debug_bytes,
                 .devices = hr_codec_put_items(&devices),
                 .input_count = reply->input_count,
                 .output_count = reply->output_count,
@@ -191,6 +194,7 @@ hr_status hr_wire_submit_reply_decode(struct hr_wire_span message, struct hr_dia
                 .copied_bytes = wire.copied_bytes,
                 .staging_bytes = wire.staging_bytes,
                 .tap_bytes = wire.tap_bytes,
+                .debug_bytes = wire.debug_bytes,
                 .input_count = wire.input_count,
                 .output_count = wire.output_count,
                 .fallback_nodes = wire.fallback_nodes,

@@ -108,6 +108,20 @@ uint32_t hr_plan_tap_tensor(const struct hr_plan *plan, uint32_t tap);
 /* Device of a tensor, -1 where none. */
 int32_t hr_plan_tensor_device(const struct hr_plan *plan, uint32_t tensor);
 
+/* Parts of what hr_plan_debug() prints, and what the daemon does with them. */
+#define HR_DEBUG_ASSIGNMENTS 1U /* nodes and their sources: device, cause, bytes */
+#define HR_DEBUG_SPLITS 2U
+#define HR_DEBUG_COPIES 4U
+#define HR_DEBUG_REALLOC 8U /* the daemon's: memory that grew */
+#define HR_DEBUG_ALL 15U
+#define HR_DEBUG_TEXT 16U /* the daemon's: into the reply */
+
+/* The parts of a plan as lines of text. The caller frees *ret_text (NUL-terminated). HR_E_EXHAUSTED;
+ * HR_E_PRECONDITION, reason PLAN: of another graph or fleet. */
+HR_NODISCARD hr_status hr_plan_debug(const struct hr_plan *plan, const struct hr_graph *graph,
+                                     const struct hr_fleet *fleet, uint32_t parts,
+                                     struct hr_diag *diag, char **ret_text, size_t *ret_bytes);
+
 /* ---- Plan cache ------------------------------------------------------------------------------ */
 
 struct hr_plan_cache;

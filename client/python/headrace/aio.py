@@ -436,6 +436,7 @@ class AsyncClient:
         states: Sequence[handles.StateInfo] = (),
         pins: Placement | None = None,
         taps: Taps = (),
+        debug: Sequence[str] = (),
         rules: str = "headrace",
         n_copies: int = 0,
         op_offload: bool = False,
@@ -449,7 +450,7 @@ class AsyncClient:
         """Has a graph checked and planned; see client.Client.submit()."""
         options = flows.SubmitOptions(
             pins, rules, n_copies, op_offload, strict, dry_run, fresh, planned, realloc_fail,
-            taps,
+            taps, debug,
         )
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
         handle = AsyncGraphHandle(self, graph, message.SerializeToString())

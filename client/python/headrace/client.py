@@ -344,6 +344,7 @@ class Client:
         states: Sequence[handles.StateInfo] = (),
         pins: Placement | None = None,
         taps: Taps = (),
+        debug: Sequence[str] = (),
         rules: str = "headrace",
         n_copies: int = 0,
         op_offload: bool = False,
@@ -358,7 +359,8 @@ class Client:
 
         weights, states: where the leaves of those kinds are looked up by name, first set first.
         pins: {glob over tensor names: device}. taps: nodes that observed runs show, as tensors or
-        as globs over their names. rules: "headrace" or "ggml". n_copies: runs in
+        as globs over their names. debug: what to print of the plan: "assignments", "splits",
+        "copies", "realloc"; the handle has it as debug_text, the daemon's log at level info. rules: "headrace" or "ggml". n_copies: runs in
         flight at once (0: the plan decides). strict: no node may fall back to the last device.
         dry_run: plan only; with planned, {glob: device} as in load(), also for weights and states
         that are not there yet: plan.devices then tells all bytes before anything is loaded. fresh:
@@ -367,7 +369,7 @@ class Client:
         """
         options = flows.SubmitOptions(
             pins, rules, n_copies, op_offload, strict, dry_run, fresh, planned, realloc_fail,
-            taps,
+            taps, debug,
         )
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
         handle = GraphHandle(self, graph, message.SerializeToString())

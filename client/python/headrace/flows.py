@@ -305,6 +305,18 @@ def tap_ids(graph: Graph, taps: Taps) -> list[int]:
     return sorted(ids)
 
 
+DEBUG = {"assignments": 1, "splits": 2, "copies": 4, "realloc": 8}
+DEBUG_TEXT = 16
+
+
+def debug_bits(parts: Sequence[str]) -> int:
+    """Submit.debug: the parts, and that the text is wanted."""
+    unknown = [part for part in parts if part not in DEBUG]
+    if unknown:
+        raise ValueError(f"debug {', '.join(unknown)}: {', '.join(DEBUG)}")
+    return sum(DEBUG[part] for part in set(parts)) | (DEBUG_TEXT if parts else 0)
+
+
 @dataclass(frozen=True)
 class SubmitOptions:
     """How a graph is to be planned; see Client.submit()."""
@@ -319,6 +331,7 @@ class SubmitOptions:
     planned: Placement | None = None
     realloc_fail: bool = False
     taps: Taps = ()
+    debug: Sequence[str] = ()
 
     def message(self, graph: Graph, weights: Sequence[int], states: Sequence[int]) -> pb.Submit:
         """The message without the graph's length."""
@@ -340,6 +353,7 @@ class SubmitOptions:
             planned=rules(self.planned),
             realloc_fail=self.realloc_fail,
             taps=tap_ids(graph, self.taps),
+            debug=debug_bits(self.debug),
         )
 
 
@@ -365,6 +379,7 @@ def _submitted(handle: SubmittedGraph, reply: Reply) -> None:
         raise ProtocolError(
             f"{answer.input_count} inputs and {answer.output_count} outputs", reason="PROTOCOL"
         )
+    handle.debug_text = str(reply.body, "utf-8", "replace")
     handle.planned(answer.handle, handles.plan_of(answer))
 
 

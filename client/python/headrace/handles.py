@@ -273,6 +273,7 @@ class SubmittedGraph:
         self.renewing = False
         self.released = False
         self.plan: PlanSummary
+        self.debug_text = ""
         self.lock = threading.Lock()
         self._messages: dict[tuple[tuple[int, ...] | None, int, bool, bool], bytes] = {}
 
