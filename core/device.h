@@ -175,6 +175,8 @@ struct hr_device {
         atomic_uint refs;
         atomic_uint_fast64_t used_bytes; /* of buffers alive, kept by core/device.c */
         uint64_t memory_cap;             /* configured; 0 = none. Checked by hr_buffer_new */
+        uint64_t expert_bytes;           /* configured before a fleet has it: memory for experts that
+                                          * are copied when they are used; 0 = as plans say */
         atomic_bool lost;                /* for good; see hr_device_lose */
 };
 

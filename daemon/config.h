@@ -52,6 +52,7 @@ struct hr_config_device {
         uint64_t threads;     /* 0 = one per processor */
         bool isolated;        /* memory = isolated */
         uint64_t memory_cap;  /* bytes, 0 = none */
+        uint64_t expert_bytes; /* for experts of host weights that stay here; 0 = for all of them */
         uint64_t spin_ns;
         bool deterministic;
         const char *isa;      /* "auto", "portable", "avx2", "avx512", "avx512bf16" */

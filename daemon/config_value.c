@@ -128,6 +128,8 @@ const struct key hr_config_keys[] = {
         {SECTION_DEVICE, "memory", KIND_MEMORY, DEVICE_FIELD(isolated), false, 0, 0, NULL, NULL},
         {SECTION_DEVICE, "memory_cap", KIND_SIZE, DEVICE_FIELD(memory_cap), 0, 0, UINT64_C(1) << 60,
          NULL, NULL},
+        {SECTION_DEVICE, "expert_bytes", KIND_SIZE, DEVICE_FIELD(expert_bytes), 0, 0,
+         UINT64_C(1) << 60, NULL, NULL},
         {SECTION_DEVICE, "spin", KIND_DURATION, DEVICE_FIELD(spin_ns), HR_DEFAULT_SPIN_US *US, 0,
          HR_NS_PER_S, NULL, NULL},
         {SECTION_DEVICE, "deterministic", KIND_BOOL, DEVICE_FIELD(deterministic), true, 0, 0, NULL,

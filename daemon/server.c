@@ -325,6 +325,7 @@ static hr_status devices_open(struct hr_server *server, struct hr_diag *diag) {
                 };
 
                 HR_TRY(hr_backend_device_new(&backend, diag, &server->devices[i]));
+                server->devices[i]->expert_bytes = device->expert_bytes;
                 server->device_count++;
                 hr_log(HR_LOG_INFO, "server", "device %s: %s", device->name,
                        server->devices[i]->props.description);

@@ -19,6 +19,12 @@
  * Work is done by hr_weights_store_step() in bounded portions; the store calls `wake` (any thread)
  * when a step would find something to do.
  *
+ * Nothing writes into a ready set: an upload under a name that is there makes a set of its own, a
+ * file is mapped read-only, a graph that writes into a weight is invalid (ALIAS), and what a client
+ * writes are states. So what devices keep of a set (experts that stay) never becomes stale, and
+ * nobody here has to call hr_buffer_changed(). A model file that is rewritten in place while it is
+ * mapped changes under its graphs: files are to be replaced, not rewritten.
+ *
  * Threads: engine, unless a function says otherwise. Reference counts are the engine's. A file that
  * is truncated while it is read makes the LOAD fail; one that is truncated later makes reads of its
  * mapping fail with SIGBUS; struct hr_image is the place that knows the mapped ranges.

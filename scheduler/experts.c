@@ -9,10 +9,10 @@
  *
  * A weight that is also used in another way has an ordinary copy beside the one of its experts.
  *
- * Places. Within options.expert_bytes a group keeps as many experts as fit: all of them where the
- * sum allows it, else at least what one run can use. Where even that is too much for all groups
- * together, none keeps anything: the memory is what one run needs while it needs it, and layers
- * share it like that of any other copy.
+ * Places. Within expert_bytes (of the options, of the device) a group keeps as many experts as fit:
+ * all of them where the sum allows it, else at least what one run can use. Where even that is too
+ * much for all groups together, none keeps anything: the memory is what one run needs while it
+ * needs it, and layers share it like that of any other copy.
  */
 #include "scheduler/plan.h"
 
@@ -177,6 +177,14 @@ static hr_status add_up(struct hr_planner *planner, const uint64_t *place_bytes,
         return HR_OK;
 }
 
+/* The smaller of what the device is given and what the plan may take; 0 = neither is limited. */
+static uint64_t experts_limit(const struct hr_planner *planner, uint32_t device) {
+        const uint64_t given = planner->in->devices[device].expert_bytes;
+        const uint64_t option = planner->plan->options.expert_bytes;
+
+        return given && option ? HR_MIN(given, option) : HR_MAX(given, option);
+}
+
 static void choose_places(struct hr_expert_group *group, const struct budget *budget,
                           uint64_t limit, uint64_t place_bytes) {
         uint64_t extra;
@@ -206,7 +214,7 @@ hr_status hr_experts_size(struct hr_planner *planner) {
         HR_TRY(add_up(planner, place_bytes, budgets));
         for (uint32_t g = 0; g < plan->group_count; ++g)
                 choose_places(&plan->groups[g], &budgets[plan->groups[g].device],
-                              plan->options.expert_bytes, place_bytes[g]);
+                              experts_limit(planner, plan->groups[g].device), place_bytes[g]);
         for (uint32_t c = 0; c < plan->copy_count; ++c) {
                 struct hr_plan_copy *copy = &plan->copies[c];
 

@@ -27,6 +27,7 @@ struct hr_plan_device {
         uint32_t kind;       /* index of the kind of its compute memory */
         bool experts;        /* it can be given the used experts alone */
         uint32_t expert_pad; /* bytes that it may read past one */
+        uint64_t expert_bytes; /* for those that it keeps; 0 = as the options say */
 };
 
 struct hr_plan_kind {
@@ -389,7 +390,8 @@ bool hr_experts_wanted(const struct hr_planner *planner, uint32_t tensor, uint32
 uint32_t hr_experts_find(const struct hr_planner *planner, uint32_t tensor, uint32_t device);
 HR_NODISCARD hr_status hr_experts_add(struct hr_planner *planner, uint32_t tensor, uint32_t device,
                                       uint32_t *ret_group);
-/* Decides places and residency within options.expert_bytes, and how much each copy takes. */
+/* Decides places and residency within the expert_bytes of options and devices, and how much each
+ * copy takes. */
 HR_NODISCARD hr_status hr_experts_size(struct hr_planner *planner);
 
 /* The rules of rules = headrace that act on a whole assignment. */

@@ -47,7 +47,8 @@ struct hr_plan_options {
         bool op_offload;
         bool strict;       /* refuse a plan in which a node falls back to another device type */
         uint64_t expert_bytes; /* per device: memory for experts that are copied when they are used;
-                                * 0 = for all of them. What one layer can use in a run is held even
+                                * 0 = for all of them. A device's own expert_bytes counts where it
+                                * is less. What one layer can use in a run is held even
                                 * where that is more */
         bool optimize; /* devices choose the order inside splits and join nodes into passes; results
                         * have the same bits. Without effect under rules = ggml */

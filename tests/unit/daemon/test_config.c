@@ -63,6 +63,7 @@ HR_TEST(every_type_of_value) {
                                    "memory = isolated\n"
                                    "threads = 3\n"
                                    "memory_cap = 1G\n"
+                                   "expert_bytes = 3M\n"
                                    "isa = portable\n"
                                    "deny_ops = MUL_MAT,ADD\n"
                                    "delay = 20us\n"
@@ -93,6 +94,7 @@ HR_TEST(every_type_of_value) {
         HR_EXPECT(config.devices[0].isolated && !config.devices[0].deterministic);
         HR_EXPECT_EQ(config.devices[0].threads, 3);
         HR_EXPECT_EQ(config.devices[0].memory_cap, 1 << 30);
+        HR_EXPECT_EQ(config.devices[0].expert_bytes, 3 << 20);
         HR_EXPECT_STREQ(config.devices[0].isa, "portable");
         HR_EXPECT_STREQ(config.devices[0].deny_ops, "MUL_MAT,ADD");
         HR_EXPECT_EQ(config.devices[0].delay_ns, 20000);

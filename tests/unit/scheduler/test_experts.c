@@ -500,6 +500,46 @@ HR_TEST(written_weights_are_copied_again) {
 }
 
 /* Too little memory for all experts: those of one run are held, and no more. */
+static uint32_t places_of(struct rig_of_two *two, const struct mixture *mixture,
+                          uint64_t device_bytes, uint64_t option_bytes, bool *ret_resident) {
+        struct hr_pipeline *pipeline;
+        uint32_t places;
+
+        two->rig.devices[0]->expert_bytes = device_bytes;
+        pipeline = two_pipeline(two, mixture, 1, option_bytes);
+        HR_EXPECT(pipeline->plan->group_count > 0);
+        places = pipeline->plan->groups[0].places;
+        *ret_resident = pipeline->plan->groups[0].resident;
+        hr_pipeline_free(pipeline);
+        return places;
+}
+
+/* What a device is given and what a plan is given mean the same; the smaller counts. */
+HR_TEST(a_device_has_memory_for_experts_of_its_own) {
+        const uint64_t some = WEIGHTS * 5 * EXPERT_BYTES; /* five of eight experts, at two a run */
+        struct mixture mixture;
+        struct rig_of_two two;
+        bool resident;
+        uint32_t most;
+
+        mixture_init(&mixture, 2, 1, 0);
+        two_init(&two, false, 0);
+        HR_EXPECT_EQ(places_of(&two, &mixture, 0, 0, &resident), EXPERTS);
+        HR_EXPECT(resident);
+        most = places_of(&two, &mixture, 0, some, &resident);
+        HR_EXPECT(most >= 2 && most < EXPERTS && resident);
+        HR_EXPECT_EQ(places_of(&two, &mixture, some, 0, &resident), most);
+        HR_EXPECT(resident);
+        HR_EXPECT_EQ(places_of(&two, &mixture, some, UINT64_MAX, &resident), most);
+        HR_EXPECT_EQ(places_of(&two, &mixture, UINT64_MAX, some, &resident), most);
+        HR_EXPECT_EQ(places_of(&two, &mixture, 1, some, &resident), 2);
+        HR_EXPECT(!resident);
+        HR_EXPECT_EQ(places_of(&two, &mixture, some, 1, &resident), 2);
+        HR_EXPECT(!resident);
+        mixture_deinit(&mixture);
+        two_deinit(&two);
+}
+
 HR_TEST(experts_do_not_stay_when_memory_is_short) {
         static struct trip trip, expected;
         const int32_t ids[2] = {7, 3};
