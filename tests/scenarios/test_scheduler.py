@@ -75,15 +75,81 @@ def test_b006_writer_of_a_view_reaches_its_base(launch: Callable[..., Any]) -> N
     with Conn(narrow.address) as conn:
         held = state(conn, [("s", F32, [4, 6])], "cpu0")
         write_state(conn, held, 0, floats([1.0] * 24))
-        try:
-            handle = conn.submit(graph, states=[held]).handle
-        except raw.RawError as error:
-            assert error.code == raw.UNSUPPORTED  # typed, before anything has run
-            return
+        handle = conn.submit(graph, states=[held]).handle
         data = floats([2.0] * 4 + [3.0] * 4) + struct.pack("<2q", 2, 0)
         expected = [3.0] * 4 + [1.0] * 4 + [2.0] * 4
         assert unfloats(conn.run(handle, data)) == tuple(expected)
         assert unfloats(read_state(conn, held, 0, 96)) == tuple([1.0] * 12 + expected)
+
+
+def cache_graph(op: str) -> Graph:
+    """A window of a state, a cache, is written by `op`, then read by a node of its own."""
+    graph = Graph()
+    rows = graph.leaf(INPUT, F32, [4, 2], "rows")
+    ids = graph.leaf(INPUT, raw.I64, [2], "ids")
+    s = graph.leaf(STATE, F32, [4, 6], "s")
+    if op == "SET_ROWS":
+        low = graph.node("VIEW", F32, [4, 3], (s,), (48, 0), view=(s, 48))
+        written = graph.node("SET_ROWS", F32, [4, 3], (rows, ids, low), view=(s, 48), name="w")
+    else:
+        low = graph.node("VIEW", F32, [4, 2], (s,), (48, 0), view=(s, 48))
+        sources = (rows, low) if op == "CPY" else (low, rows)
+        written = graph.node(op, F32, [4, 2], sources, view=(s, 48), name="w")
+    graph.node("CONT", F32, [4, 3 if op == "SET_ROWS" else 2], (written,), name="o", output=True)
+    return graph
+
+
+def cache_after(op: str, cache: list[float], rows: list[float], ids: tuple[int, int]) -> list[float]:
+    """What the op makes of the cache."""
+    cache = list(cache)
+    for i, row in enumerate(ids if op == "SET_ROWS" else (0, 1)):
+        for k in range(4):
+            at = 12 + 4 * row + k
+            cache[at] = rows[4 * i + k] + (cache[at] if op == "ADD" else 0.0)
+    return cache
+
+
+@pytest.mark.parametrize("copies", COPIES)
+@pytest.mark.parametrize("writer", ["cpu0", "cpu1", "host"])
+@pytest.mark.parametrize("op", ["SET_ROWS", "CPY", "ADD"])
+def test_b006_cache_on_one_device_writer_on_another(
+    daemon: Any, op: str, writer: str, copies: int
+) -> None:
+    """rules = headrace: what the writer makes, wherever it is pinned, is in the cache at once."""
+    with Conn(daemon.address) as conn:
+        held = state(conn, [("s", F32, [4, 6])], "cpu0")
+        cache = [float(i) for i in range(24)]
+        write_state(conn, held, 0, floats(cache))
+        handle = conn.submit(
+            cache_graph(op), states=[held], pins=pins(**{writer: "w"}), n_copies=copies
+        ).handle
+        for number in range(5):
+            rows = [float(100 * number + k) for k in range(8)]
+            ids = ((number + 1) % 3, number % 3)
+            out = unfloats(conn.run(handle, floats(rows) + struct.pack("<2q", *ids)))
+            cache = cache_after(op, cache, rows, ids)
+            assert out == tuple(cache[12 : 12 + len(out)])
+            assert unfloats(read_state(conn, held, 0, 96)) == tuple(cache)
+
+
+@pytest.mark.parametrize("op", ["SET_ROWS", "CPY", "ADD"])
+def test_b006_the_reference_leaves_the_writer_where_it_is(daemon: Any, op: str) -> None:
+    """rules = ggml: by itself the writer goes where the cache is; pinned elsewhere it would write
+    into memory out of its reach, and such a plan is refused before anything runs.
+    """
+    with Conn(daemon.address) as conn:
+        held = state(conn, [("s", F32, [4, 6])], "cpu0")
+        cache = [float(i) for i in range(24)]
+        write_state(conn, held, 0, floats(cache))
+        graph = cache_graph(op)
+        handle = conn.submit(graph, states=[held], rules=1).handle
+        rows = [float(50 + k) for k in range(8)]
+        out = unfloats(conn.run(handle, floats(rows) + struct.pack("<2q", 2, 0)))
+        cache = cache_after(op, cache, rows, (2, 0))
+        assert out == tuple(cache[12 : 12 + len(out)])
+        error = conn.submit_fails(graph, states=[held], rules=1, pins=pins(cpu1="w"))
+        assert (error.code, error.reason) == (raw.PRECONDITION, "UNSOUND")
+        assert unfloats(read_state(conn, held, 0, 96)) == tuple(cache)
 
 
 WEIGHT_TYPES = {"f32": (0, 4, 1), "f16": (1, 2, 1), "q4_0": (2, 18, 32), "q8_0": (8, 34, 32),
