@@ -84,6 +84,11 @@ struct hr_operand {
         uint64_t room;     /* bytes that may be touched from data on: kernels never leave it */
 };
 
+/* The tensor's type, extents and strides; no address yet. Where dimension 0 has only one block its stride
+ * means nothing in the graph; in the operand it is the block's size, so that a kernel may walk contiguous
+ * memory by nb[0]. */
+struct hr_operand hr_operand_of_tensor(const struct hr_tensor *tensor, uint32_t id);
+
 struct hr_step {
         uint32_t op;                  /* hr_op, never a view op */
         uint32_t node;                /* index into the graph's nodes, for errors and traces */

@@ -80,10 +80,8 @@ static struct hr_operand operand_of(const struct hr_pipeline *pipeline, uint32_t
         const struct hr_tensor *t = &pipeline->graph->tensors[tensor];
         struct hr_place place =
                 copy == HR_NO_COPY ? tensor_place(plan, tensor) : plan->copies[copy].place;
-        struct hr_operand operand = {.type = t->type, .id = tensor};
+        struct hr_operand operand = hr_operand_of_tensor(t, tensor);
 
-        memcpy(operand.ne, t->ne, sizeof operand.ne);
-        memcpy(operand.nb, t->nb, sizeof operand.nb);
         if (plan->span[tensor] == 0)
                 return operand;
         operand.data = address_of(pipeline, &place, slot, false);

@@ -57,12 +57,6 @@ static void blas_destroy(struct hr_device *device) {
         free(blas_cast(device));
 }
 
-static void operand_of_tensor(struct hr_operand *operand, const struct hr_tensor *tensor) {
-        *operand = (struct hr_operand) { .type = tensor->type };
-        memcpy(operand->ne, tensor->ne, sizeof operand->ne);
-        memcpy(operand->nb, tensor->nb, sizeof operand->nb);
-}
-
 /* False: not a product of two tensors. */
 static bool product_of_tensor(const struct hr_graph *graph, uint32_t id,
                               struct hr_operand sources[2], struct hr_step *ret_step) {
@@ -74,13 +68,13 @@ static bool product_of_tensor(const struct hr_graph *graph, uint32_t id,
                                        .params = tensor->params,
                                        .source_count = 2,
                                        .sources = sources };
-        operand_of_tensor(&ret_step->result, tensor);
+        ret_step->result = hr_operand_of_tensor(tensor, id);
         for (uint32_t i = 0; i < 2; i++) {
                 const struct hr_tensor *source = hr_graph_source_tensor(graph, tensor, i);
 
                 if (!source)
                         return false;
-                operand_of_tensor(&sources[i], source);
+                sources[i] = hr_operand_of_tensor(source, hr_graph_source(graph, tensor, i));
         }
         return true;
 }

@@ -60,13 +60,6 @@ static const struct cpu_device *cpu_cast_const(const struct hr_device *device) {
 
 /* ---- Steps without addresses ----------------------------------------------------------------- */
 
-static void operand_of_tensor(struct hr_operand *operand, const struct hr_tensor *tensor,
-                              uint32_t id) {
-        *operand = (struct hr_operand) { .type = tensor->type, .id = id };
-        memcpy(operand->ne, tensor->ne, sizeof operand->ne);
-        memcpy(operand->nb, tensor->nb, sizeof operand->nb);
-}
-
 /* False: more sources than any op has. `sources` has room for SOURCES_MAX. */
 static bool step_of_tensor(const struct hr_graph *graph, uint32_t id, struct hr_operand *sources,
                            struct hr_step *ret_step) {
@@ -80,14 +73,14 @@ static bool step_of_tensor(const struct hr_graph *graph, uint32_t id, struct hr_
                 .source_count = tensor->source_count,
                 .sources = sources,
         };
-        operand_of_tensor(&ret_step->result, tensor, id);
+        ret_step->result = hr_operand_of_tensor(tensor, id);
         for (uint32_t i = 0; i < tensor->source_count; i++) {
                 uint32_t source = hr_graph_source(graph, tensor, i);
 
                 if (source == HR_TENSOR_NONE)
                         sources[i] = (struct hr_operand) { .type = HR_OPERAND_ABSENT };
                 else
-                        operand_of_tensor(&sources[i], &graph->tensors[source], source);
+                        sources[i] = hr_operand_of_tensor(&graph->tensors[source], source);
         }
         return true;
 }

@@ -72,9 +72,7 @@ static struct cuda_gpu *gpu_of_kind(const struct hr_buffer_kind *kind) {
 
 /* False: the tensor does not begin at an element's address. Memory itself is aligned to ALIGNMENT. */
 static bool operand_of_tensor(struct hr_operand *operand, const struct hr_tensor *tensor) {
-        *operand = (struct hr_operand) { .type = tensor->type };
-        memcpy(operand->ne, tensor->ne, sizeof operand->ne);
-        memcpy(operand->nb, tensor->nb, sizeof operand->nb);
+        *operand = hr_operand_of_tensor(tensor, 0);
         return hr_type_info(tensor->type) &&
                (tensor->view_base == HR_TENSOR_NONE ||
                 tensor->view_offset % cuda_type_alignment(tensor->type) == 0);

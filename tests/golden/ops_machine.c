@@ -101,9 +101,7 @@ static void operand_bind(const struct ops_run *run, uint32_t k, struct hr_operan
         const struct hr_tensor *tensor = &run->graph->tensors[k];
         struct hr_buffer *buffer = run->buffers[root_of(run->graph, k)];
 
-        *operand = (struct hr_operand) { .type = tensor->type, .id = k };
-        memcpy(operand->ne, tensor->ne, sizeof operand->ne);
-        memcpy(operand->nb, tensor->nb, sizeof operand->nb);
+        *operand = hr_operand_of_tensor(tensor, k);
         if (buffer && !hr_tensor_is_empty(tensor)) {
                 operand->data = (uint8_t *) buffer->base + tensor->view_offset;
                 operand->room = buffer->bytes - tensor->view_offset;

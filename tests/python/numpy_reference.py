@@ -3,8 +3,8 @@ daemon.
 
 It reads the wire bytes (message Graph), keeps the memory of every tensor that is no view as bytes,
 and looks at each tensor through its extents and strides, so that views and writes through views
-mean what they say. Block types are dequantised; arithmetic is float32, products may be float64
-(`exact`).
+mean what they say. Block types are dequantised; arithmetic is float32, or float64 where `exact` is
+asked for.
 """
 
 from __future__ import annotations
@@ -108,6 +108,7 @@ def stored(value: Array, number: Type) -> Array:
 class Evaluator:
     """Runs one encoded graph. `weights` and `states` map names to arrays or to uint8 rows; states
     are changed in place. `cache` keeps dequantised weights by name and may serve several graphs.
+    `exact`: floats are float64 within a node, and rounded to the type of its result.
     """
 
     def __init__(
@@ -116,7 +117,10 @@ class Evaluator:
         weights: Memory | None = None,
         states: Memory | None = None,
         cache: dict[str, Array] | None = None,
+        *,
+        exact: bool = False,
     ) -> None:
+        self.exact = exact
         self.tensors, constants = parse(encoded)
         self.memory: dict[int, Array] = {}
         self.cache: dict[str, Array] = {} if cache is None else cache
@@ -159,7 +163,12 @@ class Evaluator:
         return np.ndarray(t.ne[::-1], dtype, self.memory[root].data, t.offset, t.nb[::-1])
 
     def value(self, i: int) -> Array:
-        """Tensor i as float32 (block types, f16, bf16) or as its integers."""
+        """Tensor i as floats or as its integers."""
+        value = self.narrow(i)
+        return value.astype(np.float64) if self.exact and value.dtype == np.float32 else value
+
+    def narrow(self, i: int) -> Array:
+        """Tensor i as float32 (block types, f16, bf16, f32) or as its integers."""
         t = self.tensors[i]
         if t.type.is_block:
             return self.blocks(i)
@@ -316,14 +325,14 @@ def op_mul_mat(c: Call) -> Array:
     a, b = c.sources
     for axis in (0, 1):
         a = np.repeat(a, b.shape[axis] // a.shape[axis], axis)
-    return np.asarray(b.astype(np.float32) @ np.swapaxes(a, -1, -2).astype(np.float32))
+    return np.asarray(b @ np.swapaxes(a, -1, -2))
 
 
 def op_mul_mat_id(c: Call) -> Array:
     """MUL_MAT_ID."""
     experts, b, ids = c.sources
     tokens, used = ids.shape[2], ids.shape[3]
-    out = np.empty((1, tokens, used, experts.shape[2]), np.float32)
+    out = np.empty((1, tokens, used, experts.shape[2]), b.dtype)
     for t in range(tokens):
         for u in range(used):
             out[0, t, u] = experts[0, ids[0, 0, t, u]] @ b[0, t, u % b.shape[2]]

@@ -109,10 +109,7 @@ static struct hr_operand bind(const struct rig *rig, uint32_t id) {
         if (id == HR_TENSOR_NONE)
                 return operand;
         tensor = &rig->graph->tensors[id];
-        operand.type = tensor->type;
-        operand.id = id;
-        memcpy(operand.ne, tensor->ne, sizeof operand.ne);
-        memcpy(operand.nb, tensor->nb, sizeof operand.nb);
+        operand = hr_operand_of_tensor(tensor, id);
         if (!hr_tensor_is_empty(tensor)) {
                 struct hr_buffer *buffer = rig->buffers[root_of(rig->graph, id)];
 

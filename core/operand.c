@@ -1,0 +1,15 @@
+/* From a tensor of a graph to what a kernel sees of it. */
+#include <string.h>
+
+#include "core/device.h"
+
+struct hr_operand hr_operand_of_tensor(const struct hr_tensor *tensor, uint32_t id) {
+        const struct hr_type_info *info = hr_type_info(tensor->type);
+        struct hr_operand operand = { .type = tensor->type, .id = id };
+
+        memcpy(operand.ne, tensor->ne, sizeof operand.ne);
+        memcpy(operand.nb, tensor->nb, sizeof operand.nb);
+        if (info && operand.ne[0] <= (int64_t) info->block_elements)
+                operand.nb[0] = info->block_bytes;
+        return operand;
+}
