@@ -11,7 +11,7 @@
 #include "daemon/rpc.h"
 
 static const char *const features[] = {"load",  "put",     "state",   "explain",
-                                       "stats", "dry_run", "progress"};
+                                       "stats", "dry_run", "progress", "trace"};
 
 struct hello_context {
         struct hr_wire_hello hello;

@@ -300,18 +300,15 @@ static bool happens(const struct hr_bound_command *command, const struct hr_slot
         }
 }
 
-static hr_status submit_traced(const struct hr_bound_command *command, const struct hr_slot *slot,
-                               struct hr_run *run, struct hr_trace_entry *entry,
-                               struct hr_diag *diag) {
-        hr_status status;
-
+/* The command's entry, begun; NULL where nothing happens. */
+static struct hr_trace_entry *trace_begin(const struct hr_bound_command *command,
+                                          const struct hr_slot *slot, struct hr_run *run,
+                                          struct hr_trace_entry *entry) {
         *entry = (struct hr_trace_entry){.run = run};
         if (!happens(command, slot, run))
-                return submit(command, slot, run, &run->experts, diag);
+                return NULL;
         mark(command, entry, on_begin);
-        status = submit(command, slot, run, &entry->experts, diag);
-        mark(command, entry, on_end);
-        return status;
+        return entry;
 }
 
 /* The lanes of this pipeline that touch states wait for those of the pipeline that used them last.
@@ -374,12 +371,14 @@ static void submit_rest(struct hr_run *run) {
         struct hr_slot *slot = &pipeline->slots[run->slot];
         uint32_t commands = pipeline->plan->tape.count;
         uint32_t gate = 0, gates = hr_gates_needed(pipeline);
+        struct hr_trace_entry *trace = run->trace;
         struct hr_diag diag = {0};
 
         while (gate < gates && pipeline->gates[gate].command < run->next_command)
                 ++gate;
         for (uint32_t i = run->next_command; i < commands; ++i) {
                 const struct hr_bound_command *command = &slot->commands[i];
+                struct hr_trace_entry *entry = NULL;
                 hr_status status;
 
                 for (; gate < gates && pipeline->gates[gate].command == i; ++gate) {
@@ -387,8 +386,11 @@ static void submit_rest(struct hr_run *run) {
                                 note_failure(run, &diag, true);
                 }
                 run->next_command = i + 1;
-                status = run->trace ? submit_traced(command, slot, run, &run->trace[i], &diag)
-                                    : submit(command, slot, run, &run->experts, &diag);
+                if (HR_UNLIKELY(trace != NULL))
+                        entry = trace_begin(command, slot, run, &trace[i]);
+                status = submit(command, slot, run, entry ? &entry->experts : &run->experts, &diag);
+                if (HR_UNLIKELY(entry != NULL))
+                        mark(command, entry, on_end);
                 if (HR_UNLIKELY(status != HR_OK))
                         note_failure(run, &diag, is_edge(command));
                 if (HR_UNLIKELY(run->waits))
