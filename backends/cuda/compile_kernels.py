@@ -2,8 +2,8 @@
 
     compile_kernels.py NVCC ROOT SOURCE IMAGE OUTPUT.s DEPFILE RESOURCES
 
-OUTPUT.s defines cuda_image_IMAGE. RESOURCES lists what each kernel takes of each target: registers,
-bytes of stack and of spills, bytes of shared memory.
+OUTPUT.s defines cuda_image_IMAGE. RESOURCES names nvcc's release and lists what each kernel takes of
+each target: registers, bytes of stack and of spills, bytes of shared memory.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ def resources(text: str) -> list[str]:
     return sorted(lines)
 
 
+def release(nvcc: str) -> str:
+    answer = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True)
+    match = re.search(r"V([\d.]+)", answer.stdout)
+    return match[1] if match else "of an unknown release"
+
+
 def main() -> int:
     nvcc, root, source, image, output, depfile, report = sys.argv[1:]
     fatbin = Path(output).with_suffix(".fatbin")
@@ -54,9 +60,10 @@ def main() -> int:
         return 1
     warnings = [line for line in answer.stderr.splitlines() if "warning" in line]
     sys.stderr.write("".join(line + "\n" for line in warnings))
-    Path(report).write_text("".join(line + "\n" for line in resources(answer.stderr)))
+    lines = [f"# nvcc {release(nvcc)}", *resources(answer.stderr)]
+    Path(report).write_text("".join(line + "\n" for line in lines))
     Path(output).write_text(
-        f'.section .rodata\n.balign 64\n.globl cuda_image_{image}\n'
+        f".section .rodata\n.balign 64\n.globl cuda_image_{image}\n"
         f'cuda_image_{image}:\n.incbin "{fatbin.resolve()}"\n'
         '.section .note.GNU-stack,"",%progbits\n'
     )

@@ -12,9 +12,22 @@ bool cuda_is_float(const struct hr_operand *operand) {
                operand->type == HR_TYPE_BF16;
 }
 
+bool cuda_is_encoded(const struct hr_operand *operand) {
+        switch (operand->type) {
+        case HR_TYPE_Q4_0:
+        case HR_TYPE_Q4_1:
+        case HR_TYPE_Q5_0:
+        case HR_TYPE_Q5_1:
+        case HR_TYPE_Q8_0:
+                return true;
+        default:
+                return false;
+        }
+}
+
 bool cuda_is_block(const struct hr_operand *operand) {
-        return operand->type == HR_TYPE_Q4_0 || operand->type == HR_TYPE_Q4_1 ||
-               operand->type == HR_TYPE_Q8_0;
+        return cuda_is_encoded(operand) || operand->type == HR_TYPE_Q4_K ||
+               operand->type == HR_TYPE_Q5_K || operand->type == HR_TYPE_Q6_K;
 }
 
 bool cuda_is_dense(const struct hr_operand *operand) {

@@ -60,6 +60,26 @@ static void binary_prepare(const struct hr_step *step, struct cuda_builder *buil
                             sizeof args);
 }
 
+/* ---- REPEAT ---------------------------------------------------------------------------------- */
+
+static bool repeat_supports(const struct hr_step *step) {
+        return step->source_count == 1 && cuda_is_float(&step->sources[0]) &&
+               step->result.type == step->sources[0].type &&
+               cuda_repeats(&step->sources[0], &step->result);
+}
+
+static void repeat_prepare(const struct hr_step *step, struct cuda_builder *builder) {
+        struct cuda_binary_args args = {
+                .out = cuda_tensor_of(&step->result),
+                .a = cuda_tensor_of(&step->result), /* read and not used */
+                .b = cuda_tensor_of(&step->sources[0]),
+                .op = step->op,
+        };
+
+        cuda_builder_launch(builder, CUDA_KERNEL_binary_elements, chunks_of(&args.out), &args,
+                            sizeof args);
+}
+
 /* ---- Gated ----------------------------------------------------------------------------------- */
 
 static bool glu_supports(const struct hr_step *step) {
@@ -115,6 +135,7 @@ const struct cuda_op cuda_ops_elements[] = {
         { HR_OP_MUL, false, binary_supports, binary_prepare },
         { HR_OP_DIV, false, binary_supports, binary_prepare },
         { HR_OP_ADD1, false, binary_supports, binary_prepare },
+        { HR_OP_REPEAT, false, repeat_supports, repeat_prepare },
         { HR_OP_GLU, false, glu_supports, glu_prepare },
         { HR_OP_NONE, false, NULL, NULL },
 };

@@ -1,4 +1,4 @@
-/* NORM, RMS_NORM, L2_NORM, SOFT_MAX; ROPE and its inverse. */
+/* NORM, RMS_NORM, L2_NORM, SUM_ROWS, MEAN, ARGSORT, TOP_K, SOFT_MAX; ROPE and its inverse. */
 #include "backends/cuda/ops.h"
 
 #include <math.h>
@@ -22,6 +22,50 @@ static void norm_prepare(const struct hr_step *step, struct cuda_builder *builde
         };
 
         cuda_builder_launch(builder, CUDA_KERNEL_norm_rows, (uint64_t) cuda_rows(&step->result),
+                            &args, sizeof args);
+}
+
+/* ---- Sums and order of rows ------------------------------------------------------------------ */
+
+static bool rows_to_one(const struct hr_step *step) {
+        const struct hr_operand *in = &step->sources[0], *out = &step->result;
+
+        return in->ne[1] == out->ne[1] && in->ne[2] == out->ne[2] && in->ne[3] == out->ne[3];
+}
+
+static bool sum_supports(const struct hr_step *step) {
+        return step->source_count == 1 && cuda_is_float(&step->sources[0]) &&
+               cuda_is_float(&step->result) && step->result.ne[0] == 1 && rows_to_one(step);
+}
+
+static void sum_prepare(const struct hr_step *step, struct cuda_builder *builder) {
+        struct cuda_norm_args args = {
+                .out = cuda_tensor_of(&step->result),
+                .in = cuda_tensor_of(&step->sources[0]),
+                .op = step->op,
+        };
+
+        cuda_builder_launch(builder, CUDA_KERNEL_sum_rows, (uint64_t) cuda_rows(&step->result),
+                            &args, sizeof args);
+}
+
+static bool sort_supports(const struct hr_step *step) {
+        const struct hr_operand *in = &step->sources[0];
+
+        return step->source_count == 1 && cuda_is_float(in) && in->ne[0] <= CUDA_SORT_MAX &&
+               step->result.type == HR_TYPE_I32 && step->result.ne[0] <= in->ne[0] &&
+               rows_to_one(step) &&
+               (step->op == HR_OP_TOP_K || step->params[0] == 0 || step->params[0] == 1);
+}
+
+static void sort_prepare(const struct hr_step *step, struct cuda_builder *builder) {
+        struct cuda_sort_args args = {
+                .out = cuda_tensor_of(&step->result),
+                .in = cuda_tensor_of(&step->sources[0]),
+                .is_descending = step->op == HR_OP_TOP_K || step->params[0] == 1,
+        };
+
+        cuda_builder_launch(builder, CUDA_KERNEL_sort_rows, (uint64_t) cuda_rows(&step->result),
                             &args, sizeof args);
 }
 
@@ -146,6 +190,10 @@ const struct cuda_op cuda_ops_norm[] = {
         { HR_OP_NORM, false, norm_supports, norm_prepare },
         { HR_OP_RMS_NORM, false, norm_supports, norm_prepare },
         { HR_OP_L2_NORM, false, norm_supports, norm_prepare },
+        { HR_OP_SUM_ROWS, false, sum_supports, sum_prepare },
+        { HR_OP_MEAN, false, sum_supports, sum_prepare },
+        { HR_OP_ARGSORT, false, sort_supports, sort_prepare },
+        { HR_OP_TOP_K, false, sort_supports, sort_prepare },
         { HR_OP_SOFT_MAX, false, soft_max_supports, soft_max_prepare },
         { HR_OP_ROPE, false, rope_supports, rope_prepare },
         { HR_OP_ROPE_BACK, false, rope_supports, rope_prepare },

@@ -11,6 +11,9 @@
 /* Elements of a row that one block of an element-wise kernel takes at a time. */
 #define CUDA_CHUNK 1024
 
+/* Elements of a row that can be sorted. */
+#define CUDA_SORT_MAX 1024
+
 struct cuda_tensor {
         uint64_t data;
         int64_t ne[4], nb[4];
@@ -26,7 +29,7 @@ struct cuda_map_args {
         float p[4];
 };
 
-/* ADD SUB MUL DIV ADD1: b repeats over a. */
+/* ADD SUB MUL DIV ADD1: b repeats over a. REPEAT: b alone. */
 struct cuda_binary_args {
         struct cuda_tensor out, a, b;
         uint32_t op;
@@ -54,6 +57,18 @@ struct cuda_rows_args {
         uint64_t step;
 };
 
+struct cuda_add_id_args {
+        struct cuda_tensor out, a, b, ids;
+        uint64_t fault;
+        uint64_t step;
+};
+
+struct cuda_sort_args {
+        struct cuda_tensor out, in;
+        uint64_t is_descending;
+};
+
+/* Also of SUM_ROWS and MEAN. */
 struct cuda_norm_args {
         struct cuda_tensor out, in;
         uint32_t op;

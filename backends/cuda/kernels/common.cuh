@@ -21,7 +21,7 @@
 #include <cuda_fp16.h>
 
 #define KERNEL(name, type)                                                                         \
-        extern "C" __global__ void __launch_bounds__(CUDA_THREADS) name(const type args)
+        extern "C" __global__ void __launch_bounds__(CUDA_THREADS, 2) name(const type args)
 #define FLAT_KERNEL(name, type) KERNEL(name, type)
 #define SHARED __shared__
 #define DEVICE static __device__ __forceinline__
@@ -121,34 +121,112 @@ DEVICE void fault_at(uint64_t fault, uint64_t step) {
         *(volatile uint64_t *) (uintptr_t) fault = step + 1;
 }
 
-/* ---- Blocks of 32 ---------------------------------------------------------------------------- */
+/* ---- Blocks ---------------------------------------------------------------------------------- */
 
-/* Element i of a block, for the types with blocks of 32. */
+/* Elements that share a block; 1 for a plain type. Types that kernels know no block of are plain. */
+DEVICE int block_size(uint32_t type) {
+        switch (type) {
+        case HR_TYPE_Q4_0:
+        case HR_TYPE_Q4_1:
+        case HR_TYPE_Q5_0:
+        case HR_TYPE_Q5_1:
+        case HR_TYPE_Q8_0: return 32;
+        case HR_TYPE_Q4_K:
+        case HR_TYPE_Q5_K:
+        case HR_TYPE_Q6_K: return 256;
+        default: return 1;
+        }
+}
+
+DEVICE int block_bytes(uint32_t type) {
+        switch (type) {
+        case HR_TYPE_Q4_0: return 18;
+        case HR_TYPE_Q4_1: return 20;
+        case HR_TYPE_Q5_0: return 22;
+        case HR_TYPE_Q5_1: return 24;
+        case HR_TYPE_Q8_0: return 34;
+        case HR_TYPE_Q4_K: return 144;
+        case HR_TYPE_Q5_K: return 176;
+        case HR_TYPE_Q6_K: return 210;
+        default: return type == HR_TYPE_F32 || type == HR_TYPE_I32 ? 4 : 2;
+        }
+}
+
+DEVICE float half_at(const byte *at) {
+        return half_to_float(*(const uint16_t *) at);
+}
+
+/* Two halves in a row of bytes: low nibbles first, then high ones. */
+DEVICE int nibble_of(const byte *bytes, int i, int half) {
+        return bytes[i % half] >> (i >= half ? 4 : 0) & 15;
+}
+
+/* Blocks of 32: a scale, perhaps a minimum, perhaps fifth bits, then nibbles. */
+DEVICE float block32_element(const byte *block, uint32_t type, int i) {
+        float d = half_at(block);
+        uint32_t fifths;
+
+        switch (type) {
+        case HR_TYPE_Q4_0: return d * (float) (nibble_of(block + 2, i, 16) - 8);
+        case HR_TYPE_Q4_1: return d * (float) nibble_of(block + 4, i, 16) + half_at(block + 2);
+        case HR_TYPE_Q5_0:
+                fifths = *(const uint16_t *) (block + 2) |
+                         (uint32_t) *(const uint16_t *) (block + 4) << 16;
+                return d * (float) ((nibble_of(block + 6, i, 16) | (int) (fifths >> i & 1) << 4) -
+                                    16);
+        case HR_TYPE_Q5_1:
+                fifths = *(const uint16_t *) (block + 4) |
+                         (uint32_t) *(const uint16_t *) (block + 6) << 16;
+                return d * (float) (nibble_of(block + 8, i, 16) | (int) (fifths >> i & 1) << 4) +
+                       half_at(block + 2);
+        default: return d * (float) (int8_t) block[2 + i];
+        }
+}
+
+/* Q4_K and Q5_K: eight groups of 32 with scales and minima of six bits, packed into twelve bytes. */
+DEVICE float block_k45_element(const byte *block, bool is_five, int i) {
+        const byte *scales = block + 4, *levels = block + (is_five ? 48 : 16);
+        int group = i / 32, scale, minimum, level;
+
+        if (group < 4) {
+                scale = scales[group] & 63;
+                minimum = scales[group + 4] & 63;
+        } else {
+                scale = (scales[group + 4] & 15) | (scales[group - 4] >> 6) << 4;
+                minimum = scales[group + 4] >> 4 | (scales[group] >> 6) << 4;
+        }
+        level = nibble_of(levels + i / 64 * 32, i % 64, 32);
+        if (is_five)
+                level |= (block[16 + i % 32] >> group & 1) << 4;
+        return half_at(block) * (float) scale * (float) level - half_at(block + 2) * (float) minimum;
+}
+
+/* Q6_K: sixteen groups of 16 with signed scales; four low bits, then two high ones. */
+DEVICE float block_k6_element(const byte *block, int i) {
+        int part = i / 128, quarter = i % 128 / 32, at = i % 32;
+        int low = block[64 * part + 32 * (quarter & 1) + at] >> (quarter >= 2 ? 4 : 0) & 15;
+        int high = block[128 + 32 * part + at] >> 2 * quarter & 3;
+        int scale = (int8_t) block[192 + 8 * part + 2 * quarter + at / 16];
+
+        return half_at(block + 208) * (float) scale * (float) ((low | high << 4) - 32);
+}
+
+/* Element i of a block. */
 DEVICE float block_element(const byte *block, uint32_t type, int i) {
-        float d = half_to_float(*(const uint16_t *) block);
-        int nibble;
-
-        if (type == HR_TYPE_Q8_0)
-                return d * (float) (int8_t) block[2 + i];
-        nibble = block[(type == HR_TYPE_Q4_0 ? 2 : 4) + (i & 15)] >> (i & 16 ? 4 : 0) & 15;
-        if (type == HR_TYPE_Q4_0)
-                return d * (float) (nibble - 8);
-        return d * (float) nibble + half_to_float(*(const uint16_t *) (block + 2));
-}
-
-DEVICE bool is_block32(uint32_t type) {
-        return type == HR_TYPE_Q4_0 || type == HR_TYPE_Q4_1 || type == HR_TYPE_Q8_0;
-}
-
-DEVICE int block32_bytes(uint32_t type) {
-        return type == HR_TYPE_Q8_0 ? 34 : type == HR_TYPE_Q4_1 ? 20 : 18;
+        if (type == HR_TYPE_Q6_K)
+                return block_k6_element(block, i);
+        if (type == HR_TYPE_Q4_K || type == HR_TYPE_Q5_K)
+                return block_k45_element(block, type == HR_TYPE_Q5_K, i);
+        return block32_element(block, type, i);
 }
 
 /* Element i of a row of floats or of blocks without gaps. */
 DEVICE float row_element(const byte *row, uint32_t type, int64_t i) {
-        if (is_block32(type))
-                return block_element(row + i / 32 * block32_bytes(type), type, (int) (i % 32));
-        return load_float(row + i * (type == HR_TYPE_F32 ? 4 : 2), type);
+        int size = block_size(type);
+
+        if (size == 1)
+                return load_float(row + i * block_bytes(type), type);
+        return block_element(row + i / size * block_bytes(type), type, (int) (i % size));
 }
 
 /* ---- Sums over a block of threads ------------------------------------------------------------ */

@@ -1,5 +1,5 @@
 /*
- * Matrix products: out[m, n] = a[k, m] b[k, n], the weights a in floats or blocks of 32, all sums in
+ * Matrix products: out[m, n] = a[k, m] b[k, n], the weights a in floats or blocks, all sums in
  * f32.
  *
  * product_vector is for few columns: a warp takes a row of a and up to VECTOR_COLUMNS columns, so that
@@ -24,7 +24,7 @@ template <uint32_t TYPE> DEVICE float weight(const byte *row, int64_t i) {
 template <uint32_t TYPE> DEVICE int64_t lane_element(int64_t base, int j) {
         int lane = (int) (threadIdx.x % WARP);
 
-        return is_block32(TYPE) ? base + 8 * lane + j : base + WARP * j + lane;
+        return block_size(TYPE) > 1 ? base + 8 * lane + j : base + WARP * j + lane;
 }
 
 struct vector_item {
@@ -97,6 +97,11 @@ DEVICE void vector_dispatch(const cuda_product_args &args, vector_item item) {
         case HR_TYPE_BF16: vector_row<HR_TYPE_BF16>(args, item); break;
         case HR_TYPE_Q4_0: vector_row<HR_TYPE_Q4_0>(args, item); break;
         case HR_TYPE_Q4_1: vector_row<HR_TYPE_Q4_1>(args, item); break;
+        case HR_TYPE_Q5_0: vector_row<HR_TYPE_Q5_0>(args, item); break;
+        case HR_TYPE_Q5_1: vector_row<HR_TYPE_Q5_1>(args, item); break;
+        case HR_TYPE_Q4_K: vector_row<HR_TYPE_Q4_K>(args, item); break;
+        case HR_TYPE_Q5_K: vector_row<HR_TYPE_Q5_K>(args, item); break;
+        case HR_TYPE_Q6_K: vector_row<HR_TYPE_Q6_K>(args, item); break;
         default: vector_row<HR_TYPE_Q8_0>(args, item); break;
         }
 }
@@ -137,15 +142,31 @@ DEVICE void tile_load(const cuda_tensor &t, int64_t i2, int64_t i3, int64_t firs
                                      : 0.0f;
 }
 
-DEVICE void tile_dispatch(const cuda_tensor &t, int64_t i2, int64_t i3, int64_t first, int64_t from,
-                          tile_piece *to) {
+/* Weights. */
+DEVICE void tile_weights(const cuda_tensor &t, int64_t i2, int64_t i3, int64_t first, int64_t from,
+                         tile_piece *to) {
         switch (t.type) {
         case HR_TYPE_F32: tile_load<HR_TYPE_F32>(t, i2, i3, first, from, to); break;
         case HR_TYPE_F16: tile_load<HR_TYPE_F16>(t, i2, i3, first, from, to); break;
         case HR_TYPE_BF16: tile_load<HR_TYPE_BF16>(t, i2, i3, first, from, to); break;
         case HR_TYPE_Q4_0: tile_load<HR_TYPE_Q4_0>(t, i2, i3, first, from, to); break;
         case HR_TYPE_Q4_1: tile_load<HR_TYPE_Q4_1>(t, i2, i3, first, from, to); break;
+        case HR_TYPE_Q5_0: tile_load<HR_TYPE_Q5_0>(t, i2, i3, first, from, to); break;
+        case HR_TYPE_Q5_1: tile_load<HR_TYPE_Q5_1>(t, i2, i3, first, from, to); break;
+        case HR_TYPE_Q4_K: tile_load<HR_TYPE_Q4_K>(t, i2, i3, first, from, to); break;
+        case HR_TYPE_Q5_K: tile_load<HR_TYPE_Q5_K>(t, i2, i3, first, from, to); break;
+        case HR_TYPE_Q6_K: tile_load<HR_TYPE_Q6_K>(t, i2, i3, first, from, to); break;
         default: tile_load<HR_TYPE_Q8_0>(t, i2, i3, first, from, to); break;
+        }
+}
+
+/* Columns are floats. */
+DEVICE void tile_columns(const cuda_tensor &t, int64_t i2, int64_t i3, int64_t first, int64_t from,
+                         tile_piece *to) {
+        switch (t.type) {
+        case HR_TYPE_F32: tile_load<HR_TYPE_F32>(t, i2, i3, first, from, to); break;
+        case HR_TYPE_F16: tile_load<HR_TYPE_F16>(t, i2, i3, first, from, to); break;
+        default: tile_load<HR_TYPE_BF16>(t, i2, i3, first, from, to); break;
         }
 }
 
@@ -163,9 +184,9 @@ KERNEL(product_tile, struct cuda_product_args) {
                 float sums[4][4] = {};
 
                 for (int64_t k = 0; k < args.a.ne[0]; k += TILE_STEP) {
-                        tile_dispatch(args.a, i2 / (args.b.ne[2] / args.a.ne[2]),
-                                      i3 / (args.b.ne[3] / args.a.ne[3]), row, k, a);
-                        tile_dispatch(args.b, i2, i3, column, k, b);
+                        tile_weights(args.a, i2 / (args.b.ne[2] / args.a.ne[2]),
+                                     i3 / (args.b.ne[3] / args.a.ne[3]), row, k, a);
+                        tile_columns(args.b, i2, i3, column, k, b);
                         __syncthreads();
                         for (int j = 0; j < TILE_STEP; j++)
                                 for (int c = 0; c < 4; c++)

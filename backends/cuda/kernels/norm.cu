@@ -1,4 +1,4 @@
-/* Rows by their statistics: NORM, RMS_NORM, L2_NORM, SOFT_MAX. A block takes one row at a time. Each
+/* Rows by their statistics: NORM, RMS_NORM, L2_NORM, SOFT_MAX, SUM_ROWS, MEAN; and in order: ARGSORT, TOP_K. A block takes one row at a time. Each
  * thread writes only elements that it alone reads, so a row may be computed in place. */
 #include "backends/cuda/kernels/common.cuh"
 
@@ -76,5 +76,59 @@ KERNEL(soft_max_rows, struct cuda_soft_max_args) {
                 sum = 1.0f / sum;
                 for (int64_t i = threadIdx.x; i < n; i += CUDA_THREADS)
                         out[i] *= sum;
+        }
+}
+
+KERNEL(sum_rows, struct cuda_norm_args) {
+        SHARED float parts[WARPS];
+        int64_t n = args.in.ne[0];
+
+        for (int64_t row = blockIdx.x; row < row_count(args.in); row += gridDim.x) {
+                row_index index = index_of_row(args.in, row);
+                const byte *in = row_at(args.in, index);
+                float sum = 0;
+
+                for (int64_t i = threadIdx.x; i < n; i += CUDA_THREADS)
+                        sum += load_float(in + i * args.in.nb[0], args.in.type);
+                sum = block_sum(sum, parts);
+                if (threadIdx.x == 0)
+                        store_float(row_at(args.out, index), args.out.type,
+                                    args.op == HR_OP_MEAN ? sum / (float) n : sum);
+        }
+}
+
+/* Numbers that order like the values, no number last. */
+DEVICE uint32_t sort_key(float value, bool is_descending) {
+        uint32_t bits = float_bits(value == 0 ? 0.0f : value);
+
+        if ((bits & 0x7fffffffu) > 0x7f800000u)
+                return 0xffffffffu;
+        bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+        return is_descending ? ~bits : bits;
+}
+
+/* Each element counts those before it: that is its place. Equal ones keep their order. */
+KERNEL(sort_rows, struct cuda_sort_args) {
+        SHARED uint32_t keys[CUDA_SORT_MAX];
+        int n = (int) args.in.ne[0];
+
+        for (int64_t row = blockIdx.x; row < row_count(args.in); row += gridDim.x) {
+                row_index index = index_of_row(args.in, row);
+                const byte *in = row_at(args.in, index);
+                byte *out = row_at(args.out, index);
+
+                for (int i = (int) threadIdx.x; i < n; i += CUDA_THREADS)
+                        keys[i] = sort_key(load_float(in + i * args.in.nb[0], args.in.type),
+                                           args.is_descending);
+                __syncthreads();
+                for (int i = (int) threadIdx.x; i < n; i += CUDA_THREADS) {
+                        int64_t place = 0;
+
+                        for (int j = 0; j < n; j++)
+                                place += keys[j] < keys[i] || (keys[j] == keys[i] && j < i);
+                        if (place < args.out.ne[0])
+                                *(int32_t *) (out + place * args.out.nb[0]) = i;
+                }
+                __syncthreads();
         }
 }

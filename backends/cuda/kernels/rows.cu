@@ -56,13 +56,61 @@ DEVICE void encode_q4_1(byte *block, const float *x) {
                                        to_level((x[16 + j] - low) * inverse + 0.5f, 15) << 4);
 }
 
+/* Levels of five bits: fifth bits, then nibbles. */
+DEVICE void write_fives(byte *fifths, byte *nibbles, const int *levels) {
+        uint32_t high = 0;
+
+        for (int j = 0; j < 32; j++)
+                high |= (uint32_t) (levels[j] >> 4) << j;
+        *(uint16_t *) fifths = (uint16_t) high;
+        *(uint16_t *) (fifths + 2) = (uint16_t) (high >> 16);
+        for (int j = 0; j < 16; j++)
+                nibbles[j] = (byte) ((levels[j] & 15) | (levels[16 + j] & 15) << 4);
+}
+
+DEVICE void encode_q5_0(byte *block, const float *x) {
+        float extreme = 0, largest = 0, d, inverse;
+        int levels[32];
+
+        for (int j = 0; j < 32; j++)
+                if (largest < fabsf(x[j])) {
+                        largest = fabsf(x[j]);
+                        extreme = x[j];
+                }
+        d = extreme / -16;
+        inverse = d != 0 ? 1.0f / d : 0;
+        *(uint16_t *) block = float_to_half(d);
+        for (int j = 0; j < 32; j++)
+                levels[j] = to_level(x[j] * inverse + 16.5f, 31);
+        write_fives(block + 2, block + 6, levels);
+}
+
+DEVICE void encode_q5_1(byte *block, const float *x) {
+        float low = x[0], high = x[0], d, inverse;
+        int levels[32];
+
+        for (int j = 1; j < 32; j++) {
+                low = x[j] < low ? x[j] : low;
+                high = x[j] > high ? x[j] : high;
+        }
+        d = (high - low) / 31;
+        inverse = d != 0 ? 1.0f / d : 0;
+        *(uint16_t *) block = float_to_half(d);
+        *(uint16_t *) (block + 2) = float_to_half(low);
+        for (int j = 0; j < 32; j++)
+                levels[j] = to_level((x[j] - low) * inverse + 0.5f, 31);
+        write_fives(block + 4, block + 8, levels);
+}
+
+/* The types with blocks of 32. */
 DEVICE void encode_block(byte *block, uint32_t type, const float *x) {
-        if (type == HR_TYPE_Q8_0)
-                encode_q8_0(block, x);
-        else if (type == HR_TYPE_Q4_0)
-                encode_q4_0(block, x);
-        else
-                encode_q4_1(block, x);
+        switch (type) {
+        case HR_TYPE_Q8_0: encode_q8_0(block, x); break;
+        case HR_TYPE_Q4_0: encode_q4_0(block, x); break;
+        case HR_TYPE_Q4_1: encode_q4_1(block, x); break;
+        case HR_TYPE_Q5_0: encode_q5_0(block, x); break;
+        default: encode_q5_1(block, x); break;
+        }
 }
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
@@ -70,14 +118,11 @@ DEVICE void encode_block(byte *block, uint32_t type, const float *x) {
 /* Where logical element i lies; blocks are never torn. */
 DEVICE byte *element_at(const cuda_tensor &t, int64_t i, int *ret_in_block) {
         row_index index = index_of_row(t, i / t.ne[0]);
+        int size = block_size(t.type);
         int64_t i0 = i % t.ne[0];
-        byte *row = row_at(t, index);
 
-        *ret_in_block = 0;
-        if (!is_block32(t.type))
-                return row + i0 * t.nb[0];
-        *ret_in_block = (int) (i0 % 32);
-        return row + i0 / 32 * t.nb[0];
+        *ret_in_block = (int) (i0 % size);
+        return row_at(t, index) + i0 / size * t.nb[0];
 }
 
 /* Towards zero; what does not fit gives the nearest end, what is no number 0. */
@@ -91,7 +136,7 @@ DEVICE float read_element(const cuda_tensor &t, int64_t i) {
         int in_block;
         const byte *at = element_at(t, i, &in_block);
 
-        if (is_block32(t.type))
+        if (block_size(t.type) > 1)
                 return block_element(at, t.type, in_block);
         if (t.type == HR_TYPE_I32)
                 return (float) *(const int32_t *) at;
@@ -113,7 +158,7 @@ DEVICE void move_unit(const cuda_copy_args &args, int64_t i) {
                 *(uint16_t *) to = *(const uint16_t *) from;
                 break;
         default:
-                for (int j = 0; j < block32_bytes(args.out.type); j += 2)
+                for (int j = 0; j < block_bytes(args.out.type); j += 2)
                         *(uint16_t *) (to + j) = *(const uint16_t *) (from + j);
                 break;
         }
@@ -121,13 +166,15 @@ DEVICE void move_unit(const cuda_copy_args &args, int64_t i) {
 
 DEVICE void convert_unit(const cuda_copy_args &args, int64_t i) {
         int in_block;
-        byte *to = element_at(args.out, i, &in_block);
         float x[32];
+        byte *to;
 
-        if (is_block32(args.out.type)) {
-                for (int j = 0; j < 32; j++)
-                        x[j] = read_element(args.in, i + j);
-                encode_block(to, args.out.type, x);
+        if (block_size(args.out.type) > 1) {
+                for (uint32_t k = 0; k < args.unit; k += 32) {
+                        for (int j = 0; j < 32; j++)
+                                x[j] = read_element(args.in, i + k + j);
+                        encode_block(element_at(args.out, i + k, &in_block), args.out.type, x);
+                }
                 return;
         }
         /* A block of the source goes to as many plain elements. */
@@ -193,7 +240,7 @@ FLAT_KERNEL(get_rows, struct cuda_rows_args) {
 }
 
 DEVICE void set_row(const cuda_rows_args &args, byte *out, const byte *in) {
-        if (!is_block32(args.out.type)) {
+        if (block_size(args.out.type) == 1) {
                 for (int64_t i = threadIdx.x; i < args.in.ne[0]; i += CUDA_THREADS)
                         store_float(out + i * args.out.nb[0], args.out.type,
                                     load_float(in + i * args.in.nb[0], args.in.type));
@@ -224,5 +271,27 @@ FLAT_KERNEL(set_rows, struct cuda_rows_args) {
                         is_last = !read_id(args, i, j1, j2, args.out.ne[1], &other) || other != id;
                 if (is_last)
                         set_row(args, row_of(args.out, id, at.i2, at.i3), row_at(args.in, at));
+        }
+}
+
+/* a[e, u, t] + b[e, ids[u, t]] */
+FLAT_KERNEL(add_id_rows, struct cuda_add_id_args) {
+        for (int64_t row = blockIdx.x; row < row_count(args.out); row += gridDim.x) {
+                row_index at = index_of_row(args.out, row);
+                int32_t id = *(const int32_t *) (row_of(args.ids, at.i2, 0, 0) +
+                                                 at.i1 * args.ids.nb[0]);
+                byte *out = row_at(args.out, at);
+                const byte *a = row_at(args.a, at), *b;
+
+                if (id < 0 || id >= args.b.ne[1]) {
+                        if (threadIdx.x == 0)
+                                fault_at(args.fault, args.step);
+                        continue;
+                }
+                b = row_of(args.b, id, 0, 0);
+                for (int64_t i = threadIdx.x; i < args.out.ne[0]; i += CUDA_THREADS)
+                        store_float(out + i * args.out.nb[0], args.out.type,
+                                    load_float(a + i * args.a.nb[0], args.a.type) +
+                                            load_float(b + i * args.b.nb[0], args.b.type));
         }
 }
