@@ -249,7 +249,7 @@ static hr_status release_begin(struct hr_request *request, struct hr_wire_span m
         if (hr_session_object(request->session, handle, HR_OBJECT_RESERVATION, NULL,
                               &request->object) == HR_OK)
                 return HR_OK;
-        return hr_session_object(request->session, handle, HR_OBJECT_GRAPH, diag, &request->object);
+        return hr_request_take_object(request, handle, HR_OBJECT_GRAPH, diag);
 }
 
 static hr_status release_start(struct hr_request *request, struct hr_diag *diag) {

@@ -53,7 +53,8 @@ def stat(conn: Conn, reason: str) -> float:
 
 
 def gone(conn: Conn, handle: int, digest: bytes) -> None:
-    for kind, message in ((raw.RUN, pb.Run(handle=handle)), (raw.EXPLAIN, pb.Explain(handle=handle))):
+    messages = {raw.RUN: pb.Run, raw.EXPLAIN: pb.Explain, raw.RELEASE: pb.Release}
+    for kind, message in ((kind, make(handle=handle)) for kind, make in messages.items()):
         error = conn.fails(kind, message, ONES if kind == raw.RUN else b"")
         assert (error.code, error.reason) == (NOT_FOUND, "GRAPH")
         assert error.error.digest == digest
