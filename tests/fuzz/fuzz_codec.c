@@ -54,6 +54,7 @@ static void submit(struct hr_wire_span message, struct hr_arena *arena) {
                                         &again) == HR_OK);
         HR_ASSERT(again.weight_count == submit.weight_count);
         HR_ASSERT(again.pin_count == submit.pin_count);
+        HR_ASSERT(again.tap_count == submit.tap_count && again.debug == submit.debug);
         HR_ASSERT(again.planned_count == submit.planned_count);
 }
 
@@ -89,6 +90,7 @@ static void run(struct hr_wire_span message, struct hr_arena *arena) {
         HR_ASSERT(hr_wire_run_decode((struct hr_wire_span){buffer, bytes}, arena, NULL, &again) ==
                   HR_OK);
         HR_ASSERT(again.handle == run.handle && again.output_count == run.output_count);
+        HR_ASSERT(again.observe == run.observe);
 }
 
 static void weights(struct hr_wire_span message, struct hr_arena *arena) {
@@ -128,7 +130,9 @@ static void small(struct hr_wire_span message, struct hr_arena *arena) {
         struct hr_wire_submit_reply submit_reply;
         struct hr_wire_state_range range;
         struct hr_wire_run_reply run_reply;
+        struct hr_wire_tap_push push;
         struct hr_wire_error error;
+        struct hr_wire_tap tap;
         uint64_t number;
 
         (void) !hr_wire_empty_decode(message, NULL);
@@ -138,6 +142,8 @@ static void small(struct hr_wire_span message, struct hr_arena *arena) {
         (void) !hr_wire_hello_reply_decode(message, NULL, &hello_reply);
         (void) !hr_wire_submit_reply_decode(message, NULL, &submit_reply);
         (void) !hr_wire_run_reply_decode(message, arena, NULL, &run_reply);
+        (void) !hr_wire_tap_push_decode(message, NULL, &push);
+        (void) !hr_wire_tap_decode(message, NULL, &tap);
         if (hr_wire_error_decode(message, NULL, &error) == HR_OK) {
                 check_text(error.reason, sizeof error.reason);
                 check_text(error.words, sizeof error.words);
