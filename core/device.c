@@ -125,7 +125,9 @@ void hr_device_lose(struct hr_device *device) {
 }
 
 bool hr_device_is_lost(const struct hr_device *device) {
-        return atomic_load_explicit(&device->lost, memory_order_acquire);
+        return atomic_load_explicit(&device->lost, memory_order_acquire) ||
+               (device->lost_with &&
+                atomic_load_explicit(device->lost_with, memory_order_acquire) != 0);
 }
 
 /* What a member of the device answered. */

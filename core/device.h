@@ -183,6 +183,8 @@ struct hr_device {
         uint64_t expert_bytes;           /* configured before a fleet has it: memory for experts that
                                           * are copied when they are used; 0 = as plans say */
         atomic_bool lost;                /* for good; see hr_device_lose */
+        const atomic_int *lost_with;     /* lost, too, when this is not 0; outlives the device. NULL =
+                                          * nothing. For devices that share what can be lost */
 };
 
 struct hr_device *hr_device_ref(struct hr_device *device);

@@ -85,9 +85,21 @@ bool hr_evict_for_memory(struct hr_session *session, const struct hr_shortage *s
         return false;
 }
 
-void hr_evict_lost(struct hr_object *object) {
+void hr_evict_lost(struct hr_request *request, struct hr_object *object, struct hr_job *job) {
+        const uint8_t *digest = hr_graph_entry_digest(hr_graph_object(object)->entry);
+
+        if (job->status != HR_E_DEVICE_LOST || strcmp(hr_diag_reason(&job->diag), "RETIRED") != 0)
+                return;
         if (object->handle != 0)
                 object_evict(object, &object->session->server->stats.evictions_for_loss);
+        if (!request->digest) {
+                request->digest = hr_arena_alloc(&request->arena, HR_DIGEST_BYTES, 1);
+                if (request->digest)
+                        memcpy(request->digest, digest, HR_DIGEST_BYTES);
+        }
+        hr_diag_clear(&job->diag);
+        job->status = hr_fail_reason(&job->diag, HR_E_NOT_FOUND, "GRAPH",
+                                     "the graph was planned for a device that is lost");
 }
 
 /* The idle graph that was used longest ago, or NULL. */

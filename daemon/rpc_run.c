@@ -262,27 +262,11 @@ static hr_status run_trace(struct hr_request *request, struct hr_diag *diag) {
         return HR_OK;
 }
 
-/* The run was not started because its plan needs a lost device. The handle is gone from now on, as
- * one that was evicted: the client submits the graph again and gets a plan for what is left. */
-static void run_refused(struct hr_request *request, struct hr_job *job) {
-        const uint8_t *digest =
-                hr_graph_entry_digest(hr_graph_object(request->object)->entry);
-
-        hr_evict_lost(request->object);
-        request->digest = hr_arena_alloc(&request->arena, HR_DIGEST_BYTES, 1);
-        if (request->digest)
-                memcpy(request->digest, digest, HR_DIGEST_BYTES);
-        hr_diag_clear(&job->diag);
-        job->status = hr_fail_reason(&job->diag, HR_E_NOT_FOUND, "GRAPH",
-                                     "the graph was planned for a device that is lost");
-}
-
 static void run_end(struct hr_job *job) {
         struct hr_request *request = job->arg;
         const struct hr_graph_run *run = request->context;
 
-        if (job->status == HR_E_DEVICE_LOST && strcmp(hr_diag_reason(&job->diag), "RETIRED") == 0)
-                run_refused(request, job);
+        hr_evict_lost(request, request->object, job);
         hr_request_finish(job, run->traced ? run_trace : run_finish);
 }
 

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "daemon/bind.h"
+#include "daemon/evict.h"
 #include "daemon/rpc.h"
 
 #define RESULT_ALIGNMENT 64U
@@ -374,6 +375,7 @@ static void step_done(struct hr_job *job) {
         struct sequence *sequence = request->context;
 
         step->done = true;
+        hr_evict_lost(request, step->object, job);
         if (sequence->wire.each && request->stopped == HR_OK && !request->failure)
                 replies_tell(request, sequence);
         HR_ASSERT(sequence->left > 0);

@@ -254,6 +254,7 @@ static void device_init(struct cuda_device *device, const struct hr_cuda_config 
         device->device.ops = &device_ops;
         atomic_init(&device->device.refs, 1);
         device->device.memory_cap = config->memory_cap;
+        device->device.lost_with = &device->gpu->lost;
         device->device.props = (struct hr_device_props) {
                 .name = device->name,
                 .description = device->description,

@@ -122,6 +122,8 @@ static void arrive(struct luggage *luggage, struct journey *journey) {
                 HR_EXPECT(hr_event_query(luggage->events[i]));
         }
         journey->run_status = failed ? failed->status : HR_OK;
+        journey->is_lost = hr_device_is_lost(luggage->devices[0]) ||
+                           hr_device_is_lost(luggage->devices[1]);
         if (failed)
                 journey->run_diag = *failed;
         journey->is_right = !journey->bad_id;

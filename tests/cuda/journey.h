@@ -13,6 +13,7 @@ struct journey {
         hr_status run_status;  /* of the run; HR_OK if it ended well */
         struct hr_diag run_diag;
         bool was_notified, is_right, was_submitted;
+        bool is_lost; /* a device says so, after the run */
 };
 
 /* Returns the status of the first call that failed. Fails the test when something accepted does not

@@ -78,6 +78,7 @@ static void lose_at_every_operation(uint32_t lost_gpu) {
                 } else {
                         HR_EXPECT_EQ(status != HR_OK ? status : journey.run_status,
                                      HR_E_DEVICE_LOST);
+                        HR_EXPECT(status != HR_OK || journey.is_lost);
                         lost++;
                 }
                 expect_clean();

@@ -142,6 +142,26 @@ def test_many_runs_in_flight_each_end_once(fleet: Fleet) -> None:
         assert run(conn, conn.submit(chain()).handle, 1.0) == 8.0
 
 
+def test_a_sequence_names_the_step_and_the_graph(fleet: Fleet) -> None:
+    with Conn(fleet.address) as conn:
+        here = conn.submit(chain(), pins=pins(a="cpu0", b="cpu0", c="cpu0"))
+        there = conn.submit(chain(), pins=pins(a="fake0"))
+        feed = pb.Feed(input=0, step=0, output=0)
+        message = pb.Sequence(
+            steps=[pb.Step(handle=here.handle), pb.Step(handle=there.handle, feeds=[feed])]
+        )
+        reply = conn.call(raw.SEQUENCE, message, floats(0.5))[1]
+        assert set(struct.unpack(f"<{WIDTH}f", reply[-WIDTH * 4 :])) == {32.0}
+        fleet.lose("fake0")
+        code, _, _ = error_of(conn, raw.SEQUENCE, message, floats(0.5))
+        assert code == DEVICE_LOST
+        code, reason, error = error_of(conn, raw.SEQUENCE, message, floats(0.5))
+        assert (code, reason) == (NOT_FOUND, "GRAPH")
+        assert error.error.digest == there.digest
+        assert "step 1" in error.error.words
+        assert run(conn, here.handle, 1.0) == 8.0
+
+
 def test_both_devices_may_go(fleet: Fleet) -> None:
     with Conn(fleet.address) as conn:
         for victim, pinned in (("fake1", "fake1"), ("fake0", "fake0")):
