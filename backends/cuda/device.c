@@ -136,10 +136,13 @@ static bool device_reads_kind(const struct hr_device *device, const struct hr_bu
 static bool device_wants_offload(const struct hr_device *device, const struct hr_graph *graph,
                                  uint32_t tensor) {
         const struct hr_tensor *node = &graph->tensors[tensor];
+        int64_t columns = 0;
 
         if (node->op == HR_OP_MUL_MAT)
-                return node->ne[1] >= OFFLOAD_COLUMNS;
-        return node->op == HR_OP_MUL_MAT_ID && node->ne[2] >= OFFLOAD_COLUMNS;
+                columns = node->ne[1];
+        else if (node->op == HR_OP_MUL_MAT_ID)
+                columns = node->ne[2];
+        return columns >= OFFLOAD_COLUMNS && device_supports_op(device, graph, tensor);
 }
 
 static hr_status device_buffer_new(struct hr_device *device, uint64_t bytes, hr_buffer_usage usage,

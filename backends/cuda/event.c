@@ -30,7 +30,7 @@ bool cuda_mark_is_reached(struct cuda_mark *mark) {
         if (atomic_load_explicit(&mark->phase.value, memory_order_acquire) != CUDA_MARK_ISSUED)
                 return false;
         word = atomic_load_explicit(&mark->word, memory_order_relaxed);
-        return atomic_load_explicit(&word->value, memory_order_acquire) >=
+        return cuda_word_progress(word) >=
                atomic_load_explicit(&mark->count, memory_order_relaxed);
 }
 

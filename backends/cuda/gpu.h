@@ -18,7 +18,8 @@
 /* Words in pinned memory, which the host and the GPU see at the same address, in a cache line of their
  * own. A queue takes one for its progress, a program one for a fault. */
 struct cuda_word {
-        _Alignas(64) atomic_uint_least64_t value; /* only grows, whoever has it */
+        _Alignas(64) atomic_uint_least64_t value; /* the GPU's: how far the stream is */
+        atomic_uint_least64_t forced;             /* the host's: how far it takes the stream to be */
         atomic_uint_least64_t fault;
         struct cuda_word *next_free;
 };
@@ -73,8 +74,17 @@ hr_status cuda_gpu_fail_lost(struct cuda_gpu *gpu, struct hr_diag *diag);
 HR_NODISCARD hr_status cuda_gpu_clear(struct cuda_gpu *gpu, CUdeviceptr memory, uint64_t bytes,
                                       struct hr_diag *diag);
 
-/* A pinned word. It keeps the value it had when it was given back: whoever remembers a number that it
- * has reached still finds it reached. */
+/* How far the word has come: numbers only grow, whoever has it. What a dying GPU still writes counts for
+ * nothing against what the host has decided. */
+static inline uint64_t cuda_word_progress(struct cuda_word *word) {
+        uint64_t value = atomic_load_explicit(&word->value, memory_order_acquire);
+        uint64_t forced = atomic_load_explicit(&word->forced, memory_order_acquire);
+
+        return HR_MAX(value, forced);
+}
+
+/* A pinned word. It is as far as it was when it was given back: whoever remembers a number that it has
+ * reached still finds it reached. */
 HR_NODISCARD hr_status cuda_gpu_word_take(struct cuda_gpu *gpu, struct hr_diag *diag,
                                           struct cuda_word **ret_word);
 void cuda_gpu_word_give(struct cuda_gpu *gpu, struct cuda_word *word);

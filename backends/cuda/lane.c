@@ -47,14 +47,14 @@ struct cuda_passage {
 /* ---- Progress -------------------------------------------------------------------------------- */
 
 static uint64_t lane_progress(const struct cuda_lane *lane) {
-        return atomic_load_explicit(&lane->word->value, memory_order_acquire);
+        return cuda_word_progress(lane->word);
 }
 
-/* Numbers only grow, whoever writes them. */
+/* What the host says of the stream's progress; several threads may. */
 static void word_raise(struct cuda_word *word, uint64_t count) {
-        uint_least64_t seen = atomic_load(&word->value);
+        uint_least64_t seen = atomic_load(&word->forced);
 
-        while (seen < count && !atomic_compare_exchange_weak(&word->value, &seen, count)) {
+        while (seen < count && !atomic_compare_exchange_weak(&word->forced, &seen, count)) {
         }
 }
 

@@ -27,6 +27,19 @@
 #if HAVE_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif
+#if defined(__SANITIZE_THREAD__)
+#define HAVE_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define HAVE_TSAN 1
+#endif
+#endif
+#ifndef HAVE_TSAN
+#define HAVE_TSAN 0
+#endif
+#if HAVE_TSAN
+#include <sanitizer/tsan_interface.h>
+#endif
 
 #define THREADS_MAX 1024
 #define WARP 32
@@ -45,6 +58,7 @@ static struct {
         unsigned exchanges[THREADS_MAX];           /* how many a thread has made */
         uint32_t slots[2][THREADS_MAX];            /* of one exchange and of the next */
         void *fake_stacks[THREADS_MAX + 1];        /* a sanitizer's, the scheduler's last */
+        void *fibers[THREADS_MAX + 1];             /* the other sanitizer's, likewise */
         const void *scheduler_stack;
         size_t scheduler_stack_bytes;
         uint8_t *stacks;
@@ -76,6 +90,9 @@ static void yield(thread_state state) {
         __sanitizer_start_switch_fiber(state == ENDED ? NULL : &run.fake_stacks[self],
                                        run.scheduler_stack, run.scheduler_stack_bytes);
 #endif
+#if HAVE_TSAN
+        __tsan_switch_to_fiber(run.fibers[THREADS_MAX], 0);
+#endif
         (void) swapcontext(&run.contexts[self], &run.scheduler);
 #if HAVE_ASAN
         __sanitizer_finish_switch_fiber(run.fake_stacks[self], &run.scheduler_stack,
@@ -97,6 +114,9 @@ static void resume(unsigned thread) {
 #if HAVE_ASAN
         __sanitizer_start_switch_fiber(&run.fake_stacks[THREADS_MAX],
                                        run.stacks + (size_t) thread * STACK_BYTES, STACK_BYTES);
+#endif
+#if HAVE_TSAN
+        __tsan_switch_to_fiber(run.fibers[thread], 0);
 #endif
         (void) swapcontext(&run.scheduler, &run.contexts[thread]);
 #if HAVE_ASAN
@@ -145,6 +165,12 @@ static unsigned turn_all(void) {
 
 /* The thread's number is no local variable: getcontext() may return twice. */
 static void threads_make(void) {
+#if HAVE_TSAN
+        for (unsigned i = 0; i < run.threads; i++)
+                if (!run.fibers[i])
+                        run.fibers[i] = __tsan_create_fiber(0);
+        run.fibers[THREADS_MAX] = __tsan_get_current_fiber();
+#endif
         for (run.current = 0; run.current < run.threads; run.current++) {
                 (void) getcontext(&run.contexts[run.current]);
                 run.contexts[run.current].uc_stack.ss_sp =

@@ -518,6 +518,7 @@ void fake_begin(uint32_t seed) {
         fake.fail_at = UINT64_MAX;
         fake.fail_name = NULL;
         fake.version = 0;
+        fake.writes_late = false;
         fake.memory_bytes = UINT64_C(1) << 30;
         memset(fake.broken, 0, sizeof fake.broken);
         for (uint32_t i = 0; i < FAKE_GPUS; i++)
@@ -586,6 +587,12 @@ void fake_lose(uint32_t gpu, uint64_t operations, CUresult result) {
 void fake_break_copies(uint32_t from, uint32_t to) {
         (void) pthread_mutex_lock(&fake.lock);
         fake.broken[from][to] = true;
+        (void) pthread_mutex_unlock(&fake.lock);
+}
+
+void fake_write_late(void) {
+        (void) pthread_mutex_lock(&fake.lock);
+        fake.writes_late = true;
         (void) pthread_mutex_unlock(&fake.lock);
 }
 

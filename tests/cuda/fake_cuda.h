@@ -30,6 +30,8 @@ void fake_fail_call(uint64_t call, CUresult result);
 void fake_fail_name(const char *name, CUresult result);
 /* The GPU's context ends when its streams have executed `operations` more. */
 void fake_lose(uint32_t gpu, uint64_t operations, CUresult result);
+/* Streams of a context that has ended still write the numbers they were to write, long after. */
+void fake_write_late(void);
 /* Bytes copied from one GPU to the other arrive changed. */
 void fake_break_copies(uint32_t from, uint32_t to);
 /* Bytes of memory that each GPU has. */

@@ -48,6 +48,7 @@ struct fake_state {
         uint32_t violations;
         uint64_t memory_bytes;
         int version;
+        bool writes_late;
         bool broken[FAKE_GPUS][FAKE_GPUS];
         struct CUctx_st contexts[FAKE_GPUS];
         uint64_t used[FAKE_GPUS];

@@ -7,6 +7,8 @@
 
 #include "tests/cuda/blocks.h"
 
+#define LATE_US 15000
+
 struct CUstream_st {
         CUcontext context;
         pthread_t thread;
@@ -100,6 +102,15 @@ static void context_count(CUcontext context) {
                 context->lost = context->lose_with;
 }
 
+static void write_late(struct CUstream_st *stream, const struct operation *operation) {
+        fake.executing[stream->context->gpu]++;
+        (void) pthread_mutex_unlock(&fake.lock);
+        (void) usleep(LATE_US);
+        (void) operation_execute(operation);
+        (void) pthread_mutex_lock(&fake.lock);
+        fake.executing[stream->context->gpu]--;
+}
+
 /* One operation; of a lost context it is dropped, whatever it is. Lock held on entry and return. */
 static void stream_step(struct CUstream_st *stream) {
         struct operation *operation = stream->first;
@@ -119,6 +130,8 @@ static void stream_step(struct CUstream_st *stream) {
                         operation->event->reached = operation->bytes;
                 if (result != CUDA_SUCCESS)
                         stream->context->lost = result;
+        } else if (operation->kind == OPERATION_VALUE && fake.writes_late) {
+                write_late(stream, operation);
         }
         stream->first = operation->next;
         if (!stream->first)

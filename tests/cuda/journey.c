@@ -113,6 +113,7 @@ static void arrive(struct luggage *luggage, struct journey *journey) {
                 (void) usleep(100);
         journey->was_notified = atomic_load(&luggage->was_notified);
         HR_EXPECT(journey->was_notified);
+        (void) usleep(journey->linger_us);
         failed = hr_outcome_diag(&luggage->outcome);
         for (int i = 0; i < 2; i++) {
                 /* The events of a run that went well are reached when it is notified of. */

@@ -9,6 +9,7 @@
 struct journey {
         uint32_t gpus[2];      /* of the two devices; may be the same */
         int32_t bad_id;        /* an id to use instead of the last one; 0 = none */
+        unsigned linger_us;    /* between the notification and the look at the events */
         struct hr_diag diag;   /* of the call that failed */
         hr_status run_status;  /* of the run; HR_OK if it ended well */
         struct hr_diag run_diag;

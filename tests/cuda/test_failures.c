@@ -94,6 +94,19 @@ HR_TEST_LIMIT(the_target_is_lost_at_every_operation, 120) {
         lose_at_every_operation(1);
 }
 
+/* A number that a dying GPU writes after everything was given up takes nothing back. */
+HR_TEST_LIMIT(late_writes_of_a_lost_gpu_count_for_nothing, 60) {
+        for (uint64_t operation = 8; operation < 24; operation++) {
+                struct journey journey = { .gpus = { 0, 1 }, .linger_us = 40000 };
+
+                fake_begin((uint32_t) operation);
+                fake_lose(0, operation, CUDA_ERROR_ILLEGAL_ADDRESS);
+                fake_write_late();
+                (void) journey_make(&journey);
+                expect_clean();
+        }
+}
+
 /* Entry points whose failure can be made up for never fail a run. */
 HR_TEST_LIMIT(what_can_be_made_up_for_is, 60) {
         static const char *const names[] = { "cuStreamWriteValue64", "cuLaunchHostFunc",
