@@ -181,11 +181,11 @@ static void sweep(struct hr_planner *planner, bool down, bool skip_last, hr_caus
                 uint32_t id = first + (down ? k : count - 1 - k);
                 int32_t device = planner->plan->device[id];
 
-                if (planner_is_view(planner, id))
-                        continue;
-                if (device >= 0)
-                        carried = skip_last && device == last ? -1 : device;
-                else if (carried >= 0 && planner_supports(planner, (uint32_t) carried, id)) {
+                if (device >= 0) {
+                        if (!planner_is_view(planner, id))
+                                carried = skip_last && device == last ? -1 : device;
+                } else if (carried >= 0 && !planner_is_view(planner, id) &&
+                           planner_supports(planner, (uint32_t) carried, id)) {
                         assign(planner, id, carried, cause);
                         --planner->open_count;
                 }

@@ -194,6 +194,18 @@ static hr_status run_passes(struct hr_planner *planner) {
         return HR_OK;
 }
 
+/* What a plan keeps for each tensor, node and source; splits, copies and commands are few. */
+static void reserve_plan(struct hr_plan *plan, const struct hr_graph *graph) {
+        uint64_t per_tensor = sizeof *plan->device + sizeof *plan->cause + sizeof *plan->notes +
+                              sizeof *plan->root + sizeof *plan->root_offset + sizeof *plan->span +
+                              sizeof *plan->place;
+        uint64_t per_node = sizeof *plan->steps + sizeof *plan->source_start;
+
+        hr_arena_reserve(&plan->arena, per_tensor * plan->tensor_count +
+                                               per_node * plan->node_count +
+                                               sizeof(uint32_t) * graph->source_count + 1024);
+}
+
 /* The fleet's desk, if nobody plans at it. */
 static struct hr_desk *desk_take(const struct hr_plan_input *input) {
         struct hr_desk *desk = input->fleet ? input->fleet->desk : NULL;
@@ -229,6 +241,7 @@ hr_status hr_plan_make(const struct hr_plan_input *input, struct hr_diag *diag,
         plan->device_count = input->device_count;
         plan->kind_count = input->kind_count;
         plan->words = hr_bit_words(input->device_count);
+        reserve_plan(plan, input->graph);
         planner.plan = plan;
         planner.headrace = input->options.rules == HR_RULES_HEADRACE;
         planner.kind_words = hr_bit_words(input->kind_count);

@@ -154,8 +154,11 @@ void hr_rule_view_leaves(struct hr_planner *planner) {
         struct hr_plan *plan = planner->plan;
 
         for (uint32_t i = 0; i < planner->graph->node_count; ++i) {
-                uint32_t id = planner->graph->leaf_count + i, root = plan->root[id];
+                uint32_t id = planner->graph->leaf_count + i, root;
 
+                if (planner_tensor(planner, id)->view_base == HR_TENSOR_NONE)
+                        continue;
+                root = plan->root[id];
                 if (root == id || plan->device[root] >= 0)
                         continue;
                 plan->device[root] = plan->device[id];

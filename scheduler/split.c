@@ -67,6 +67,7 @@ static hr_status open_split(struct cutter *cutter, uint32_t device, uint32_t nod
                 .start = node,
                 .reason = reason,
                 .input_first = plan->input_count,
+                .step_first = plan->step_count,
                 .write_back = HR_NO_COPY,
         };
         cutter->full_at = GGML_INPUTS_FIRST;
@@ -247,6 +248,8 @@ static hr_status list_inputs(struct cutter *cutter, uint32_t node) {
         uint32_t id = planner->graph->leaf_count + node, device = current(cutter)->device;
         const struct hr_plan_tensor *t = planner_tensor(planner, id);
         const uint32_t *sources = planner->graph->sources + t->source_first;
+        uint32_t *copies = plan->source_copy + plan->source_start[node];
+        struct hr_plan_use *use = planner->uses + planner->use_count;
         bool is_step = t->flags & HR_PLAN_IS_STEP;
         uint32_t groups = plan->group_count;
 
@@ -264,14 +267,15 @@ static hr_status list_inputs(struct cutter *cutter, uint32_t node) {
                                 HR_TRY(list_experts(cutter, id, &copy));
                         if (copy == HR_NO_COPY)
                                 HR_TRY(add_copy(cutter, source, device, &copy));
-                        plan->source_copy[plan->source_start[node] + i] = copy;
+                        copies[i] = copy;
                         holder = plan->tensor_count + copy;
                 }
                 if (is_step)
-                        add_use(planner, node, holder);
+                        *use++ = (struct hr_plan_use){.holder = holder, .node = node};
         }
+        planner->use_count = (uint32_t) (use - planner->uses);
         if (plan->group_count > groups)
-                plan->groups[groups].ids_copy = plan->source_copy[plan->source_start[node] + 2];
+                plan->groups[groups].ids_copy = copies[2];
         return HR_OK;
 }
 
@@ -304,6 +308,7 @@ static hr_status take_node(struct cutter *cutter, uint32_t node) {
         uint32_t id = planner->graph->leaf_count + node;
         hr_split_reason reason = HR_SPLIT_DEVICE;
         bool carried = planner->write_back && planner->write_back[node];
+        uint32_t flags, root;
 
         if (plan->device[id] != (int32_t) current(cutter)->device || must_cut(cutter, id, &reason))
                 HR_TRY(open_split(cutter, (uint32_t) plan->device[id], node, reason));
@@ -319,12 +324,16 @@ static hr_status take_node(struct cutter *cutter, uint32_t node) {
                 HR_TRY(list_write_back(cutter, node));
                 add_use(planner, node, plan->tensor_count + plan->result_copy[node]);
         }
-        if (planner_tensor(planner, id)->flags & HR_PLAN_IS_STEP)
-                add_use(planner, node, plan->root[id]);
-        if (planner_writes_given(planner, id)) {
-                ++planner->version[plan->root[id]];
+        flags = planner_tensor(planner, id)->flags;
+        root = plan->root[id];
+        if (flags & HR_PLAN_IS_STEP) {
+                add_use(planner, node, root);
+                plan->steps[plan->step_count++] = node;
+                ++current(cutter)->step_count;
         }
-        planner->last_write[plan->root[id]] = node + 1;
+        if (flags & HR_PLAN_WRITES_GIVEN)
+                ++planner->version[root];
+        planner->last_write[root] = node + 1;
         return HR_OK;
 }
 
@@ -353,10 +362,11 @@ static hr_status prepare(struct cutter *cutter) {
         }
         plan->source_start[nodes] = total;
         plan->source_copy = planner_keep_raw(planner, total, sizeof(uint32_t));
+        plan->steps = planner_keep_raw(planner, nodes, sizeof(uint32_t));
         /* Of each node the sources, the result, and a copy that is carried back. */
         planner->uses = planner_scratch_raw(planner, (uint64_t) total + 2 * (uint64_t) nodes,
                                             sizeof *planner->uses);
-        if (!plan->source_copy || !planner->uses)
+        if (!plan->source_copy || !plan->steps || !planner->uses)
                 return planner_out_of_memory(planner);
         memset(plan->source_copy, 0xff, total * sizeof(uint32_t));
         memset(planner->copy_head, 0xff, plan->tensor_count * sizeof(uint32_t));
@@ -391,28 +401,6 @@ static hr_status keep(struct cutter *cutter) {
                           plan->input_count * sizeof *plan->inputs);
 }
 
-static hr_status list_steps(struct hr_planner *planner) {
-        struct hr_plan *plan = planner->plan;
-
-        plan->steps = planner_keep_raw(planner, planner->graph->node_count, sizeof(uint32_t));
-        if (!plan->steps)
-                return planner_out_of_memory(planner);
-        for (uint32_t s = 0; s < plan->split_count; ++s) {
-                struct hr_plan_split *split = &plan->splits[s];
-
-                split->step_first = plan->step_count;
-                for (uint32_t i = split->start; i < split->end; ++i) {
-                        if (planner_tensor(planner, planner->graph->leaf_count + i)->flags &
-                            HR_PLAN_IS_STEP)
-                                plan->steps[plan->step_count++] = i;
-                }
-                split->step_count = plan->step_count - split->step_first;
-                if (split->step_count)
-                        ++plan->device_splits[split->device];
-        }
-        return HR_OK;
-}
-
 hr_status hr_plan_split(struct hr_planner *planner) {
         struct cutter cutter = {.planner = planner, .plan = planner->plan};
         const struct hr_graph *graph = planner->graph;
@@ -430,5 +418,8 @@ hr_status hr_plan_split(struct hr_planner *planner) {
         }
         current(&cutter)->end = graph->node_count;
         HR_TRY(keep(&cutter));
-        return list_steps(planner);
+        for (uint32_t s = 0; s < planner->plan->split_count; ++s)
+                planner->plan->device_splits[planner->plan->splits[s].device] +=
+                        planner->plan->splits[s].step_count > 0;
+        return HR_OK;
 }

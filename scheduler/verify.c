@@ -416,6 +416,9 @@ static hr_status note_touch(struct prover *prover, const struct hr_place *place,
 static hr_status access_buffer(struct prover *prover, uint32_t buffer, uint32_t holds, bool write) {
         struct block *block = &prover->buffers[buffer];
 
+        /* What nobody writes can be read at any time. */
+        if (block->constant)
+                return write ? wrong(prover, "HAZARD", "writes over a constant", holds) : HR_OK;
         if (!write)
                 return read_block(prover, block, holds);
         HR_TRY(may_write(prover, block, holds));

@@ -23,6 +23,12 @@ NAMES = tuple(
 )
 
 
+MISHAPS = (
+    DaemonError, OSError, subprocess.SubprocessError, ImportError, ValueError, LookupError,
+    AssertionError,
+)  # fmt: skip
+
+
 def measure(name: str) -> None:
     module = importlib.import_module(f"bench_{name}")
     about = machine(build_folder())
@@ -63,8 +69,8 @@ def main() -> int:
     for name in args.names or NAMES:
         try:
             measure(name)
-        except (DaemonError, OSError, subprocess.CalledProcessError) as error:
-            print(f"{name}: {error}", file=sys.stderr)
+        except MISHAPS as error:  # the others may still be measured
+            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
             status = 1
     return status
 

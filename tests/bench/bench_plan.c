@@ -14,6 +14,7 @@
  *   handle    handle of a session to its object
  *   dispatch  hr_run_start to done, a split
  */
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -233,6 +234,9 @@ static void measure(uint32_t layers, uint32_t gpus, uint32_t copies, const char 
 }
 
 int main(int argc, char **argv) {
+        /* As in the daemon. */
+        (void) mallopt(M_MMAP_THRESHOLD, 32 << 20);
+        (void) mallopt(M_TRIM_THRESHOLD, 64 << 20);
         if (argc == 4 && strcmp(argv[1], "--print") == 0) {
                 struct decode decode;
 

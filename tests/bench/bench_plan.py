@@ -78,7 +78,7 @@ def run() -> list[Row]:
             Row(f"{name}: dispatch", ours["dispatch"], "ns/split", ggml.NAME, theirs.get("dispatch")),
         ]
     for case in [Case(*values) for values in SIZES]:
-        ours, theirs = measure(case, peer if case.layers < 1000 else None)
+        ours, theirs = measure(case, peer)
         name = f"{ours['nodes']:.0f} nodes, {case.gpus} GPU"
         per_node["miss"].append(ours["miss"])
         per_node["hit from wire"].append(ours["hit_wire"])

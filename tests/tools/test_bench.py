@@ -1,0 +1,94 @@
+"""./bench writes what its README says, names what there is, and goes on after a measurement that fails."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "tests" / "bench"
+sys.path[:0] = [str(ROOT / "tests" / "tools"), str(BENCH)]
+
+import bench  # noqa: E402
+from rows import GOAL, Row, machine  # noqa: E402
+
+README = (BENCH / "README.md").read_text()
+
+
+def table_keys(header: str) -> list[str]:
+    """What stands in backquotes in the first column of the table with this header."""
+    lines = README[README.index(header) :].splitlines()[2:]
+    cells = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        cells += re.findall(r"`([^`]+)`", line.split("|")[1])
+    return cells
+
+
+def module(name: str, rows: list[Row] | Exception) -> ModuleType:
+    made = ModuleType(f"bench_{name}")
+
+    def run() -> list[Row]:
+        if isinstance(rows, Exception):
+            raise rows
+        return rows
+
+    made.run = run  # type: ignore[attr-defined]
+    return made
+
+
+def test_every_measurement_is_named() -> None:
+    assert table_keys("| name | what it measures") == list(bench.NAMES)
+    named = (ROOT / "CONTRIBUTING.md").read_text()
+    assert all(f"`{name}`" in named for name in bench.NAMES)
+
+
+@pytest.mark.parametrize("name", bench.NAMES)
+def test_goals_are_understood(name: str) -> None:
+    tree = ast.parse((BENCH / f"bench_{name}.py").read_text())
+    assert ast.get_docstring(tree)
+    assert any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body)
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    goals = [text for text in texts if re.match(r"[<>]=? ?[\d.]", text)]
+    assert all(GOAL.match(goal) for goal in goals), goals
+
+
+def test_results_have_the_documented_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [Row("a", 1.0, "us", "peer", 2.0, "<= 1/3"), Row("b", 1.0, "us")]
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    monkeypatch.setitem(sys.modules, "bench_x", module("x", rows))
+    bench.measure("x")
+    written = json.loads((tmp_path / "x.json").read_text())
+    assert set(written) == {"rows", "machine"}
+    for row in written["rows"]:
+        assert list(row) == table_keys("| key | meaning")
+    said = re.search(r"and the machine has (.*)\.\n", README)
+    assert said
+    assert set(written["machine"]) == set(re.findall(r"`([^`]+)`", said.group(1)))
+    assert set(machine(tmp_path)) == set(written["machine"])
+
+
+def test_others_are_measured_after_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    monkeypatch.setattr(bench, "NAMES", ("x", "y"))
+    monkeypatch.setattr(sys, "argv", ["./bench"])
+    monkeypatch.setitem(sys.modules, "bench_x", module("x", ValueError("no such thing")))
+    monkeypatch.setitem(sys.modules, "bench_y", module("y", [Row("b", 1.0, "us")]))
+    assert bench.main() == 1
+    assert "no such thing" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["y.json"]
