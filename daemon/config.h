@@ -33,6 +33,7 @@ struct hr_limits {
         uint64_t session_graphs, session_runs, session_state_bytes;
         uint64_t upload_bytes, output_queue_bytes, run_bytes, copies;
         /* The others. */
+        uint64_t device_runs;
         uint64_t taps, pins, session_device_bytes, session_buffer_bytes;
         uint64_t weights_bytes, weights_tensors, session_weights, session_uploads;
         uint64_t upload_window_bytes, resident_bytes;

@@ -81,6 +81,7 @@ const struct key hr_config_keys[] = {
         LIMIT(run_bytes, KIND_SIZE, HR_DEFAULT_RUN_BYTES, 0, HR_TIB),
         LIMIT(copies, KIND_COUNT, HR_DEFAULT_COPIES, 1, 1024),
         LIMIT(taps, KIND_COUNT, HR_DEFAULT_TAPS, 0, UINT64_C(1) << 20),
+        LIMIT(device_runs, KIND_COUNT, HR_DEFAULT_DEVICE_RUNS, 1, UINT64_C(1) << 20),
         LIMIT(pins, KIND_COUNT, HR_DEFAULT_PINS, 0, UINT64_C(1) << 20),
         LIMIT(session_device_bytes, KIND_SIZE, HR_DEFAULT_SESSION_DEVICE_BYTES, HR_KIB,
               UINT64_C(1) << 60),

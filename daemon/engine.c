@@ -48,6 +48,7 @@ struct hr_engine {
         atomic_bool cancels_work;
         /* Under the turn. */
         struct hr_list lanes;
+        struct hr_admission admission;
         struct hr_list work;
         struct hr_list settling; /* bound graphs that hold memory which has been replaced */
         struct hr_list ending; /* handed back at the end of the step: until then their lanes live */
@@ -185,6 +186,7 @@ static void job_leave(struct hr_engine *engine, struct hr_job *job) {
                 struct hr_run_job *run = run_job(job);
 
                 run->over = true;
+                hr_admission_forget(&run->ticket);
                 if (run->chain && job->status != HR_OK)
                         run->chain->failed = true;
         }
@@ -207,11 +209,33 @@ static start_result chain_look(struct hr_job *job) {
         return START_OK;
 }
 
-static start_result run_start(struct hr_engine *engine, struct hr_job *job) {
-        struct hr_run_job *run = run_job(job);
+/* To the devices, which have been asked. */
+static start_result run_hand_over(struct hr_run_job *run) {
         struct hr_bound *bound = run->bound;
-        start_result look = chain_look(job);
         hr_status status;
+
+        run->run.done = run_done;
+        run->run.arg = &run->job;
+        run->run.at_tap = run->at_tap ? run_at_tap : NULL;
+        run->is_at_tap = false;
+        status = hr_run_start(bound->pipeline, &run->run, &run->job.diag);
+        if (status == HR_E_UNAVAILABLE) {
+                hr_diag_clear(&run->job.diag);
+                return START_WAIT;
+        }
+        if (status != HR_OK) {
+                run->job.status = status;
+                return START_ENDED;
+        }
+        for (uint32_t i = 0; i < bound->state_count; i++)
+                bound->states[i]->runs++;
+        return START_OK;
+}
+
+/* Whether what the run itself needs is there: those that feed it, its states, a slot. */
+static start_result run_look(struct hr_engine *engine, struct hr_job *job) {
+        const struct hr_bound *bound = run_job(job)->bound;
+        start_result look = chain_look(job);
 
         if (look != START_OK)
                 return look;
@@ -222,22 +246,28 @@ static start_result run_start(struct hr_engine *engine, struct hr_job *job) {
                 engine->stats.waits++;
                 return START_WAIT;
         }
-        run->run.done = run_done;
-        run->run.arg = job;
-        run->run.at_tap = run->at_tap ? run_at_tap : NULL;
-        run->is_at_tap = false;
-        status = hr_run_start(bound->pipeline, &run->run, &job->diag);
-        if (status == HR_E_UNAVAILABLE) {
-                hr_diag_clear(&job->diag);
+        return START_OK;
+}
+
+static start_result run_start(struct hr_engine *engine, struct hr_job *job) {
+        struct hr_run_job *run = run_job(job);
+        start_result result = run_look(engine, job);
+
+        if (result != START_OK) {
+                hr_admission_forget(&run->ticket);
+                return result;
+        }
+        /* An observed run may wait for its client: it takes nobody's turn. */
+        if (run->at_tap)
+                return run_hand_over(run);
+        if (!hr_admission_ask(&engine->admission, &run->ticket, run->bound->pipeline)) {
+                engine->stats.turn_waits++;
                 return START_WAIT;
         }
-        if (status != HR_OK) {
-                job->status = status;
-                return START_ENDED;
-        }
-        for (uint32_t i = 0; i < bound->state_count; i++)
-                bound->states[i]->runs++;
-        return START_OK;
+        result = run_hand_over(run);
+        if (result != START_OK)
+                (void) hr_admission_leave(&engine->admission, &run->ticket);
+        return result;
 }
 
 static start_result transfer_start(struct hr_job *job) {
@@ -303,6 +333,17 @@ static void lane_advance(struct hr_engine *engine, struct hr_lane *lane) {
                 hr_list_remove(&lane->link);
 }
 
+/* Runs that devices have room for again. */
+static void admission_serve(struct hr_engine *engine) {
+        struct hr_ticket *ticket;
+
+        while ((ticket = hr_admission_next(&engine->admission))) {
+                lane_advance(engine, HR_CONTAINER_OF(ticket, struct hr_run_job, ticket)->job.lane);
+                if (hr_list_is_linked(&ticket->link))
+                        return;
+        }
+}
+
 static void lanes_advance(struct hr_engine *engine) {
         HR_LIST_FOR_EACH(link, &engine->lanes)
                 lane_advance(engine, HR_CONTAINER_OF(link, struct hr_lane, link));
@@ -320,6 +361,7 @@ static void job_finish(struct hr_engine *engine, struct hr_job *job) {
                 for (uint32_t i = 0; i < run->bound->state_count; i++)
                         run->bound->states[i]->runs--;
                 hr_run_finish(&run->run);
+                (void) hr_admission_leave(&engine->admission, &run->ticket);
                 run->moves = hr_pipeline_moves(run->bound->pipeline);
                 lane->is_observed = lane->is_observed && !run->at_tap;
                 if (hr_pipeline_wants_move(run->bound->pipeline) &&
@@ -434,6 +476,7 @@ static void engine_step(struct hr_engine *engine) {
                 job_enter(engine, HR_CONTAINER_OF(link, struct hr_job, link));
         if (atomic_exchange(&engine->cancels_lanes, false))
                 lanes_stop_jobs(engine);
+        admission_serve(engine);
         while ((place = hr_list_pop(&engine->ending)))
                 job_post_end(engine, place_job(place));
 }
@@ -720,6 +763,8 @@ hr_status hr_engine_new(const struct hr_engine_config *config, struct hr_diag *d
                 .wake = store_wake,
                 .arg = engine,
         };
+        HR_TRY(hr_admission_init(&engine->admission, hr_fleet_device_count(config->fleet),
+                                 (uint32_t) config->config->limits.device_runs, diag));
         HR_TRY(hr_plan_cache_new(config->config->plan_cache_bytes, diag, &engine->plan_cache));
         HR_TRY(hr_weights_store_new(&store_config, diag, &engine->store));
         HR_TRY(hr_thread_start(&engine->thread, "hr-engine", engine_main, engine, diag));
@@ -745,6 +790,7 @@ struct hr_engine *hr_engine_free(struct hr_engine *engine) {
         if (!engine)
                 return NULL;
         hr_engine_stop(engine);
+        hr_admission_deinit(&engine->admission);
         (void) pthread_cond_destroy(&engine->sleep_condition);
         (void) pthread_mutex_destroy(&engine->sleep_lock);
         (void) pthread_mutex_destroy(&engine->turn);

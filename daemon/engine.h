@@ -28,6 +28,7 @@
 
 #include "core/list.h"
 #include "core/mpsc.h"
+#include "daemon/admission.h"
 #include "daemon/config.h"
 #include "daemon/state.h"
 #include "daemon/weights.h"
@@ -104,6 +105,7 @@ struct hr_chain {
 struct hr_run_job {
         struct hr_job job;
         struct hr_bound *bound;
+        struct hr_ticket ticket; /* its priority is the caller's */
         /* Of a chain, set by the caller: jobs of the same lane, posted before, that must have ended
          * before this one starts. */
         struct hr_chain *chain;
@@ -136,6 +138,7 @@ struct hr_engine_config {
 struct hr_engine_stats {
         uint64_t jobs, jobs_on_loop; /* started; of these RUN, TRANSFER, SYNC started by the loop */
         uint64_t waits;              /* starts that found no slot */
+        uint64_t turn_waits;         /* ... that found their devices busy with other runs */
 };
 
 HR_NODISCARD hr_status hr_engine_new(const struct hr_engine_config *config, struct hr_diag *diag,

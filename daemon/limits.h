@@ -55,6 +55,9 @@
 /* Runs of a session, queued and in flight: keeps any pipeline full (slots are at most 16) and
  * bounds what a vanished client leaves behind. */
 #define HR_DEFAULT_SESSION_RUNS UINT64_C(64)
+/* Runs handed to a device at once, of all sessions; the others wait, ordered by priority. Keeps a
+ * device and a pipeline over as many devices busy, and leaves something to choose. */
+#define HR_DEFAULT_DEVICE_RUNS UINT64_C(8)
 /* Inputs of one run: token ids and masks are KiB, images and audio MiB. */
 #define HR_DEFAULT_RUN_BYTES (256 * HR_MIB)
 /* Bodies in flight and run buffers (inputs and outputs) of one session together: a few of the

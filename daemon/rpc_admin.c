@@ -208,6 +208,7 @@ static void put_engine(struct list *list, const struct gathered *gathered) {
         put(list, "graphs", gathered->graphs);
         put(list, "engine_jobs_total", gathered->engine.jobs);
         put(list, "engine_slot_waits_total", gathered->engine.waits);
+        put(list, "engine_device_waits_total", gathered->engine.turn_waits);
 }
 
 static void put_devices(struct list *list, const struct hr_server *server) {

@@ -874,6 +874,10 @@ bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline) {
                !pipeline->slots[pipeline->sequence % pipeline->slot_count].taken;
 }
 
+bool hr_pipeline_uses(const struct hr_pipeline *pipeline, uint32_t device) {
+        return device < pipeline->plan->device_count && pipeline->plan->device_splits[device] > 0;
+}
+
 uint64_t hr_pipeline_moves(const struct hr_pipeline *pipeline) {
         return pipeline->moves;
 }

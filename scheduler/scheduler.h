@@ -256,6 +256,8 @@ uint64_t hr_pipeline_scratch_bytes(const struct hr_pipeline *pipeline, uint32_t 
 bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline);
 /* True when a retired device computes, copies or holds something for it: no run starts any more. */
 bool hr_pipeline_is_lost(struct hr_pipeline *pipeline);
+/* Does it compute on that device? */
+bool hr_pipeline_uses(const struct hr_pipeline *pipeline, uint32_t device);
 /* How often it was moved to other memory. */
 uint64_t hr_pipeline_moves(const struct hr_pipeline *pipeline);
 /* True when it holds memory that has been replaced and has no run in flight: hr_workspace_settle()
