@@ -395,8 +395,13 @@ def passes(steps: Sequence[Record]) -> list[list[int]]:
 
 
 def named(number: int, name: str) -> str:
-    """12 blk.0.attn_q"""
-    return f"{number} {name}".strip()
+    """12 blk.0.attn_q; on one line, whatever the name is."""
+    return f"{number} {printable(name)}".strip()
+
+
+def printable(text: str) -> str:
+    """The text with ? for what does not show or breaks a line."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def tensor_words(tensor: Record) -> str:
@@ -462,4 +467,4 @@ def micro(nanoseconds: int) -> str:
 def quoted(text: str) -> str:
     """A string of the dot language; lines broken where the text breaks them."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{"".join(c if c.isprintable() else "?" for c in escaped)}"'
+    return f'"{printable(escaped)}"'
