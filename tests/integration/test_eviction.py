@@ -90,7 +90,7 @@ def test_an_evicted_handle_means_nothing_to_another_session(served: Daemon) -> N
 def test_a_graph_in_use_stays(served: Daemon) -> None:
     with Conn(served.address) as conn:
         handles = [conn.submit(times(number)).handle for number in (1, 2)]
-        calls = [conn.send(raw.RUN, pb.Run(handle=one), ONES) for one in handles * 3]
+        calls = [conn.send(raw.RUN, pb.Run(handle=one), ONES) for one in handles * 25]
         error = conn.submit_fails(times(3))
         assert (error.code, error.reason, error.error.field) == (EXHAUSTED, "LIMIT", "session_graphs")
         assert (error.error.limit, error.error.actual) == (2, 3)
@@ -222,7 +222,7 @@ def test_what_never_fits_evicts_nothing(small: Daemon) -> None:
 
 def test_memory_in_use_is_not_taken(launch: Callable[..., Daemon]) -> None:
     devices = [
-        device("tiny", threads=1, memory="isolated", memory_cap="1M", delay="50ms"),
+        device("tiny", threads=1, memory="isolated", memory_cap="1M", delay="300ms"),
         device("host", threads=1),
     ]
     daemon = launch(devices=devices)

@@ -13,7 +13,7 @@ import raw
 from raw import F32, INPUT, Conn, Graph, pb
 from run_daemon import Daemon, build_folder, device
 
-DEVICES = [device("cpu0", threads=1, delay="400ms"), device("cpu1", threads=1)]
+DEVICES = [device("cpu0", threads=1, delay="1200ms"), device("cpu1", threads=1)]
 
 
 def built_with_systemd() -> bool:
