@@ -12,12 +12,14 @@
 #include "backends/cpu/ops.h"
 
 #define DISTANCE_MAX 64U          /* nodes between one and its reader, at most */
-#define JOINED_MARK (1U << 31)    /* in `order` while it is made */
+/* In `order` while it is made: by place, some node has joined it; by position, joined. */
+#define MARK (1U << 31)
 #define NOWHERE UINT32_MAX
 
 struct chains {
         const struct hr_split_view *view;
-        bool *joined; /* per place in view->nodes: computed when its reader is */
+        bool *joined;    /* per place in view->nodes: computed when its reader is */
+        uint32_t *order; /* per place: itself, with MARK when a node has joined it */
 };
 
 static const struct hr_tensor *tensor_at(const struct chains *chains, uint32_t place) {
@@ -45,8 +47,8 @@ static uint32_t place_of(const struct chains *chains, uint32_t tensor) {
         return low < view->node_count && view->nodes[low] == node ? low : NOWHERE;
 }
 
-/* The node that has joined this one, or NOWHERE. */
-static uint32_t before(const struct chains *chains, uint32_t place) {
+/* The node that has joined this one, or NOWHERE, whatever `order` says. */
+static uint32_t search_before(const struct chains *chains, uint32_t place) {
         const struct hr_tensor *t = tensor_at(chains, place);
 
         for (uint32_t i = 0; i < t->source_count; i++) {
@@ -57,6 +59,11 @@ static uint32_t before(const struct chains *chains, uint32_t place) {
                         return source;
         }
         return NOWHERE;
+}
+
+/* The same, at once where there is none. */
+static uint32_t before(const struct chains *chains, uint32_t place) {
+        return chains->order[place] & MARK ? search_before(chains, place) : NOWHERE;
 }
 
 static uint32_t length(const struct chains *chains, uint32_t place) {
@@ -111,7 +118,7 @@ static bool forms_fit(const struct chains *chains, uint32_t place, uint32_t read
         const struct hr_tensor *t = tensor_at(chains, place), *r = tensor_at(chains, reader);
         uint32_t head = head_of(chains, place);
 
-        if (!is_link(r) || !same_shape(t, r) || !(is_link(t) || cpu_is_norm(t->op)))
+        if (!same_shape(t, r) || !(is_link(t) || cpu_is_norm(t->op)))
                 return false;
         return !cpu_is_norm(tensor_at(chains, head)->op) || norm_may_lead(chains, head, reader);
 }
@@ -194,6 +201,8 @@ static void join_one(const struct chains *chains, uint32_t reader) {
         const struct hr_tensor *t = tensor_at(chains, reader);
         uint32_t best = NOWHERE;
 
+        if (!is_link(t))
+                return;
         for (uint32_t i = 0; i < t->source_count; i++) {
                 uint32_t place = place_of(chains, hr_graph_source(chains->view->graph, t, i));
 
@@ -204,32 +213,42 @@ static void join_one(const struct chains *chains, uint32_t reader) {
                     memory_allows(chains, place, reader))
                         best = place;
         }
-        if (best != NOWHERE)
-                chains->joined[best] = true;
+        if (best == NOWHERE)
+                return;
+        chains->joined[best] = true;
+        chains->order[reader] |= MARK;
+}
+
+/* Each chain where its last node was. At most as many positions are filled as places have been looked
+ * at, so the mark of a place is still there when its turn comes. */
+static void lay_out(const struct chains *chains) {
+        uint32_t chain[CPU_CHAIN_MAX], count = 0;
+
+        for (uint32_t k = 0; k < chains->view->node_count; k++) {
+                bool is_long = chains->order[k] & MARK;
+                uint32_t links = 0, place = k;
+
+                if (chains->joined[k])
+                        continue;
+                for (; place != NOWHERE; place = is_long ? search_before(chains, place) : NOWHERE)
+                        chain[links++] = place;
+                while (links-- > 1)
+                        chains->order[count++] = chain[links] | MARK;
+                chains->order[count++] = k;
+        }
+        for (uint32_t k = 0; k < chains->view->node_count; k++) {
+                chains->joined[k] = chains->order[k] & MARK;
+                chains->order[k] &= ~MARK;
+        }
 }
 
 void cpu_optimize(const struct hr_device *device, const struct hr_split_view *view,
                   uint32_t *order, bool *joined) {
-        struct chains chains = {.view = view, .joined = joined};
-        uint32_t count = 0;
+        struct chains chains = {.view = view, .joined = joined, .order = order};
 
-        if (view->node_count >= JOINED_MARK)
+        if (view->node_count >= MARK)
                 return;
         for (uint32_t k = 0; k < view->node_count; k++)
                 join_one(&chains, k);
-        for (uint32_t k = 0; k < view->node_count; k++) {
-                uint32_t chain[CPU_CHAIN_MAX], chain_count = 0;
-
-                if (joined[k])
-                        continue;
-                for (uint32_t place = k; place != NOWHERE; place = before(&chains, place))
-                        chain[chain_count++] = place;
-                while (chain_count-- > 1)
-                        order[count++] = chain[chain_count] | JOINED_MARK;
-                order[count++] = k;
-        }
-        for (uint32_t k = 0; k < view->node_count; k++) {
-                joined[k] = order[k] & JOINED_MARK;
-                order[k] &= ~JOINED_MARK;
-        }
+        lay_out(&chains);
 }
