@@ -315,3 +315,36 @@ def test_reserve_with_asyncio(daemon: Any) -> None:
             assert (await client.reset()).reallocs == 0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_b040_a_view_follows_its_weight(daemon: Any, copies: int) -> None:
+    """A window on a weight; the weight moves to another device: loaded there, dropped here. Graphs
+    submitted before keep what they were bound to, graphs submitted after see the new place."""
+    g = headrace.Graph()
+    w = g.weight("w", (6, 8))
+    window = g.view(w, (2, 8), offset=2 * w.nb[1])
+    x = g.input("x", (2, 8))
+    g.output(g.name(g.add(window, x), "sum"), "sum")
+    first = np.arange(48, dtype=np.float32).reshape(6, 8)
+    zeros = np.zeros((2, 8), np.float32)
+    with headrace.connect(daemon.address) as client:
+        before = used(client)
+        here = client.put("b040", {"w": first}, {"*": "cpu0"})
+        old = client.submit(g, weights=[here], n_copies=copies)
+        assert np.array_equal(old.run({"x": zeros})["sum"], first[2:4])
+        there = client.put("b040-moved", {"w": first + 100}, {"*": "cpu1"})
+        client.drop(here)
+        new = client.submit(g, weights=[there], n_copies=copies)
+        for _ in range(5):
+            assert np.array_equal(old.run({"x": zeros})["sum"], first[2:4])
+            assert np.array_equal(new.run({"x": zeros})["sum"], first[2:4] + 100)
+        with pytest.raises(headrace.HeadraceError) as caught:
+            client.submit(g, weights=[here])
+        assert caught.value.reason == "WEIGHTS"
+        old.release()
+        assert np.array_equal(new.run({"x": zeros})["sum"], first[2:4] + 100)
+        new.release()
+        client.drop(there)
+        client.reset()
+        assert used(client) == before
