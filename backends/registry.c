@@ -24,6 +24,7 @@ static hr_status cpu_device_new(const struct hr_backend_config *config, struct h
                 .memory_cap = config->memory_cap,
                 .spin_us = config->spin_us,
                 .deterministic = config->deterministic,
+                .fast = config->fast,
                 .isa = config->isa,
                 .deny_ops = config->deny_ops,
                 .delay_us = config->delay_us,

@@ -11,6 +11,7 @@ struct hr_backend_config {
         uint64_t memory_cap;
         uint32_t spin_us;
         bool deterministic;
+        bool fast;               /* cpu: see hr_cpu_config */
         const char *isa;
         const char *deny_ops;
         uint32_t delay_us;

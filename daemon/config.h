@@ -56,6 +56,7 @@ struct hr_config_device {
         uint64_t expert_bytes; /* for experts of host weights that stay here; 0 = for all of them */
         uint64_t spin_ns;
         bool deterministic;
+        const char *arithmetic; /* "ggml", "fast" */
         const char *isa;      /* "auto", "portable", "avx2", "avx512", "avx512bf16" */
         char *deny_ops;       /* comma-separated op names, checked; NULL = none */
         uint64_t delay_ns;    /* added before each split */

@@ -36,6 +36,7 @@ const char *const hr_config_sections[SECTION_COUNT] = {
         }
 
 static const char *const realloc_choices[] = {"count", "fail", NULL};
+static const char *const arithmetic_choices[] = {"ggml", "fast", NULL};
 static const char *const isa_choices[] = {"auto", "portable", "avx2", "avx512", "avx512bf16", NULL};
 /* In the order of HR_DEBUG_ASSIGNMENTS and what follows. */
 static const char *const debug_choices[] = {"assignments", "splits", "copies", "realloc", NULL};
@@ -135,6 +136,8 @@ const struct key hr_config_keys[] = {
          HR_NS_PER_S, NULL, NULL},
         {SECTION_DEVICE, "deterministic", KIND_BOOL, DEVICE_FIELD(deterministic), true, 0, 0, NULL,
          NULL},
+        {SECTION_DEVICE, "arithmetic", KIND_CHOICE, DEVICE_FIELD(arithmetic), 0, 0, 0, "ggml",
+         arithmetic_choices},
         {SECTION_DEVICE, "isa", KIND_CHOICE, DEVICE_FIELD(isa), 0, 0, 0, "auto", isa_choices},
         {SECTION_DEVICE, "deny_ops", KIND_OPS, DEVICE_FIELD(deny_ops), 0, 0, 4096, NULL, NULL},
         {SECTION_DEVICE, "delay", KIND_DURATION, DEVICE_FIELD(delay_ns), 0, 0, 60 * HR_NS_PER_S,

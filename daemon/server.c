@@ -317,6 +317,7 @@ static hr_status devices_open(struct hr_server *server, struct hr_diag *diag) {
                         .memory_cap = device->memory_cap,
                         .spin_us = (uint32_t) (device->spin_ns / 1000),
                         .deterministic = device->deterministic,
+                        .fast = strcmp(device->arithmetic, "fast") == 0,
                         .isa = device->isa,
                         .deny_ops = device->deny_ops,
                         .delay_us = (uint32_t) (device->delay_ns / 1000),

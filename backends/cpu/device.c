@@ -368,6 +368,8 @@ static hr_status config_apply(struct cpu_device *cpu, const struct hr_cpu_config
         cpu->delay_us = HR_MIN(config->delay_us, DELAY_US_MAX);
         cpu->vec = cpu_vec_select(config->isa);
         cpu->dot = cpu_dot_select(config->isa);
+        if (cpu->dot && config->fast)
+                cpu->dot = cpu_dot_fast(cpu->dot);
         if (!cpu->vec || !cpu->dot)
                 return hr_fail_reason(diag, HR_E_UNSUPPORTED, "ISA",
                                       "this processor or build has no instruction set \"%s\"",

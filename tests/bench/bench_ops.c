@@ -1,8 +1,9 @@
 /*
  * Operators on one device, timed for `./bench ops`, which speaks to it in lines:
  *
- *   mul_mat BACKEND TYPE M K N THREADS MIB       products of m x k weights with n columns: as many as
- *                                                fill MIB with weights, one at least
+ *   mul_mat WAY TYPE M K N THREADS MIB   products of m x k weights with n columns: as many as fill MIB
+ *                                        with weights, one at least. WAY: cpu, fast (cpu with that
+ *                                        arithmetic) or another backend
  *   attend THREADS SIZE HEADS KEY_HEADS KEYS QUERIES COPIES      attention over f16 keys and values
  *                                                -> "ok OPERATORS" or "no"
  *   run PASSES            computes them all so often        -> ns an operator
@@ -128,21 +129,24 @@ static void program_open(struct bench *bench, uint32_t count) {
 }
 
 static bool mul_mat_open(struct bench *bench, const char *line) {
-        char backend[16], type_name[16];
+        char way[16], type_name[16];
         long long m, k, n, mib;
         unsigned threads;
         struct hr_operand weights;
         uint64_t each, count;
+        bool is_fast;
         int type;
 
-        if (sscanf(line, "mul_mat %15s %15s %lld %lld %lld %u %lld", backend, type_name, &m, &k, &n,
+        if (sscanf(line, "mul_mat %15s %15s %lld %lld %lld %u %lld", way, type_name, &m, &k, &n,
                    &threads, &mib) != 7)
                 return false;
+        is_fast = strcmp(way, "fast") == 0;
         type = hr_type_from_name(type_name);
         if (type < 0 || m < 1 || k < 1 || n < 1 || mib < 0 ||
             k % hr_type_info((uint32_t) type)->block_elements ||
-            !device_open(bench, &(struct hr_backend_config) {.backend = backend,
+            !device_open(bench, &(struct hr_backend_config) {.backend = is_fast ? "cpu" : way,
                                                              .name = "bench",
+                                                             .fast = is_fast,
                                                              .threads = threads,
                                                              .spin_us = SPIN_US}))
                 return false;

@@ -1,7 +1,8 @@
 /*
  * Runs recorded operator cases on a device and measures the results.
  *
- *   golden_ops [--device cpu|blas] [--isa NAME] [--threads N] [--isolated] [--wake-all]
+ *   golden_ops [--device cpu|blas] [--isa NAME] [--arithmetic ggml|fast] [--threads N] [--isolated]
+ *              [--wake-all]
  *              [--batch-min N] [--allow-unsupported] [--verbose] [--case ID] [FILE.txt|FOLDER]...
  *
  * Each case is run twice. First node by node: a node's result is measured, then replaced by the recorded
@@ -394,7 +395,8 @@ static bool path_run(struct ops_machine *machine, const char *path, struct tally
 /* ---- Command line ---------------------------------------------------------------------------- */
 
 static int usage(void) {
-        fprintf(stderr, "usage: golden_ops [--device cpu|blas] [--isa NAME] [--threads N] "
+        fprintf(stderr, "usage: golden_ops [--device cpu|blas] [--isa NAME] [--arithmetic ggml|fast] "
+                        "[--threads N] "
                         "[--isolated] [--wake-all] [--batch-min N] [--allow-unsupported] "
                         "[--verbose] [--case ID] [FILE.txt|FOLDER]...\n");
         return 2;
@@ -419,6 +421,8 @@ static bool parse_value(const char *name, const char *value) {
                 options.backend.backend = value;
         else if (strcmp(name, "--isa") == 0)
                 options.backend.isa = value;
+        else if (strcmp(name, "--arithmetic") == 0)
+                options.backend.fast = strcmp(value, "fast") == 0;
         else if (strcmp(name, "--threads") == 0)
                 options.backend.threads = (uint32_t) strtoul(value, NULL, 10);
         else if (strcmp(name, "--batch-min") == 0)

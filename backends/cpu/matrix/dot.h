@@ -70,6 +70,8 @@ struct cpu_dot {
         hr_dequantize_fn dequantize[HR_TYPE_LIMIT]; /* type -> f32; NULL = none */
         cpu_quantize_fn quantize[HR_TYPE_LIMIT];     /* f32 -> type; NULL = none */
         const struct cpu_tile *tile[HR_TYPE_LIMIT];  /* NULL = not a weight or key type */
+        /* Replaces the tiles whose additions ggml's order makes slow; cpu_dot_fast() calls it. */
+        void (*make_fast)(struct cpu_dot *table);
         /* Dot products of `rows` rows of f32, f16 or bf16 with `width` (any) columns of k elements,
          * column_stride bytes apart: out[width][out_stride], `rows` of each written. Columns are as
          * float_column makes them; for rows of f32 the floats themselves will do.
@@ -104,6 +106,9 @@ struct cpu_dot {
 /* The table of "portable", "avx2", "avx512" or "avx512bf16"; NULL or "auto": the best one. NULL when the
  * processor lacks what it needs or there is no such name. */
 const struct cpu_dot *cpu_dot_select(const char *isa);
+
+/* The same set with `arithmetic = fast`: 32-blocks are added up in an order of our own (dot_fast32.c). */
+const struct cpu_dot *cpu_dot_fast(const struct cpu_dot *dot);
 
 /* dot_bf16.c, where the compiler knows the instructions: the set "avx512bf16". */
 const struct cpu_dot *cpu_dot_avx512bf16(void);

@@ -8,6 +8,7 @@
 
 #include "backends/cpu/backend.h"
 #include "backends/cpu/matrix/dot.h"
+#include "core/thread.h"
 
 extern const struct cpu_dot cpu_dot_portable;
 #if defined(__x86_64__)
@@ -44,6 +45,31 @@ const struct cpu_dot *cpu_dot_select(const char *isa) {
                 return &cpu_dot_avx2;
 #endif
         return any || strcmp(isa, "portable") == 0 ? &cpu_dot_portable : NULL;
+}
+
+/* Copies of the sets with fast tiles, made once. */
+static struct cpu_dot fast_sets[4];
+static hr_once fast_once = HR_ONCE_INIT;
+
+static void fast_fill(void) {
+        static const char *const names[] = {"portable", "avx2", "avx512", "avx512bf16"};
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(names); i++) {
+                const struct cpu_dot *dot = cpu_dot_select(names[i]);
+
+                if (!dot)
+                        continue;
+                fast_sets[i] = *dot;
+                fast_sets[i].make_fast(&fast_sets[i]);
+        }
+}
+
+const struct cpu_dot *cpu_dot_fast(const struct cpu_dot *dot) {
+        hr_once_call(&fast_once, fast_fill);
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(fast_sets); i++)
+                if (fast_sets[i].name == dot->name)
+                        return &fast_sets[i];
+        return dot;
 }
 
 int cpu_partner_type(uint32_t type) {

@@ -37,6 +37,7 @@ const struct cpu_dot CPU_ISA(cpu_dot) = {
                                                                                            Q1_0)
                                                                                  X(q2_0, Q2_0)},
 #undef X
+        .make_fast = CPU_ISA(make_fast),
         .float_dot = CPU_ISA(float_dot),
         .float_column = CPU_ISA(float_column),
         .score_row = CPU_ISA(score_row),

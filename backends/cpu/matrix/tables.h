@@ -46,6 +46,7 @@ X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(q2_K) X(q3_K) X(q4_K) X(q5_K) X(q6_K
 void CPU_ISA(float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
                         const uint8_t *columns, uint64_t column_stride, uint32_t width, int64_t k,
                         float *spare, float *ret_out, uint64_t out_stride);
+void CPU_ISA(make_fast)(struct cpu_dot *table);
 void CPU_ISA(float_column)(uint32_t type, const float *values, int64_t k, uint8_t *ret_column);
 float CPU_ISA(score_row)(float *scores, const float *mask, uint32_t count, float scale, float cap,
                          float slope);

@@ -37,18 +37,33 @@ void cpu_fail_index(const struct cpu_call *call, const char *what, int64_t value
         atomic_fetch_add(&call->team->refused, 1);
 }
 
+static const char *const set_names[] = {"portable", "avx2", "avx512", "avx512bf16"};
+
 const struct cpu_dot *const *case_sets(uint32_t *ret_count) {
-        static const char *const names[] = {"portable", "avx2", "avx512", "avx512bf16"};
-        static const struct cpu_dot *sets[HR_ARRAY_LENGTH(names)];
+        static const struct cpu_dot *sets[HR_ARRAY_LENGTH(set_names)];
         uint32_t count = 0;
 
-        for (size_t i = 0; i < HR_ARRAY_LENGTH(names); i++) {
-                const struct cpu_dot *dot = cpu_dot_select(names[i]);
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(set_names); i++) {
+                const struct cpu_dot *dot = cpu_dot_select(set_names[i]);
 
                 if (dot)
                         sets[count++] = dot;
         }
         *ret_count = count;
+        return sets;
+}
+
+const struct cpu_dot *const *case_product_sets(uint32_t *ret_count) {
+        static const struct cpu_dot *sets[2 * HR_ARRAY_LENGTH(set_names)];
+        uint32_t count;
+        const struct cpu_dot *const *plain = case_sets(&count);
+
+        for (uint32_t i = 0; i < count; i++) {
+                sets[i] = plain[i];
+                sets[count + i] = cpu_dot_fast(plain[i]);
+                HR_EXPECT(sets[count + i] != plain[i]);
+        }
+        *ret_count = 2 * count;
         return sets;
 }
 

@@ -11,6 +11,8 @@
 
 /* Instruction sets of this processor; count in *ret_count. */
 const struct cpu_dot *const *case_sets(uint32_t *ret_count);
+/* Those, and each with the additions of `arithmetic = fast`. */
+const struct cpu_dot *const *case_product_sets(uint32_t *ret_count);
 
 /* Memory whose last byte is followed by a page without access; freed by case_free_all(). */
 void *case_memory(uint64_t bytes);

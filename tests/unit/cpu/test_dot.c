@@ -144,7 +144,7 @@ static void check_tile(const struct cpu_dot *dot, uint32_t type, uint32_t rows, 
 
 HR_TEST_LIMIT(tiles_match_the_rules, 120) {
         uint32_t sets;
-        const struct cpu_dot *const *dots = case_sets(&sets);
+        const struct cpu_dot *const *dots = case_product_sets(&sets);
 
         for (uint32_t s = 0; s < sets; s++)
                 for (size_t t = 0; t < HR_ARRAY_LENGTH(types); t++) {
@@ -162,7 +162,7 @@ HR_TEST_LIMIT(integer_parts_are_exact, 120) {
         static const uint32_t exact[] = {HR_TYPE_Q4_0, HR_TYPE_Q5_0, HR_TYPE_Q8_0, HR_TYPE_IQ4_NL};
         enum { K = 32 * 7 };
         uint32_t sets;
-        const struct cpu_dot *const *dots = case_sets(&sets);
+        const struct cpu_dot *const *dots = case_product_sets(&sets);
 
         for (uint32_t s = 0; s < sets; s++)
                 for (size_t t = 0; t < HR_ARRAY_LENGTH(exact); t++)

@@ -57,7 +57,7 @@ static double exact_sum(const struct hr_operand *a, int64_t m, const struct hr_o
 /* Runs on every set and several teams; all teams must give the same bits, near the exact sums. */
 static void check_product(struct hr_operand a, struct hr_operand b) {
         uint32_t sets;
-        const struct cpu_dot *const *dots = case_sets(&sets);
+        const struct cpu_dot *const *dots = case_product_sets(&sets);
         struct hr_operand sources[2] = {a, b};
 
         for (uint32_t s = 0; s < sets; s++) {
@@ -154,7 +154,7 @@ HR_TEST_LIMIT(wide_products, 120) {
 
 HR_TEST(empty_products) {
         uint32_t sets;
-        const struct cpu_dot *const *dots = case_sets(&sets);
+        const struct cpu_dot *const *dots = case_product_sets(&sets);
         struct hr_operand sources[2] = {case_operand(HR_TYPE_F32, 0, 3, 1, 1),
                                         case_operand(HR_TYPE_F32, 0, 2, 1, 1)};
         struct hr_operand out = case_result(HR_TYPE_F32, 3, 2, 1, 1);
@@ -174,7 +174,7 @@ HR_TEST(empty_products) {
 /* A column's bits do not depend on how many others there are. */
 HR_TEST_LIMIT(columns_keep_their_bits, 120) {
         uint32_t sets;
-        const struct cpu_dot *const *dots = case_sets(&sets);
+        const struct cpu_dot *const *dots = case_product_sets(&sets);
         enum { N = 23, M = 21 };
 
         for (uint32_t s = 0; s < sets; s++)
@@ -206,7 +206,7 @@ HR_TEST_LIMIT(columns_keep_their_bits, 120) {
 static void check_experts(uint32_t type, int64_t slots, int64_t tokens, bool shared, int bad) {
         enum { K = 256, M = 19, EXPERTS = 5 };
         uint32_t sets;
-        const struct cpu_dot *const *dots = case_sets(&sets);
+        const struct cpu_dot *const *dots = case_product_sets(&sets);
         struct hr_operand sources[3] = {case_operand(type, K, M, EXPERTS, 1),
                                         case_operand(HR_TYPE_F32, K, shared ? 1 : slots, tokens, 1),
                                         case_operand(HR_TYPE_I32, slots, tokens, 1, 1)};
