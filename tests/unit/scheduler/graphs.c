@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backends/cpu/backend.h"
+#include "scheduler/exec.h"
 
 void rig_init(struct rig *rig, const struct rig_device *devices, uint32_t count) {
         static const char *const names[RIG_DEVICES] = {"d0", "d1", "d2", "d3",
@@ -148,6 +149,54 @@ hr_status ride_wait(struct ride *ride) {
         return ride->run.outcome.diag.status;
 }
 
+/* An address in shared memory of some kind: the command's lane must have passed that gate. */
+static void check_address(const struct hr_pipeline *pipeline, uint32_t lane, uint32_t command,
+                          const void *address) {
+        for (uint32_t k = 0; k < pipeline->plan->kind_count; ++k) {
+                const struct hr_block *block = pipeline->blocks[k];
+                const uint8_t *base = block ? block->buffer->base : NULL;
+                bool passed = false;
+
+                if (!block || (const uint8_t *) address < base ||
+                    (const uint8_t *) address >= base + block->buffer->bytes)
+                        continue;
+                HR_EXPECT(pipeline->touches_kind[(size_t) lane * pipeline->plan->kind_count + k]);
+                for (uint32_t g = 0; g < pipeline->gate_count; ++g) {
+                        const struct hr_gate *gate = &pipeline->gates[g];
+                        uint32_t device = pipeline->plan->tape.commands[gate->command].device;
+
+                        passed = passed || (gate->kind == k && gate->command <= command &&
+                                            pipeline->plan->lane[device] == lane);
+                }
+                HR_EXPECT(passed);
+        }
+}
+
+/* Every address that the pipeline's commands use, whatever the tape says of it. */
+static void check_gates(const struct hr_pipeline *pipeline) {
+        const struct hr_plan *plan = pipeline->plan;
+
+        for (uint32_t c = 0; c < plan->tape.count; ++c) {
+                uint32_t lane = plan->lane[plan->tape.commands[c].device];
+
+                for (uint32_t s = 0; s < pipeline->slot_count; ++s) {
+                        const struct hr_bound_command *command = &pipeline->slots[s].commands[c];
+                        const struct hr_steps *steps =
+                                command->program ? command->program->steps : NULL;
+
+                        check_address(pipeline, lane, c, command->from);
+                        check_address(pipeline, lane, c, command->to);
+                        for (uint32_t i = 0; steps && i < steps->count; ++i) {
+                                const struct hr_step *step = &steps->steps[i];
+
+                                check_address(pipeline, lane, c, step->result.data);
+                                for (uint32_t o = 0; o < step->source_count; ++o)
+                                        check_address(pipeline, lane, c, step->sources[o].data);
+                        }
+                }
+        }
+}
+
 struct hr_pipeline *rig_pipeline(struct rig *rig, struct hr_graph *graph, const int32_t *pins,
                                  const struct hr_leaf_home *homes, uint32_t n_copies,
                                  struct hr_state_use **states, uint32_t state_count) {
@@ -176,6 +225,7 @@ struct hr_pipeline *rig_pipeline(struct rig *rig, struct hr_graph *graph, const 
                         HR_EXPECT_EQ(hr_pipeline_bytes(pipeline, d),
                                      summary.compute_bytes[d] + summary.scratch_bytes[d]);
         }
+        check_gates(pipeline);
         hr_plan_unref(plan);
         return pipeline;
 }

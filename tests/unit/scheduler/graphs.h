@@ -69,7 +69,8 @@ hr_status ride_start(struct ride *ride, struct hr_pipeline *pipeline, struct hr_
 /* Waits for done, gives the slot back, and tells what became of the run. */
 hr_status ride_wait(struct ride *ride);
 
-/* A plan and a pipeline for the sketch's graph. n_copies 0 = decided. */
+/* A plan and a pipeline for the sketch's graph. n_copies 0 = decided. Every use of shared memory is
+ * behind a gate. */
 struct hr_pipeline *rig_pipeline(struct rig *rig, struct hr_graph *graph, const int32_t *pins,
                                  const struct hr_leaf_home *homes, uint32_t n_copies,
                                  struct hr_state_use **states, uint32_t state_count);
