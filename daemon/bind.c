@@ -236,6 +236,7 @@ struct hr_plan_request hr_binding_plan_request(const struct hr_request *request,
                         {
                                 .rules = submit->rules == 1 ? HR_RULES_GGML : HR_RULES_HEADRACE,
                                 .n_copies = submit->n_copies,
+                                .copies_most = (uint32_t) request->server->config->limits.copies,
                                 .op_offload = submit->op_offload,
                                 .strict = submit->strict,
                                 .optimize = request->server->config->optimize,

@@ -98,7 +98,7 @@ struct hr_plan_cache_stats hr_plan_cache_stats(const struct hr_plan_cache *cache
 struct suffix_head {
         uint64_t epoch;
         uint32_t rules, n_copies, op_offload, strict;
-        uint32_t device_count, buffer_count, has_pins, optimize, tap_count, reserved;
+        uint32_t device_count, buffer_count, has_pins, optimize, tap_count, copies_most;
         uint64_t expert_bytes;
 };
 
@@ -116,6 +116,7 @@ static hr_status suffix_make(const struct hr_plan_request *request, struct hr_pl
                 .epoch = hr_fleet_epoch(request->fleet),
                 .rules = (uint32_t) request->options.rules,
                 .n_copies = request->options.n_copies,
+                .copies_most = request->options.copies_most,
                 .op_offload = request->options.op_offload,
                 .strict = request->options.strict,
                 .optimize = request->options.optimize,

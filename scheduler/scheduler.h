@@ -44,6 +44,7 @@ typedef enum hr_rules { HR_RULES_HEADRACE, HR_RULES_GGML } hr_rules;
 struct hr_plan_options {
         hr_rules rules;
         uint32_t n_copies; /* 0 = decided by the plan; else at most that many slots */
+        uint32_t copies_most; /* that the plan may decide on; 0 = 16 */
         bool op_offload;
         bool strict;       /* refuse a plan in which a node falls back to another device type */
         uint64_t expert_bytes; /* per device: memory for experts that are copied when they are used;

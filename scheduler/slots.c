@@ -157,8 +157,9 @@ static hr_status find_longest(struct hr_planner *planner, uint32_t *ret_length) 
 
 hr_status hr_plan_slots(struct hr_planner *planner) {
         struct hr_plan *plan = planner->plan;
-        uint32_t length = 1;
+        uint32_t length = 1, most = plan->options.copies_most;
 
+        most = most ? HR_MIN(most, SLOTS_MOST) : SLOTS_MOST;
         if (plan->options.n_copies != 0) {
                 plan->n_copies = plan->options.n_copies;
                 plan->copies_reason = "as asked";
@@ -166,12 +167,12 @@ hr_status hr_plan_slots(struct hr_planner *planner) {
         }
         if (plan->lane_count > 1)
                 HR_TRY(find_longest(planner, &length));
-        plan->n_copies = HR_MIN(length, SLOTS_MOST);
+        plan->n_copies = HR_MIN(length, most);
         if (plan->lane_count < 2)
                 plan->copies_reason = "one device, or devices on common memory, compute";
         else if (length < 2)
                 plan->copies_reason = "a device that starts a run is needed until it ends";
-        else if (length > SLOTS_MOST)
+        else if (length > most)
                 plan->copies_reason = "the most that is given without being asked for";
         else
                 plan->copies_reason = "so many runs can be under way at once";

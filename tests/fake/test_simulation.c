@@ -247,6 +247,25 @@ HR_TEST(decoding_alone_costs_the_same_with_copies) {
         chain_close(&chain);
 }
 
+/* Who decides for the plan may be told how far it may go. */
+HR_TEST(decided_slots_keep_to_the_most_allowed) {
+        struct chain chain = {.stages = 8, .compute_ns = {MS, MS, MS, MS, MS, MS, MS, MS}};
+
+        chain_open(&chain, 256, 0);
+        for (uint32_t most = 0; most < 12; ++most) {
+                struct hr_plan_request request = {.graph = chain.scene.graph,
+                                                  .fleet = chain.studio.fleet,
+                                                  .pins = chain.scene.pins,
+                                                  .options = {.copies_most = most}};
+                struct hr_plan *plan = NULL;
+
+                HR_EXPECT_OK(hr_plan_new(&request, &chain.studio.diag, &plan), &chain.studio.diag);
+                HR_EXPECT_EQ(hr_plan_summary(plan).n_copies, most ? HR_MIN(most, 8U) : 8);
+                hr_plan_unref(plan);
+        }
+        chain_close(&chain);
+}
+
 HR_TEST(sixty_four_devices_and_sixteen_slots) {
         struct chain chain = {.stages = 64};
         uint32_t slots = 0;

@@ -16,6 +16,7 @@ from raw import (
     ABSENT, CONSTANT, EXHAUSTED, F16, F32, I32, INPUT, INVALID, Q4_0, RANGE, STATE, UNSUPPORTED,
     WEIGHT, Conn, Graph, add_graph, pb,
 )  # fmt: skip
+from run_daemon import device
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -694,3 +695,18 @@ def test_c13_random_params_for_every_op(address: str) -> None:
                 else:
                     assert reply.handle == 0
         still_works(conn)
+
+
+def test_decided_slots_keep_to_the_limit(launch: Any) -> None:
+    """`n_copies = 0` on two devices would be two; the operator allows one."""
+    devices = [device(name, backend="cpu", threads=1, memory="isolated") for name in ("a0", "b0")]
+    graph = Graph()
+    x = graph.leaf(INPUT, F32, [8], "x")
+    first = graph.node("ADD", F32, [8], (x, x), name="first")
+    graph.node("ADD", F32, [8], (first, first), name="second", output=True)
+    where = [pb.Pin(pattern="first", device="a0"), pb.Pin(pattern="second", device="b0")]
+    host = device("host", backend="cpu", threads=1)
+    for limit, expected in ((4, 2), (1, 1)):
+        daemon = launch(devices=(*devices, host), sections={"limits": {"copies": limit}})
+        with Conn(daemon.address) as conn:
+            assert conn.submit(graph, pins=where).n_copies == expected
