@@ -1,5 +1,8 @@
 """A prompt of 512 tokens and a generation of 128, beside llama.cpp: same file, same threads.
 
+The model is measured as it is and as `headrace quantize` makes it in other types, which are kept in
+build/bench; `--quick` measures the file itself with one thread.
+
 llama.cpp runs in an environment of its own (HEADRACE_LLAMA_PYTHON names its interpreter); without it the
 rows have no peer. Both sides measure the same: the prompt in one call up to the logits of its last
 token; then token by token with the likeliest one. They take turns in every repetition.
@@ -24,15 +27,16 @@ from headrace.models.generate import Context, Model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
-from rows import Row  # noqa: E402
-from run_daemon import Daemon, device  # noqa: E402
+from rows import Row, is_quick  # noqa: E402
+from run_daemon import ROOT, Daemon, device  # noqa: E402
 
 PROMPT = 512
 TOKENS = 128
 CONTEXT = 1024
 THREADS = (1, 2)
 REPETITIONS = 5
-GOAL = ">= 0.5"
+GOAL = ">= 0.98"
+TYPES = ("q8_0", "q4_0", "f16")  # what the file is quantised to, besides what it is
 
 
 class Side(Protocol):
@@ -92,7 +96,21 @@ def peer(model: Path, threads: int) -> Iterator[Side | None]:
         process.wait(30)
 
 
-def compare(model: Path, threads: int) -> list[Row]:
+def quantised(model: Path, name: str) -> Path:
+    """The model in another type, made once."""
+    target = ROOT / "build" / "bench" / f"{model.stem}.{name}.gguf"
+    if target.exists() and target.stat().st_mtime >= model.stat().st_mtime:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_suffix(".part")
+    with Daemon() as daemon:
+        command = [sys.executable, "-m", "headrace.cli", "quantize", "--force"]
+        command += ["--connect", daemon.address, str(model), str(unfinished), name]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return unfinished.replace(target)
+
+
+def compare(model: Path, threads: int, kind: str) -> list[Row]:
     prompt = [random.Random(512).randrange(100, 40000) for _ in range(PROMPT)]
     names = (f"prompt of {PROMPT}", f"generation of {TOKENS}")
     counts = (PROMPT, TOKENS)
@@ -107,7 +125,7 @@ def compare(model: Path, threads: int) -> list[Row]:
     rows = []
     for part, (name, count) in enumerate(zip(names, counts, strict=True)):
         speeds = [count / median(pair[part] for pair in seconds) for seconds in times]
-        what = f"{name}, {threads} thread{'s' * (threads > 1)}"
+        what = f"{kind}: {name}, {threads} thread{'s' * (threads > 1)}"
         llama = speeds[1] if len(speeds) > 1 else None
         rows.append(Row(what, speeds[0], "tokens/s", "llama.cpp", llama, GOAL))
     return rows
@@ -115,5 +133,14 @@ def compare(model: Path, threads: int) -> list[Row]:
 
 def run() -> list[Row]:
     model = Path(os.environ["HEADRACE_MODEL"]).resolve()
-    cores = len(os.sched_getaffinity(0))
-    return [row for threads in THREADS if threads <= cores for row in compare(model, threads)]
+    cores = 1 if is_quick() else len(os.sched_getaffinity(0))
+    files = {model.stem: model}
+    if not is_quick():
+        files |= {name: quantised(model, name) for name in TYPES}
+    return [
+        row
+        for kind, file in files.items()
+        for threads in THREADS
+        if threads <= cores
+        for row in compare(file, threads, kind)
+    ]
