@@ -150,7 +150,7 @@ HR_NODISCARD hr_status hr_bind(struct hr_request *request, struct hr_diag *diag)
 void hr_graph_object_close_work(struct hr_job *job);
 /* Frees the rest, run memory included; in rpc_run.c. Thread: loop. */
 void hr_graph_object_free(struct hr_object *object);
-/* Memory for the trace of a run, charged to its session: in rpc_explain.c, as are the others. Thread:
+/* Memory for the trace of a run, charged to its session: in rpc_explain.c, as is the next. Thread:
  * loop. HR_E_EXHAUSTED. */
 HR_NODISCARD hr_status hr_run_trace_expect(struct hr_graph_object *object,
                                            struct hr_graph_run *run, struct hr_diag *diag);

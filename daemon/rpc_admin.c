@@ -94,8 +94,8 @@ static void put_usage(struct list *list, const char *set, const char *tensor,
         }
 }
 
-/* The histogram of every layer: how many runs used each expert of its first weight, while its set is
- * there. Thread: engine. */
+/* The histogram of every layer: how many runs used each expert of its first weight, while its set
+ * is there. Thread: engine. */
 static void put_usages(struct list *list, struct hr_weights_store *store) {
         for (struct hr_weights *set = hr_weights_store_next(store, NULL); set;
              set = hr_weights_store_next(store, set))

@@ -80,14 +80,14 @@ struct hr_explanation {
         uint32_t group_count;
         uint32_t *group_ids, *group_device, *group_experts, *group_places, *group_resident;
         uint32_t *group_weights; /* how many share the ids */
-        uint64_t *group_uses;    /* per expert of each group: runs that used it; of pipelines only */
+        uint64_t *group_uses; /* per expert of each group: runs that used it; of pipelines only */
         uint32_t group_uses_count;
 };
 
 #define HR_EXPLAIN_FALLBACK (UINT32_C(1) << 31)
 
-/* The plan of a request as it would be bound with all its slots. HR_E_PRECONDITION (reason PLAN) when
- * it was made for another graph or fleet, HR_E_EXHAUSTED. */
+/* The plan of a request as it would be bound with all its slots. HR_E_PRECONDITION (reason PLAN)
+ * when it was made for another graph or fleet, HR_E_EXHAUSTED. */
 HR_NODISCARD hr_status hr_plan_explain(const struct hr_plan *plan,
                                        const struct hr_plan_request *request, struct hr_diag *diag,
                                        struct hr_explanation *ret_explanation);

@@ -413,8 +413,8 @@ void hr_plan_allow_all(struct hr_planner *planner);
 bool hr_plan_split_is_per_slot(const struct hr_plan *plan, const struct hr_graph *graph,
                                const struct hr_plan_split *split);
 
-/* Bytes of copies per device with so many slots. Copies that share memory with others count each, but
- * never more than there is. */
+/* Bytes of copies per device with so many slots. Copies that share memory with others count each,
+ * but never more than there is. */
 void hr_plan_copies_bytes(const struct hr_plan *plan, uint32_t slots, uint64_t *ret_bytes);
 
 const char *hr_rule_name(hr_rule rule);

@@ -18,7 +18,7 @@ struct hr_run;
 /* Of one command. Zeroed by hr_run_start(); complete when the run is done. */
 struct hr_trace_entry {
         struct hr_run *run;
-        uint64_t begin_ns, end_ns; /* hr_clock_now_ns() on the device's thread; 0 = did not happen */
+        uint64_t begin_ns, end_ns; /* hr_clock_now_ns() on the device's thread; 0 = never */
         struct hr_expert_tally experts; /* of a command that copies experts */
 };
 
@@ -42,8 +42,8 @@ const char *hr_trace_kind_name(hr_trace_kind kind);
 /* How many commands a run of the pipeline has. */
 uint32_t hr_pipeline_command_count(const struct hr_pipeline *pipeline);
 
-/* The commands of a run that happened, in the order in which they were submitted; columns of `count`
- * in the arena given. */
+/* The commands of a run that happened, in the order in which they were submitted; columns of
+ * `count` in the arena given. */
 struct hr_trace {
         uint64_t sequence, started_ns, ended_ns;
         uint32_t slot, n_copies, split_count;
@@ -62,7 +62,7 @@ struct hr_trace {
 HR_NODISCARD hr_status hr_run_trace(const struct hr_run *run, struct hr_arena *arena,
                                     struct hr_diag *diag, struct hr_trace *ret_trace);
 
-/* ---- Measured splits -------------------------------------------------------------------------- */
+/* ---- Measured splits ------------------------------------------------------------------------- */
 
 /* The figures of the latest traced runs of a graph. One owner; one thread at a time. */
 struct hr_measure;

@@ -78,7 +78,7 @@ def pick(names: Sequence[str], positions: Iterable[int]) -> list[str]:
 
 
 class Explanation:
-    """A plan: devices, leaves, nodes, splits, experts, rules, cache; measured where runs were traced.
+    """A plan: devices, leaves, nodes, splits, experts, rules, cache, and what was measured.
 
     devices, leaves, nodes, splits, experts: one dict per item. summary, cache: one dict. rules:
     {name: how often it changed a decision}. measured: None, or {"runs", "run_ns"}, and each split
@@ -347,7 +347,8 @@ class Explanation:
                 home[node["id"]] = anchors[split["index"]] = f"node{node['index']}"
                 label = f"{node['index']} {node['op']}\n{node['name']}\n{node['cause']}"
                 colour = colours.get(node["device"] or "", "white")
-                yield f"    node{node['index']} [label={quoted(label)}, fillcolor={quoted(colour)}];"
+                style = f"label={quoted(label)}, fillcolor={quoted(colour)}"
+                yield f"    node{node['index']} [{style}];"
             yield "  }"
         used = {copy["tensor"] for split in self.splits for copy in split["inputs"]}
         for leaf in self.leaves:

@@ -28,9 +28,9 @@ TENSOR_KINDS = frozenset({"input", "write", "read", "copy", "experts", "output"}
 class Command:
     """One command of a run. Times are the daemon's monotonic nanoseconds.
 
-    kind: wait, record, input, write, read, copy, experts, compute or output. split: that it belongs
-    to; split_count of the trace: behind the last. event: of waits and records. tensor: id of what is
-    moved; name: its name.
+    kind: wait, record, input, write, read, copy, experts, compute, tap or output. split: that it
+    belongs to; split_count of the trace: behind the last. event: of waits and records. tensor: id
+    of what is moved; name: its name.
     """
 
     kind: str
@@ -103,7 +103,9 @@ class Trace(Sequence[Command]):
     def __len__(self) -> int:
         return len(self.commands)
 
-    def of(self, kind: str, *, device: str | None = None, split: int | None = None) -> list[Command]:
+    def of(
+        self, kind: str, *, device: str | None = None, split: int | None = None
+    ) -> list[Command]:
         """The commands of a kind, of one device or split where that is given."""
         return [
             c

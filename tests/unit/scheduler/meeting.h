@@ -1,8 +1,8 @@
 /*
- * Queues that wait for each other: command n + 1 of one device is held until command n of another is
- * being executed, and the other way round, so that both are certainly under way at the same time, on
- * a machine of any speed. Where the scheduler does not let them overlap, the wait ends after a while
- * and is counted.
+ * Queues that wait for each other: command n + 1 of one device is held until command n of another
+ * is being executed, and the other way round, so that both are certainly under way at the same
+ * time, on a machine of any speed. Where the scheduler does not let them overlap, the wait ends
+ * after a while and is counted.
  */
 #pragma once
 
