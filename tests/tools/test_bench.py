@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 import sys
+import tarfile
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +18,7 @@ BENCH = ROOT / "tests" / "bench"
 sys.path[:0] = [str(ROOT / "tests" / "tools"), str(BENCH)]
 
 import bench  # noqa: E402
+import unpack_ggml  # noqa: E402
 from rows import GOAL, Row, machine  # noqa: E402
 
 README = (BENCH / "README.md").read_text()
@@ -92,3 +95,26 @@ def test_others_are_measured_after_one_that_fails(
     assert bench.main() == 1
     assert "no such thing" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["y.json"]
+
+
+def test_ggml_is_taken_out_of_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package, folder = tmp_path / "p.tar.gz", tmp_path / "ggml"
+    inside = "p-1/vendor/llama.cpp/ggml/"
+    names = ("p-1/README.md", f"{inside}CMakeLists.txt", f"{inside}src/a.c", f"{inside}../out.c")
+    with tarfile.open(package, "w:gz") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = len(name)
+            tar.addfile(member, io.BytesIO(name.encode()))
+    monkeypatch.setattr(sys, "argv", ["unpack_ggml.py", str(package), str(folder)])
+    assert unpack_ggml.main() == 0
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert files == ["CMakeLists.txt", "ggml.pc.in", "src/a.c"]
+    assert (folder / "src" / "a.c").read_text() == f"{inside}src/a.c"
+    assert not (tmp_path / "out.c").exists()
+    with tarfile.open(package, "w:gz"):
+        pass
+    assert unpack_ggml.main() == 1
+    assert "no ggml" in capsys.readouterr().err

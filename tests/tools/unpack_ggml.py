@@ -17,8 +17,12 @@ def main() -> int:
             _, inside, name = member.name.partition(INSIDE)
             if not inside or not name or not member.isfile():
                 continue
-            member.name = name
-            tar.extract(member, Path(folder), filter="data")
+            content = tar.extractfile(member)
+            target = Path(folder) / name
+            if content is None or ".." in target.parts:
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content.read())
             found += 1
     if found == 0:
         print(f"{package} contains no ggml", file=sys.stderr)
