@@ -2,8 +2,8 @@
  * Runs recorded operator cases on a device and measures the results.
  *
  *   golden_ops [--device cpu|blas] [--isa NAME] [--arithmetic ggml|fast] [--threads N] [--isolated]
- *              [--wake-all]
- *              [--batch-min N] [--allow-unsupported] [--verbose] [--case ID] [FILE.txt|FOLDER]...
+ *              [--wake-all] [--batch-min N] [--allow-unsupported] [--verbose] [--digest] [--case ID]
+ *              [FILE.txt|FOLDER]...
  *
  * Each case is run twice. First node by node: a node's result is measured, then replaced by the recorded
  * one, so that every node is judged on recorded inputs. Then, if it has several nodes, as a whole, where
@@ -38,7 +38,7 @@ typedef enum verdict { PASSED, FAILED, SKIPPED } verdict;
 
 struct options {
         struct hr_backend_config backend;
-        bool allow_unsupported, is_verbose;
+        bool allow_unsupported, is_verbose, is_digested;
         int64_t only_case;
 };
 
@@ -238,6 +238,19 @@ static bool is_encoding(const struct ops_run *run, uint32_t k) {
 
 /* ---- Cases ----------------------------------------------------------------------------------- */
 
+/* Of all results in order (FNV-1a): equal where two runs over the same files have the same bits. */
+static uint64_t digest = UINT64_C(0xcbf29ce484222325);
+
+static void digest_add(const struct hr_tensor *tensor, const uint8_t *content) {
+        uint64_t row_bytes = 0, bytes;
+
+        if (!hr_type_row_bytes(tensor->type, tensor->ne[0], &row_bytes))
+                return;
+        bytes = row_bytes * (uint64_t) hr_tensor_rows(tensor);
+        for (uint64_t i = 0; i < bytes; i++)
+                digest = (digest ^ content[i]) * UINT64_C(0x100000001b3);
+}
+
 static bool node_is_right(struct ops_run *run, uint32_t k, bool is_chained) {
         struct ops_bytes expected = ops_family_tensor(run->family, run->item, k, "");
         uint8_t *actual;
@@ -250,6 +263,7 @@ static bool node_is_right(struct ops_run *run, uint32_t k, bool is_chained) {
         actual = ops_run_download(run, k);
         if (!actual)
                 return complain(run, k, "cannot be read back");
+        digest_add(&run->graph->tensors[k], actual);
         if (is_encoding(run, k))
                 good = is_chained || measure_encoder(run, k, expected.data, actual);
         else
@@ -398,7 +412,7 @@ static int usage(void) {
         fprintf(stderr, "usage: golden_ops [--device cpu|blas] [--isa NAME] [--arithmetic ggml|fast] "
                         "[--threads N] "
                         "[--isolated] [--wake-all] [--batch-min N] [--allow-unsupported] "
-                        "[--verbose] [--case ID] [FILE.txt|FOLDER]...\n");
+                        "[--verbose] [--digest] [--case ID] [FILE.txt|FOLDER]...\n");
         return 2;
 }
 
@@ -411,6 +425,8 @@ static bool parse_flag(const char *name) {
                 options.allow_unsupported = true;
         else if (strcmp(name, "--verbose") == 0)
                 options.is_verbose = true;
+        else if (strcmp(name, "--digest") == 0)
+                options.is_digested = true;
         else
                 return false;
         return true;
@@ -450,6 +466,8 @@ static void report(const struct tally *total) {
                 for (uint32_t op = 0; op < HR_OP_LIMIT; op++)
                         if (worst[op] > 0)
                                 printf("largest nmse %-20s %.3g\n", hr_op_name(op), worst[op]);
+        if (options.is_digested)
+                printf("digest %016" PRIx64 "\n", digest);
         printf("%" PRIu32 " passed, %" PRIu32 " failed, %" PRIu32 " skipped\n", total->passed,
                total->failed, total->skipped);
 }
