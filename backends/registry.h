@@ -20,14 +20,14 @@ struct hr_backend_config {
         uint32_t gpu;            /* cuda: its number, as the driver counts */
 };
 
-/* HR_E_UNSUPPORTED (reason BACKEND) for a backend that this build does not have, HR_E_UNAVAILABLE (reason
- * DRIVER) for one whose driver this machine does not have. */
+/* HR_E_UNSUPPORTED (reason BACKEND) for a backend that this build does not have, HR_E_UNAVAILABLE
+ * (reason DRIVER) for one whose driver this machine does not have. */
 HR_NODISCARD hr_status hr_backend_device_new(const struct hr_backend_config *config,
                                              struct hr_diag *diag, struct hr_device **ret_device);
 /* Names of the backends of this build, NULL-terminated, static storage. */
 const char *const *hr_backend_names(void);
-/* GPUs that the driver finds. HR_E_UNSUPPORTED (reason BACKEND) in a build without a backend for them,
- * HR_E_UNAVAILABLE (reason DRIVER) without a driver that works. */
+/* GPUs that the driver finds. HR_E_UNSUPPORTED (reason BACKEND) in a build without a backend for
+ * them, HR_E_UNAVAILABLE (reason DRIVER) without a driver that works. */
 HR_NODISCARD hr_status hr_backend_gpu_count(struct hr_diag *diag, uint32_t *ret_count);
 /* Can a device be made of that GPU? */
 bool hr_backend_gpu_is_usable(uint32_t gpu);

@@ -22,8 +22,8 @@ void *hr_arena_alloc(struct hr_arena *arena, uint64_t bytes, uint32_t align);
 void *hr_arena_alloc_raw(struct hr_arena *arena, uint64_t bytes, uint32_t align);
 /* Forgets everything and keeps one block for reuse. */
 void hr_arena_reset(struct hr_arena *arena);
-/* Forgets everything; what comes next finds one block as large as all that was held, unless that was
- * more than bytes_max (then nothing is held). */
+/* Forgets everything; what comes next finds one block as large as all that was held, unless that
+ * was more than bytes_max (then nothing is held). */
 void hr_arena_recycle(struct hr_arena *arena, uint64_t bytes_max);
 /* Opens a block of so many bytes for what comes next; without memory for it nothing happens. */
 void hr_arena_reserve(struct hr_arena *arena, uint64_t bytes);

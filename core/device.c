@@ -45,7 +45,8 @@ void hr_outcome_end(struct hr_outcome *outcome) {
         int expected = PHASE_RUNNING;
 
         if (!atomic_compare_exchange_strong(&outcome->phase, &expected, PHASE_ENDED))
-                (void) hr_outcome_diag(outcome); /* whoever writes it now takes no longer than that */
+                (void) hr_outcome_diag(outcome); /* whoever writes it now takes no longer than
+                                                  * that */
 }
 
 bool hr_outcome_failed(struct hr_outcome *outcome) {

@@ -3,13 +3,13 @@
  * header alone, and a backend knows nothing above it.
  *
  * Model. A device has memory of one buffer kind and makes in-order queues. A queue takes commands
- * without ever blocking on their execution; between queues only events order anything. Copies between
- * devices are commands of the queue that owns the *source* memory, so that source memory needs no
- * edge of its own; the destination is guarded by events.
+ * without ever blocking on their execution; between queues only events order anything. Copies
+ * between devices are commands of the queue that owns the *source* memory, so that source memory
+ * needs no edge of its own; the destination is guarded by events.
  *
- * Failure. Submitting can fail at once (status + diag). Failure during execution goes into the run's
- * hr_outcome: the first one wins, later COMPUTE and copy commands of that run become no-ops, while
- * waits, records and notifications still happen, so that nothing that depends on them hangs.
+ * Failure. Submitting can fail at once (status + diag). Failure during execution goes into the
+ * run's hr_outcome: the first one wins, later COMPUTE and copy commands of that run become no-ops,
+ * while waits, records and notifications still happen, so that nothing that depends on them hangs.
  *
  * Threads: one engine thread submits to all queues of a fleet; a backend's own threads execute.
  * Vtables are `static const` with no NULL members; only the wrappers in core/device.c call them.
@@ -80,13 +80,14 @@ struct hr_operand {
         uint32_t id;       /* tensor id in the plan, for messages */
         int64_t ne[HR_DIMS];
         uint64_t nb[HR_DIMS];
-        void *data;        /* address on the device (host pointer for host devices); NULL if empty */
+        void *data;        /* address on the device (host pointer for host devices); NULL if
+                            * empty */
         uint64_t room;     /* bytes that may be touched from data on: kernels never leave it */
 };
 
-/* The tensor's type, extents and strides; no address yet. Where dimension 0 has only one block its stride
- * means nothing in the graph; in the operand it is the block's size, so that a kernel may walk contiguous
- * memory by nb[0]. */
+/* The tensor's type, extents and strides; no address yet. Where dimension 0 has only one block its
+ * stride means nothing in the graph; in the operand it is the block's size, so that a kernel may
+ * walk contiguous memory by nb[0]. */
 struct hr_operand hr_operand_of_tensor(const struct hr_tensor *tensor, uint32_t id);
 
 struct hr_step {
@@ -95,7 +96,8 @@ struct hr_step {
         const int32_t *params;        /* HR_OP_PARAM_WORDS words */
         struct hr_operand result;
         uint32_t source_count;
-        const struct hr_operand *sources; /* source_count; an absent one has data NULL, type UINT32_MAX */
+        const struct hr_operand *sources; /* source_count; an absent one has data NULL, type
+                                           * UINT32_MAX */
         uint32_t joined; /* that many steps after it are computed in one pass with it: the result of
                           * each but the last has no memory (data NULL), and is a source of the next
                           * step only */
@@ -115,9 +117,9 @@ struct hr_split_view {
         const struct hr_graph *graph;
         const uint32_t *nodes; /* ascending, the graph's own order */
         uint32_t node_count;
-        /* Per node: the place in `nodes` of the one that reads its result, when that one takes it as
-         * one source and nobody else needs it: it is no output, is not observed, has memory of its
-         * own, is nobody's base, and no other device reads it. HR_NO_READER otherwise. */
+        /* Per node: the place in `nodes` of the one that reads its result, when that one takes it
+         * as one source and nobody else needs it: it is no output, is not observed, has memory of
+         * its own, is nobody's base, and no other device reads it. HR_NO_READER otherwise. */
         const uint32_t *reader;
 };
 
@@ -140,8 +142,8 @@ struct hr_device_props {
 struct hr_device_ops {
         uint32_t size;
         void (*destroy)(struct hr_device *device);
-        /* Pure function of node (id in graph) and its sources' types, shapes and strides. Leaves are
-         * asked too, with op NONE. */
+        /* Pure function of node (id in graph) and its sources' types, shapes and strides. Leaves
+         * are asked too, with op NONE. */
         bool (*supports_op)(const struct hr_device *device, const struct hr_graph *graph,
                             uint32_t tensor);
         /* Can kernels read and write memory of that kind in place? Always true for its own. */
@@ -164,10 +166,10 @@ struct hr_device_ops {
         uint64_t (*program_bytes)(const struct hr_device *device, const struct hr_graph *graph,
                                   const uint32_t *nodes, uint32_t node_count);
         void (*memory)(const struct hr_device *device, uint64_t *ret_free, uint64_t *ret_total);
-        /* Chooses the order of a split's nodes, and which of them share one pass. A pure function of
-         * the view. `order` comes in as 0, 1, 2 ... and holds places in view->nodes; `joined`, all
-         * false, says of a place in `order` that it is computed in one pass with the one after it,
-         * which must be its reader. Every node still reads and overwrites what it does in the
+        /* Chooses the order of a split's nodes, and which of them share one pass. A pure function
+         * of the view. `order` comes in as 0, 1, 2 ... and holds places in view->nodes; `joined`,
+         * all false, says of a place in `order` that it is computed in one pass with the one after
+         * it, which must be its reader. Every node still reads and overwrites what it does in the
          * graph's own order. The result of a pass may lie over one of its sources, with the same
          * address and layout, and over nothing else that it reads. */
         void (*optimize)(const struct hr_device *device, const struct hr_split_view *view,
@@ -180,11 +182,11 @@ struct hr_device {
         atomic_uint refs;
         atomic_uint_fast64_t used_bytes; /* of buffers alive, kept by core/device.c */
         uint64_t memory_cap;             /* configured; 0 = none. Checked by hr_buffer_new */
-        uint64_t expert_bytes;           /* configured before a fleet has it: memory for experts that
-                                          * are copied when they are used; 0 = as plans say */
+        uint64_t expert_bytes;           /* configured before a fleet has it: memory for experts
+                                          * that are copied when they are used; 0 = as plans say */
         atomic_bool lost;                /* for good; see hr_device_lose */
-        const atomic_int *lost_with;     /* lost, too, when this is not 0; outlives the device. NULL =
-                                          * nothing. For devices that share what can be lost */
+        const atomic_int *lost_with;     /* lost, too, when this is not 0; outlives the device. NULL
+                                          * = nothing. For devices that share what can be lost */
 };
 
 struct hr_device *hr_device_ref(struct hr_device *device);
@@ -198,10 +200,10 @@ void hr_device_memory(const struct hr_device *device, uint64_t *ret_free, uint64
 /* Bytes of scratch that a program of these nodes will take. */
 uint64_t hr_device_program_bytes(const struct hr_device *device, const struct hr_graph *graph,
                                  const uint32_t *nodes, uint32_t node_count);
-/* The device will not compute again, and what is in its memory is gone. A backend that finds out says
- * so; a member that answers HR_E_DEVICE_LOST has said so. From then on nothing that it was given has
- * an effect on memory any more, its commands fail their outcomes with HR_E_DEVICE_LOST, and waits,
- * records and notifications that it took still happen. Thread: any. */
+/* The device will not compute again, and what is in its memory is gone. A backend that finds out
+ * says so; a member that answers HR_E_DEVICE_LOST has said so. From then on nothing that it was
+ * given has an effect on memory any more, its commands fail their outcomes with HR_E_DEVICE_LOST,
+ * and waits, records and notifications that it took still happen. Thread: any. */
 void hr_device_lose(struct hr_device *device);
 bool hr_device_is_lost(const struct hr_device *device);
 
@@ -219,8 +221,8 @@ struct hr_buffer_ops {
         void (*destroy)(struct hr_buffer *buffer);
 };
 
-/* How many runs used each expert of a weight that lies at `offset` of a buffer. Counted by the queues
- * that copy experts, read by any thread; lives as long as the buffer. */
+/* How many runs used each expert of a weight that lies at `offset` of a buffer. Counted by the
+ * queues that copy experts, read by any thread; lives as long as the buffer. */
 struct hr_expert_usage {
         struct hr_expert_usage *next;
         uint64_t offset;
@@ -246,13 +248,13 @@ struct hr_buffer {
 HR_NODISCARD hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes,
                                      hr_buffer_usage usage, struct hr_diag *diag,
                                      struct hr_buffer **ret_buffer);
-/* A buffer of kind hr_host_kind over memory that somebody else owns (a mapped file); release(arg) is
- * called once with the last reference. Not charged to the device. */
+/* A buffer of kind hr_host_kind over memory that somebody else owns (a mapped file); release(arg)
+ * is called once with the last reference. Not charged to the device. */
 HR_NODISCARD hr_status hr_buffer_wrap(struct hr_device *device, void *base, uint64_t bytes,
                                       hr_buffer_usage usage, void (*release)(void *arg), void *arg,
                                       struct hr_diag *diag, struct hr_buffer **ret_buffer);
-/* True when its contents are gone with its device. Host memory outlives the device that asked for it.
- * Thread: any. */
+/* True when its contents are gone with its device. Host memory outlives the device that asked for
+ * it. Thread: any. */
 bool hr_buffer_is_lost(const struct hr_buffer *buffer);
 /* To be called after bytes of a buffer of weights have been written that runs may have read before:
  * what devices keep of it is not used any more. Thread: any. */
@@ -306,10 +308,10 @@ struct hr_expert_weight {
         uint64_t copied_at; /* clock of the last scan whose experts it has */
 };
 
-/* The weights of a device that are used with the same ids, and which experts are there. With as many
- * places as experts, expert e has place e and kernels read the ids as they are. With fewer, the ids
- * are translated into places. Made and freed by the pipeline; from the first command to the last it
- * belongs to the thread that executes them. */
+/* The weights of a device that are used with the same ids, and which experts are there. With as
+ * many places as experts, expert e has place e and kernels read the ids as they are. With fewer,
+ * the ids are translated into places. Made and freed by the pipeline; from the first command to the
+ * last it belongs to the thread that executes them. */
 struct hr_expert_cache {
         uint32_t node;    /* for messages: the first one that uses the ids */
         uint32_t experts; /* valid ids are 0 .. experts - 1 */
@@ -317,7 +319,8 @@ struct hr_expert_cache {
         bool resident;    /* the places keep their experts from run to run */
         int64_t ne[2];    /* of the ids */
         uint64_t nb[2];
-        int32_t *translated; /* ne[0] x ne[1], contiguous, on the device; NULL with places = experts */
+        int32_t *translated; /* ne[0] x ne[1], contiguous, on the device; NULL with places =
+                              * experts */
         struct hr_expert_weight *weights;
         uint32_t weight_count;
         /* The executing queue's. */
@@ -326,7 +329,8 @@ struct hr_expert_cache {
         uint32_t *expert_at; /* per place; >= experts: nothing */
         uint64_t *used_at;   /* per expert: clock of its latest use */
         atomic_uint_fast64_t *uses; /* per expert: scans that named it; read by any thread */
-        struct hr_expert_usage *usage; /* the same for all that use the first weight; NULL = not kept */
+        struct hr_expert_usage *usage; /* the same for all that use the first weight; NULL = not
+                                        * kept */
         uint32_t *missing;   /* experts to be copied after the latest scan, ascending */
         uint32_t missing_count;
 };
@@ -360,14 +364,15 @@ struct hr_queue_ops {
          * event never recorded does not hold anything up. Any backend's event. */
         hr_status (*wait)(struct hr_queue *queue, struct hr_event *event, struct hr_diag *diag);
         hr_status (*record)(struct hr_queue *queue, struct hr_event *event, struct hr_diag *diag);
-        /* Calls fn(arg) once after all earlier commands, whatever became of them. Thread of fn: any.
-         * fn does not block and submits nothing. */
+        /* Calls fn(arg) once after all earlier commands, whatever became of them. Thread of fn:
+         * any. fn does not block and submits nothing. */
         hr_status (*notify)(struct hr_queue *queue, hr_notify_fn fn, void *arg,
                             struct hr_diag *diag);
-        /* Brings the used experts of cache->weights[weight] to their places. The first weight's command
-         * reads the ids, in order with the queue's other commands, and decides for all; those of the
-         * others follow in the same run. `ids` is an address on the device. An id that is no expert
-         * fails the outcome: HR_E_RANGE, reason INDEX_VALUE. Only where props.experts says so. */
+        /* Brings the used experts of cache->weights[weight] to their places. The first weight's
+         * command reads the ids, in order with the queue's other commands, and decides for all;
+         * those of the others follow in the same run. `ids` is an address on the device. An id that
+         * is no expert fails the outcome: HR_E_RANGE, reason INDEX_VALUE. Only where props.experts
+         * says so. */
         hr_status (*copy_experts)(struct hr_queue *queue, struct hr_expert_cache *cache,
                                   uint32_t weight, const void *ids, struct hr_expert_tally *tally,
                                   struct hr_outcome *outcome, struct hr_diag *diag);

@@ -2,9 +2,9 @@
  * The graph IR: what a client submits. Immutable once hr_graph_validate() has accepted it.
  *
  * Tensor ids: leaves are 0 .. leaf_count-1, nodes follow in execution order, so node i has the id
- * leaf_count + i. A source of a node has a smaller id than the node; this makes cycles impossible to
- * write down. (Recorded reference graphs may hold self-sources and `extra` tensors past the nodes;
- * validation refuses both, the scheduler copes with both.)
+ * leaf_count + i. A source of a node has a smaller id than the node; this makes cycles impossible
+ * to write down. (Recorded reference graphs may hold self-sources and `extra` tensors past the
+ * nodes; validation refuses both, the scheduler copes with both.)
  *
  * Arrays are sized when the graph is made; there is no limit other than the caller's.
  * Ownership: reference counted; every array belongs to the graph. Thread: any once frozen.
@@ -22,7 +22,8 @@ struct hr_graph {
         uint32_t source_count;
         struct hr_tensor *tensors;  /* leaf_count + node_count + extra_count */
         uint32_t *sources;          /* ids, HR_TENSOR_NONE for an absent one */
-        /* Names: tensor i's is name_bytes[name_offsets[i] .. name_offsets[i + 1]), no terminator. */
+        /* Names: tensor i's is name_bytes[name_offsets[i] .. name_offsets[i + 1]), no
+         * terminator. */
         uint64_t *name_offsets;     /* tensor_count + 1 */
         char *names;
         /* Constants: leaf i's bytes are constants[constant_offsets[i] .. [i + 1]). */
@@ -38,8 +39,8 @@ struct hr_graph_sizes {
         uint64_t name_bytes, constant_bytes;
 };
 
-/* Zeroed storage of the given sizes, one reference. HR_E_EXHAUSTED without memory, HR_E_INVALID when
- * a count wraps. The caller fills the arrays, then validates. */
+/* Zeroed storage of the given sizes, one reference. HR_E_EXHAUSTED without memory, HR_E_INVALID
+ * when a count wraps. The caller fills the arrays, then validates. */
 HR_NODISCARD hr_status hr_graph_new(const struct hr_graph_sizes *sizes, struct hr_diag *diag,
                                     struct hr_graph **ret_graph);
 struct hr_graph *hr_graph_ref(struct hr_graph *graph);
@@ -82,11 +83,12 @@ struct hr_graph_limits {
 /*
  * Checks everything and freezes the graph: arity, source order, types, shapes and strides of every
  * op by inference (what the client declared must equal what is inferred), parameters, views inside
- * their base, leaf kinds, flags. Nothing the client declared is believed. Linear time, no recursion.
+ * their base, leaf kinds, flags. Nothing the client declared is believed. Linear time, no
+ * recursion.
  *
  * HR_E_INVALID with node or tensor, reason (ARITY, SOURCE, DTYPE, BLOCK, SHAPE, STRIDE, SIZE, VIEW,
- * PARAM, FLAG, LEAF, ALIAS, NAME, COLUMN) and words; HR_E_UNSUPPORTED (reason OP) for an op of op.def whose
- * inference is not written; HR_E_INVALID (reason OP) for a number that is no op;
+ * PARAM, FLAG, LEAF, ALIAS, NAME, COLUMN) and words; HR_E_UNSUPPORTED (reason OP) for an op of
+ * op.def whose inference is not written; HR_E_INVALID (reason OP) for a number that is no op;
  * HR_E_EXHAUSTED for a tensor over the limit. On failure the graph stays unfrozen.
  */
 HR_NODISCARD hr_status hr_graph_validate(struct hr_graph *graph,

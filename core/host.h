@@ -47,9 +47,9 @@ HR_NODISCARD hr_status hr_host_team_new(const struct hr_host_team_config *config
 /* Ends the threads. NULL is a no-op. Returns NULL. */
 struct hr_host_team *hr_host_team_free(struct hr_host_team *team);
 uint32_t hr_host_team_threads(const struct hr_host_team *team);
-/* Calls fn(arg, 0 .. members - 1, members), one call per thread, and returns when all have returned.
- * members is at least 1 and at most the team's threads; with 1 nobody is woken. Thread: one at a
- * time, always the same. */
+/* Calls fn(arg, 0 .. members - 1, members), one call per thread, and returns when all have
+ * returned. members is at least 1 and at most the team's threads; with 1 nobody is woken. Thread:
+ * one at a time, always the same. */
 void hr_host_team_run(struct hr_host_team *team, uint32_t members, hr_host_team_fn fn, void *arg);
 /* Inside fn: waits until all `members` have come here. What each wrote before is seen by all. */
 void hr_host_team_barrier(struct hr_host_team *team, uint32_t members);
@@ -68,14 +68,14 @@ void hr_host_experts_copy(struct hr_expert_cache *cache, uint32_t weight, const 
 struct hr_host_queue_config {
         struct hr_host_team_config team;
         uint32_t delay_us; /* slept before each compute command */
-        /* Runs steps first .. first + count - 1. `outcome` is never NULL and not failed at the start.
-         * Thread: the queue's. */
+        /* Runs steps first .. first + count - 1. `outcome` is never NULL and not failed at the
+         * start. Thread: the queue's. */
         void (*compute)(struct hr_program *program, uint32_t first, uint32_t count,
                         struct hr_host_team *team, struct hr_outcome *outcome);
 };
 
-/* An implementation of hr_queue over host memory for hr_device_ops.queue_new. HR_E_EXHAUSTED without
- * threads or memory. Destroying it waits for the commands submitted. */
+/* An implementation of hr_queue over host memory for hr_device_ops.queue_new. HR_E_EXHAUSTED
+ * without threads or memory. Destroying it waits for the commands submitted. */
 HR_NODISCARD hr_status hr_host_queue_new(struct hr_device *device,
                                          const struct hr_host_queue_config *config,
                                          struct hr_diag *diag, struct hr_queue **ret_queue);

@@ -1,10 +1,11 @@
 /*
  * Experts of a mixture, copied when they are used.
  *
- * The ids say which experts a run uses. A scan checks them, gives every used expert a place (its own,
- * or that of the expert that was used longest ago) and lists those whose bytes are missing; after it
- * each weight copies the listed ones, neighbours together. Bytes past an expert are zeros, so that a
- * kernel that reads a little further reads something finite, whatever lies behind the expert at home.
+ * The ids say which experts a run uses. A scan checks them, gives every used expert a place (its
+ * own, or that of the expert that was used longest ago) and lists those whose bytes are missing;
+ * after it each weight copies the listed ones, neighbours together. Bytes past an expert are zeros,
+ * so that a kernel that reads a little further reads something finite, whatever lies behind the
+ * expert at home.
  *
  * A run may end between the scan and a weight's copy. Every weight remembers the scan that it has
  * followed; unless all have followed the last one, the next scan trusts no place.

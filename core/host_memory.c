@@ -1,10 +1,10 @@
 /*
  * Host memory as buffers.
  *
- * The kernel grants address space that it cannot back and ends a process when the bill comes in. So a
- * large request is first compared with what the system says it can give; what is refused here is an
- * error of one request instead of the end of the daemon. Small buffers come from the allocator, where
- * the sanitizers guard their ends; large ones are mapped, zero pages until touched.
+ * The kernel grants address space that it cannot back and ends a process when the bill comes in. So
+ * a large request is first compared with what the system says it can give; what is refused here is
+ * an error of one request instead of the end of the daemon. Small buffers come from the allocator,
+ * where the sanitizers guard their ends; large ones are mapped, zero pages until touched.
  *
  * What devices compute in is mapped from a few pages on. In the allocator's heap the memory of one
  * device would lie behind that of another, and processors fetch ahead past the end of what a thread

@@ -1,9 +1,9 @@
 /*
  * An in-order queue on a thread of its own, and events between such queues.
  *
- * Commands. One thread submits, one executes. Commands lie in segments that form a list; `published`
- * counts them and is the word the executing thread waits on. A segment that has been executed goes
- * onto a stack from which the submitter takes its next one:
+ * Commands. One thread submits, one executes. Commands lie in segments that form a list;
+ * `published` counts them and is the word the executing thread waits on. A segment that has been
+ * executed goes onto a stack from which the submitter takes its next one:
  *
  *   submitter: slot = segment->commands[used++]; fill; published++ ; wake
  *   executor:  waits for published != executed; runs segment->commands[next++]
@@ -11,11 +11,11 @@
  * The executor follows segment->next only after a command in the next segment has been published,
  * hence it never sees a segment that is being linked.
  *
- * Events. record() takes a ticket when it is submitted; executing it raises `reached` to the ticket.
- * wait() remembers the latest ticket when it is submitted, so that a later record of the same event
- * cannot hold it up (and no cycle can arise from reuse). `finished` follows `reached` as the very last
- * access of the recording thread: freeing an event waits for it and for the waiters, hence an event
- * may be freed as soon as it is seen to be reached.
+ * Events. record() takes a ticket when it is submitted; executing it raises `reached` to the
+ * ticket. wait() remembers the latest ticket when it is submitted, so that a later record of the
+ * same event cannot hold it up (and no cycle can arise from reuse). `finished` follows `reached` as
+ * the very last access of the recording thread: freeing an event waits for it and for the waiters,
+ * hence an event may be freed as soon as it is seen to be reached.
  *
  * Failures. The outcome of a run that has failed turns its later compute and copy commands into
  * no-ops; waits, records and notifications always happen. Commands without an outcome share the

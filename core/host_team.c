@@ -1,14 +1,15 @@
 /*
  * A team of threads that runs one function at a time.
  *
- * Member 0 is whoever calls hr_host_team_run; the others are threads that wait on a word of their own,
- * so that a job for three members does not disturb the fourth. A job:
+ * Member 0 is whoever calls hr_host_team_run; the others are threads that wait on a word of their
+ * own, so that a job for three members does not disturb the fourth. A job:
  *
  *   leader: write fn, arg, members; pending = members - 1; go[i]++ for each i < members; wake
  *   member: sees go[i] change; fn(arg, i, members); pending--; the last one wakes the leader
  *   leader: fn(arg, 0, members); waits for pending == 0
  *
- * The leader hands out a job only when pending is 0, hence a member never misses a value of its word.
+ * The leader hands out a job only when pending is 0, hence a member never misses a value of its
+ * word.
  */
 #include "core/host.h"
 

@@ -2,9 +2,9 @@
  * Waiting for a 32-bit word to change: spin for a while, then sleep on a futex. For whoever has
  * a thread that waits: core/host_*.c, and queues of backends.
  *
- * The sleeper counts itself before it asks the kernel to compare the word, and the waker changes the
- * word before it looks at the count; all four accesses are sequentially consistent, so one of the two
- * sees the other and no wake-up is lost.
+ * The sleeper counts itself before it asks the kernel to compare the word, and the waker changes
+ * the word before it looks at the count; all four accesses are sequentially consistent, so one of
+ * the two sees the other and no wake-up is lost.
  */
 #pragma once
 

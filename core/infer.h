@@ -1,7 +1,7 @@
 /*
  * Inference, private to core: from the sources and parameters of a node, what its type, shape and
- * memory must be. One function per op, in a table by op (infer.c). Each checks the preconditions that
- * hold for every device; what only some devices can do is for hr_device_ops.supports_op.
+ * memory must be. One function per op, in a table by op (infer.c). Each checks the preconditions
+ * that hold for every device; what only some devices can do is for hr_device_ops.supports_op.
  */
 #pragma once
 

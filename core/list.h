@@ -1,4 +1,5 @@
-/* Intrusive doubly linked list. A zeroed link is "in no list"; a head points at itself when empty. */
+/* Intrusive doubly linked list. A zeroed link is "in no list"; a head points at itself when
+ * empty. */
 #pragma once
 
 #include "core/base.h"

@@ -1,8 +1,8 @@
 /*
  * The table of statuses and the recording of a first failure.
  *
- * gRPC's numbers are those of its status codes; several of ours share one. The reasons that a failure
- * can carry are listed in proto/README.md.
+ * gRPC's numbers are those of its status codes; several of ours share one. The reasons that a
+ * failure can carry are listed in proto/README.md.
  */
 #include "core/status.h"
 

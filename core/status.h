@@ -2,8 +2,8 @@
  * Statuses: a typed code as return value, words in a buffer that the caller owns.
  *
  * No allocation happens on an error path and the first failure wins: hr_fail() on a diag that
- * already holds one changes nothing but still returns its own code. The table of codes, gRPC numbers
- * and stable reasons is in proto/README.md.
+ * already holds one changes nothing but still returns its own code. The table of codes, gRPC
+ * numbers and stable reasons is in proto/README.md.
  */
 #pragma once
 
@@ -50,14 +50,16 @@ typedef enum hr_scope {
 /* What went wrong. Zeroed is valid and means "nothing". */
 struct hr_diag {
         hr_status status;
-        const char *reason;     /* stable token in capitals, static storage; NULL = the status's own */
+        const char *reason;     /* stable token in capitals, static storage; NULL = the status's
+                                 * own */
         bool has_node;          /* node is an index into the graph's nodes (0 = first node) */
         uint32_t node;
         bool has_tensor;        /* tensor is an id: leaves first, then nodes */
         uint32_t tensor;
         bool has_step; /* step is a position in a sequence */
         uint32_t step;
-        const char *field;      /* name of a column, key or parameter; static storage, may be NULL */
+        const char *field;      /* name of a column, key or parameter; static storage, may be
+                                 * NULL */
         uint64_t limit, actual; /* both 0 when they have nothing to say */
         uint32_t retry_after_ms;
         char words[HR_DIAG_WORDS_BYTES];

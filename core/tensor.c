@@ -1,6 +1,6 @@
 /*
- * Extents, strides and byte counts. Everything a client declares goes through the checked forms; the
- * plain ones are for tensors that validation has accepted, for which no product can overflow.
+ * Extents, strides and byte counts. Everything a client declares goes through the checked forms;
+ * the plain ones are for tensors that validation has accepted, for which no product can overflow.
  */
 #include "core/tensor.h"
 

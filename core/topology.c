@@ -1,9 +1,10 @@
 /*
  * The canonical bytes: a header, then one record per tensor, then the sources.
  *
- * A record is the tensor itself, which holds ops, parameters, types, extents, strides, view and flags
- * in fixed-width fields without padding; source_first follows from the counts. So the canonical form
- * is two bulk copies, and names and constants, which live in other arrays, never get in.
+ * A record is the tensor itself, which holds ops, parameters, types, extents, strides, view and
+ * flags in fixed-width fields without padding; source_first follows from the counts. So the
+ * canonical form is two bulk copies, and names and constants, which live in other arrays, never get
+ * in.
  */
 #include "core/topology.h"
 

@@ -48,7 +48,8 @@ typedef enum hr_type {
 } hr_type;
 
 struct hr_type_info {
-        const char *name;               /* as in GGUF practice: "f32", "q4_K"; NULL = no such type */
+        const char *name;               /* as in GGUF practice: "f32", "q4_K"; NULL = no such
+                                         * type */
         uint32_t block_elements;
         uint32_t block_bytes;
         bool is_block;                  /* quantised block type */
@@ -67,9 +68,9 @@ static inline const struct hr_type_info *hr_type_info(uint32_t type) {
 const char *hr_type_name(uint32_t type);
 /* The type of that name (case-insensitive), or -1. */
 int hr_type_from_name(const char *name);
-/* Converts `count` consecutive elements of one type to f32; of a block type count is a multiple of the
- * block. Any alignment; pure. */
+/* Converts `count` consecutive elements of one type to f32; of a block type count is a multiple of
+ * the block. Any alignment; pure. */
 typedef void (*hr_dequantize_fn)(const void *row, float *ret_values, int64_t count);
-/* Bytes of `elements` consecutive elements. False: no such type, elements negative or not a multiple
- * of the block, or the result does not fit. */
+/* Bytes of `elements` consecutive elements. False: no such type, elements negative or not a
+ * multiple of the block, or the result does not fit. */
 HR_NODISCARD bool hr_type_row_bytes(uint32_t type, int64_t elements, uint64_t *ret_bytes);

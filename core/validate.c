@@ -1,6 +1,6 @@
 /*
- * Validation: one loop over the leaves, one over the nodes, no recursion. A node is judged after all
- * of its sources, which have smaller ids, so every size met here is already known to fit.
+ * Validation: one loop over the leaves, one over the nodes, no recursion. A node is judged after
+ * all of its sources, which have smaller ids, so every size met here is already known to fit.
  */
 #include "core/infer.h"
 

@@ -1,9 +1,9 @@
 /*
  * Charges: what somebody holds, under limits, counted before it is taken.
  *
- * Everything a client can make the daemon hold is charged to its session and to its principal: first
- * under the session's limit, then under the principal's, or not at all. The sum over the sessions of a
- * principal is what the principal holds. Thread: loop.
+ * Everything a client can make the daemon hold is charged to its session and to its principal:
+ * first under the session's limit, then under the principal's, or not at all. The sum over the
+ * sessions of a principal is what the principal holds. Thread: loop.
  */
 #pragma once
 
@@ -32,8 +32,8 @@ struct hr_account {
 const char *hr_charge_name(hr_charge_kind kind);
 /* The limit of a principal. */
 uint64_t hr_charge_limit(const struct hr_limits *limits, hr_charge_kind kind);
-/* Charges both accounts, or none. session: NULL for what is a principal's alone. session_limit: what
- * the session may hold of it. HR_E_EXHAUSTED (reason LIMIT; field, limit, actual). */
+/* Charges both accounts, or none. session: NULL for what is a principal's alone. session_limit:
+ * what the session may hold of it. HR_E_EXHAUSTED (reason LIMIT; field, limit, actual). */
 HR_NODISCARD hr_status hr_account_charge(struct hr_account *session, struct hr_account *principal,
                                          const struct hr_limits *limits, hr_charge_kind kind,
                                          uint64_t amount, uint64_t session_limit,

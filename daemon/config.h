@@ -6,10 +6,10 @@
  * value that is no value of its type or out of bounds is HR_E_INVALID with file, line and key in
  * the words.
  *
- * Sections: [daemon] [listen] [tls] [models] [limits], one [principal NAME] per identity that may come
- * in, and one [device NAME] per device, in priority order. Without any device there is one for each GPU
- * that can be used (`cuda0`, ...), and `cpu0`: backend cpu, shared memory, all processors. The last device
- * must have backend cpu. Without any
+ * Sections: [daemon] [listen] [tls] [models] [limits], one [principal NAME] per identity that may
+ * come in, and one [device NAME] per device, in priority order. Without any device there is one for
+ * each GPU that can be used (`cuda0`, ...), and `cpu0`: backend cpu, shared memory, all processors.
+ * The last device must have backend cpu. Without any
  * principal everybody who can open the Unix socket, or a plain TCP connection, may do everything.
  * Thread: main, before anything else starts; read-only from then on.
  */
@@ -114,7 +114,8 @@ struct hr_config {
         bool insecure;               /* tcp may be off the loopback */
         /* [tls] */
         char *tls_certificate, *tls_key; /* PEM files; the certificate with its chain */
-        char *tls_client_ca;         /* PEM file of who signs clients' certificates; NULL = none asked for */
+        char *tls_client_ca;         /* PEM file of who signs clients' certificates; NULL = none
+                                      * asked for */
         /* [models] */
         char **directories;
         uint32_t directory_count;
@@ -140,8 +141,9 @@ HR_NODISCARD hr_status hr_config_read_file(struct hr_config *config, const char 
 HR_NODISCARD hr_status hr_config_read_text(struct hr_config *config, const char *label,
                                            const char *text, size_t text_bytes,
                                            struct hr_diag *diag);
-/* One override, "section.key=value", "device.NAME.key=value" or "principal.NAME.key=value"; replaces
- * what the file said, the last one wins. A device that does not exist yet is added after the others. */
+/* One override, "section.key=value", "device.NAME.key=value" or "principal.NAME.key=value";
+ * replaces what the file said, the last one wins. A device that does not exist yet is added after
+ * the others. */
 HR_NODISCARD hr_status hr_config_set(struct hr_config *config, const char *assignment,
                                      struct hr_diag *diag);
 /* Adds the default device when there is none and checks what concerns several keys. Must be called

@@ -43,7 +43,8 @@ struct hr_conn {
         struct hr_list over_link;
         int polled; /* events asked for */
         struct hr_principal *principal; /* referenced; NULL while nobody knows who it is */
-        uint64_t refuse_ns; /* when a refused hello is answered and the connection cut; 0 = not refused */
+        uint64_t refuse_ns; /* when a refused hello is answered and the connection cut; 0 = not
+                             * refused */
         bool wants_progress; /* its hello names the feature */
         /* In. */
         hr_conn_stage stage;

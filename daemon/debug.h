@@ -1,7 +1,7 @@
 /*
  * `debug`: what the scheduler decided, as lines of the log and, if the client asks, as the body of
- * SUBMIT's reply. Parts that the configuration names are logged as notices; those that only a client
- * names as information, so that no client fills the operator's log.
+ * SUBMIT's reply. Parts that the configuration names are logged as notices; those that only a
+ * client names as information, so that no client fills the operator's log.
  */
 #pragma once
 

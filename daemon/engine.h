@@ -12,8 +12,8 @@
  * Lanes. RUN, TRANSFER and SYNC belong to the lane of their session and start in the order posted:
  * a run starts when its slot is free and no transfer of a state it uses is under way; a transfer
  * when no run that uses the state is in flight; nothing while a run that is observed has not ended:
- * its tape is submitted in parts, and what a session runs may share memory. What cannot start holds up its own lane and no
- * other.
+ * its tape is submitted in parts, and what a session runs may share memory. What cannot start holds
+ * up its own lane and no other.
  *
  * The turn. Queues, pipelines and lanes belong to whoever holds the turn (a mutex). The engine's
  * thread takes it for bounded portions. The loop only ever tries: when the turn is free, the loop
@@ -43,7 +43,8 @@ struct hr_lane {
         struct hr_list running; /* jobs handed to devices */
         struct hr_list link;    /* in the engine's list of lanes that are not empty */
         bool blocked_by_sync;
-        bool is_observed; /* a run that is observed has been started: nothing else is until its end */
+        bool is_observed; /* a run that is observed has been started: nothing else is until its
+                           * end */
 };
 void hr_lane_init(struct hr_lane *lane);
 
@@ -114,8 +115,8 @@ struct hr_run_job {
         bool over;         /* private; false when posted */
         struct hr_run run; /* inputs, outputs, output_count set by the caller */
         uint64_t moves;    /* of the pipeline, when the run had ended */
-        /* Of a run that is observed, whose tap_data the caller has set: it waits at run.tap. Thread:
-         * loop. From then on hr_engine_resume() lets it go on; NULL = not observed. */
+        /* Of a run that is observed, whose tap_data the caller has set: it waits at run.tap.
+         * Thread: loop. From then on hr_engine_resume() lets it go on; NULL = not observed. */
         hr_job_fn at_tap;
         bool is_at_tap; /* private: on its way from a device */
 };
@@ -156,8 +157,8 @@ void hr_engine_post(struct hr_engine *engine, struct hr_job *job);
  * running ones at the next split. The first call wins; harmless once the job has ended. Thread:
  * loop, before the job's done(). */
 void hr_engine_cancel(struct hr_engine *engine, struct hr_job *job, hr_status status);
-/* Lets a run that waits at a tap go on; told to stop meanwhile (hr_run_cancel(), or cancelled here),
- * it goes to its end. Thread: loop, after at_tap(). */
+/* Lets a run that waits at a tap go on; told to stop meanwhile (hr_run_cancel(), or cancelled
+ * here), it goes to its end. Thread: loop, after at_tap(). */
 void hr_engine_resume(struct hr_engine *engine, struct hr_job *job);
 /* Serves what devices have finished and calls done() of jobs that have ended. True when there was
  * anything. Thread: loop. */

@@ -24,9 +24,9 @@ bool hr_evict_for_memory(struct hr_session *session, const struct hr_shortage *s
  * is idle. */
 HR_NODISCARD hr_status hr_evict_for_handle(struct hr_session *session, uint64_t limit,
                                            struct hr_diag *diag);
-/* Where a run of the graph was refused because its plan needs a lost device: takes the graph's handle,
- * whoever else uses it, and makes the job's end that of an evicted graph, with the digest in the
- * request. To be called for each run that has ended. */
+/* Where a run of the graph was refused because its plan needs a lost device: takes the graph's
+ * handle, whoever else uses it, and makes the job's end that of an evicted graph, with the digest
+ * in the request. To be called for each run that has ended. */
 void hr_evict_lost(struct hr_request *request, struct hr_object *object, struct hr_job *job);
 /* The digest of the graph that a handle stood for until it was evicted, or NULL: never one, or too
  * long ago. Valid until the next eviction. */

@@ -1,8 +1,8 @@
 /*
  * Where the build has no libsystemd, nothing is ever inherited.
  *
- * A name ("FileDescriptorName=") decides only between plain TCP and TLS: what a socket is, the system
- * says. Of two of a kind the first is kept.
+ * A name ("FileDescriptorName=") decides only between plain TCP and TLS: what a socket is, the
+ * system says. Of two of a kind the first is kept.
  */
 #include "daemon/inherit.h"
 

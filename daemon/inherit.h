@@ -1,9 +1,9 @@
 /*
  * Sockets that a service manager has opened before it started the daemon (LISTEN_FDS).
  *
- * Each is looked at before it is believed: a listening stream socket of the kind that its name says, or
- * of any kind under another name. What is something else is closed and logged; nothing of it ends the
- * daemon. Thread: main, before anything else opens descriptors.
+ * Each is looked at before it is believed: a listening stream socket of the kind that its name
+ * says, or of any kind under another name. What is something else is closed and logged; nothing of
+ * it ends the daemon. Thread: main, before anything else opens descriptors.
  */
 #pragma once
 

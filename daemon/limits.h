@@ -12,11 +12,11 @@
 #define HR_GIB (UINT64_C(1024) * HR_MIB)
 #define HR_TIB (UINT64_C(1024) * HR_GIB)
 
-/* ---- One frame --------------------------------------------------------------------------------
- * */
+/* ---- One frame
+ * -------------------------------------------------------------------------------- */
 
-/* One protobuf message: the wire's own ceiling; only contents, which travel as bodies, are large.
- * */
+/* One protobuf message: the wire's own ceiling; only contents, which travel as bodies, are
+ * large. */
 #define HR_DEFAULT_MESSAGE_BYTES (64 * HR_KIB)
 /* One body: large enough that a frame's fixed cost vanishes, small enough that a reply waits at
  * most about a millisecond behind one on a fast link. 4 MiB is the wire's ceiling. */
@@ -24,8 +24,8 @@
 /* Message before the hello: room for names and a token, nothing to gain by filling it. */
 #define HR_DEFAULT_HELLO_BYTES (1 * HR_KIB)
 
-/* ---- Graphs -----------------------------------------------------------------------------------
- * */
+/* ---- Graphs
+ * ----------------------------------------------------------------------------------- */
 
 /* Nodes of a graph: fifty times the largest language-model graphs (about 10 000 nodes); validation
  * and planning stay under a second. */
@@ -33,11 +33,11 @@
 /* Encoded bytes of a graph, constants included: at about 120 bytes a node the nodes above take 60
  * MB; the same again for constants. */
 #define HR_DEFAULT_GRAPH_BYTES (128 * HR_MIB)
-/* One tensor: beyond any layer of today's models (an embedding of 256 K x 16 K in f32 has 16 GiB).
- * */
+/* One tensor: beyond any layer of today's models (an embedding of 256 K x 16 K in f32 has 16
+ * GiB). */
 #define HR_DEFAULT_TENSOR_BYTES (64 * HR_GIB)
-/* Graphs a session keeps: one per shape it uses (prompt buckets, decode), times models, with room.
- * */
+/* Graphs a session keeps: one per shape it uses (prompt buckets, decode), times models, with
+ * room. */
 #define HR_DEFAULT_SESSION_GRAPHS UINT64_C(256)
 /* Pins of one submit: one pattern per layer and kind of tensor is already unusual. */
 #define HR_DEFAULT_PINS UINT64_C(4096)
@@ -49,8 +49,8 @@
  * a large model takes a few GiB. */
 #define HR_DEFAULT_SESSION_DEVICE_BYTES (16 * HR_GIB)
 
-/* ---- Runs -------------------------------------------------------------------------------------
- * */
+/* ---- Runs
+ * ------------------------------------------------------------------------------------- */
 
 /* Runs of a session, queued and in flight: keeps any pipeline full (slots are at most 16) and
  * bounds what a vanished client leaves behind. */
@@ -64,8 +64,8 @@
  * largest runs at once. */
 #define HR_DEFAULT_SESSION_BUFFER_BYTES (1 * HR_GIB)
 
-/* ---- Weights and states -----------------------------------------------------------------------
- * */
+/* ---- Weights and states
+ * ----------------------------------------------------------------------- */
 
 /* One upload: the daemon holds it in memory, so that is the size of a large machine. */
 #define HR_DEFAULT_UPLOAD_BYTES (256 * HR_GIB)
@@ -83,8 +83,8 @@
 /* Of one file, read into memory before its load is answered: as much as free memory holds, whatever
  * this says. */
 #define HR_DEFAULT_RESIDENT_BYTES (1024 * HR_TIB)
-/* Key-values of a GGUF file: vocabularies of 256 K tokens with scores and merges take about 12 MB.
- * */
+/* Key-values of a GGUF file: vocabularies of 256 K tokens with scores and merges take about 12
+ * MB. */
 #define HR_DEFAULT_METADATA_BYTES (64 * HR_MIB)
 /* Keys of a GGUF file: files have 20 to 60. */
 #define HR_DEFAULT_METADATA_KEYS UINT64_C(65536)
@@ -99,11 +99,11 @@
 /* Tensors of one state: two per layer, with room for recurrent models. */
 #define HR_DEFAULT_STATE_TENSORS UINT64_C(16384)
 
-/* ---- Principals --------------------------------------------------------------------------------
- * */
+/* ---- Principals
+ * -------------------------------------------------------------------------------- */
 
-/* What all sessions of one principal hold together: a service with many workers comes as one principal,
- * so most are sixteen times a session's; memory is four times. */
+/* What all sessions of one principal hold together: a service with many workers comes as one
+ * principal, so most are sixteen times a session's; memory is four times. */
 #define HR_DEFAULT_PRINCIPAL_SESSIONS UINT64_C(2048)
 #define HR_DEFAULT_PRINCIPAL_CONNECTIONS UINT64_C(2048)
 #define HR_DEFAULT_PRINCIPAL_WEIGHTS UINT64_C(4096)
@@ -115,8 +115,8 @@
 #define HR_DEFAULT_PRINCIPAL_STATE_BYTES (256 * HR_GIB)
 #define HR_DEFAULT_PRINCIPAL_BUFFER_BYTES (4 * HR_GIB)
 
-/* ---- Connections ------------------------------------------------------------------------------
- * */
+/* ---- Connections
+ * ------------------------------------------------------------------------------ */
 
 /* Connections at once: each costs about a KiB when idle, and one descriptor. */
 #define HR_DEFAULT_CONNECTIONS UINT64_C(4096)
@@ -130,18 +130,18 @@
 /* Connections waiting in the kernel's queue of a listener. */
 #define HR_DEFAULT_BACKLOG UINT64_C(512)
 
-/* ---- Times ------------------------------------------------------------------------------------
- * */
+/* ---- Times
+ * ------------------------------------------------------------------------------------ */
 
 /* Until the hello is complete: a healthy client needs milliseconds. */
 #define HR_DEFAULT_HELLO_TIMEOUT_MS UINT64_C(5000)
-/* Until a hello with wrong credentials is answered; doubled by each further one within ten seconds, up
- * to eight times as long: 64 greetings at once leave a guesser some 30 tries a second. */
+/* Until a hello with wrong credentials is answered; doubled by each further one within ten seconds,
+ * up to eight times as long: 64 greetings at once leave a guesser some 30 tries a second. */
 #define HR_DEFAULT_REFUSAL_DELAY_MS UINT64_C(250)
 /* Without a byte inside a frame or an announced upload: a stalled network recovers sooner. */
 #define HR_DEFAULT_PROGRESS_TIMEOUT_MS UINT64_C(30000)
-/* From a tap's push to its answer: meanwhile the session's other runs wait, and the memory of the run
- * is held. A client that computes on what it sees needs seconds at most. */
+/* From a tap's push to its answer: meanwhile the session's other runs wait, and the memory of the
+ * run is held. A client that computes on what it sees needs seconds at most. */
 #define HR_DEFAULT_TAP_TIMEOUT_MS UINT64_C(30000)
 /* Without a byte leaving a non-empty output queue. */
 #define HR_DEFAULT_OUTPUT_TIMEOUT_MS UINT64_C(30000)
@@ -153,8 +153,8 @@
  * requests of a busy client and costs an idle daemon nothing. */
 #define HR_DEFAULT_SPIN_US UINT64_C(50)
 
-/* ---- Daemon -----------------------------------------------------------------------------------
- * */
+/* ---- Daemon
+ * ----------------------------------------------------------------------------------- */
 
 /* Plans kept: a plan of a language model takes about 1 MiB. */
 #define HR_DEFAULT_PLAN_CACHE_BYTES (256 * HR_MIB)

@@ -20,8 +20,8 @@ HR_NODISCARD hr_status hr_listener_open_tcp(struct hr_server *server,
                                             const struct hr_address *address,
                                             struct hr_tls_context *context, struct hr_diag *diag,
                                             struct hr_listener **ret_listener);
-/* A socket that listens already, opened by somebody else, who also removes its path. Takes fd, also on
- * failure. context: NULL = plain. */
+/* A socket that listens already, opened by somebody else, who also removes its path. Takes fd, also
+ * on failure. context: NULL = plain. */
 HR_NODISCARD hr_status hr_listener_open_inherited(struct hr_server *server, int fd, bool is_tcp,
                                                   struct hr_tls_context *context,
                                                   struct hr_diag *diag,

@@ -88,7 +88,8 @@ static hr_status config_load(const struct arguments *arguments, struct hr_config
 }
 
 /* Graphs and plans come and go in pieces of some megabytes: memory that the kernel takes back with
- * each of them has to be faulted in and cleared anew for the next, which costs as much as the work. */
+ * each of them has to be faulted in and cleared anew for the next, which costs as much as the
+ * work. */
 static void keep_freed_memory(void) {
         (void) mallopt(M_MMAP_THRESHOLD, 32 << 20);
         (void) mallopt(M_TRIM_THRESHOLD, 64 << 20);

@@ -3,8 +3,8 @@
  *
  * A principal is an authenticated identity: a [principal NAME] of the configuration, known by the
  * user or group of a Unix peer, by its token, or by its client certificate. Without any such
- * section every Unix user is a principal of their own ("uid 1000"), and whoever comes over plain TCP
- * is "local"; all of them may do everything, because the socket's mode and the loopback have
+ * section every Unix user is a principal of their own ("uid 1000"), and whoever comes over plain
+ * TCP is "local"; all of them may do everything, because the socket's mode and the loopback have
  * decided already who may come in.
  *
  * The identity is the peer's at the time of connect: a descriptor that is handed on keeps it.
@@ -41,11 +41,12 @@ struct hr_principals *hr_principals_free(struct hr_principals *principals);
 HR_NODISCARD hr_status hr_principal_of_unix(struct hr_principals *principals, int fd,
                                             struct hr_diag *diag,
                                             struct hr_principal **ret_principal);
-/* Of a plain TCP connection before it shows a token. HR_E_UNAUTHENTICATED where there are sections. */
+/* Of a plain TCP connection before it shows a token. HR_E_UNAUTHENTICATED where there are
+ * sections. */
 HR_NODISCARD hr_status hr_principal_of_tcp(struct hr_principals *principals, struct hr_diag *diag,
                                            struct hr_principal **ret_principal);
-/* By its token. Takes the same time for any token. HR_E_UNAUTHENTICATED, in the same words for every
- * wrong one. */
+/* By its token. Takes the same time for any token. HR_E_UNAUTHENTICATED, in the same words for
+ * every wrong one. */
 HR_NODISCARD hr_status hr_principal_of_token(struct hr_principals *principals, const void *token,
                                              size_t token_bytes, struct hr_diag *diag,
                                              struct hr_principal **ret_principal);
@@ -57,7 +58,8 @@ HR_NODISCARD hr_status hr_principal_of_certificate(struct hr_principals *princip
 struct hr_principal *hr_principal_ref(struct hr_principal *principal);
 /* Returns NULL; NULL is a no-op. */
 struct hr_principal *hr_principal_unref(struct hr_principal *principal);
-/* The configured ones, then those without a section, one after the other: NULL begins, NULL ends. */
+/* The configured ones, then those without a section, one after the other: NULL begins, NULL
+ * ends. */
 const struct hr_principal *hr_principals_next(const struct hr_principals *principals,
                                               const struct hr_principal *principal);
 /* HR_E_PERMISSION when it lacks one of these. */

@@ -56,7 +56,8 @@ struct hr_request {
         struct hr_object *object; /* referenced */
         void *reply_memory;       /* freed with the request */
         size_t reply_bytes;       /* used of it */
-        uint32_t *written;        /* states that a stopped run has written, for the error; likewise */
+        uint32_t *written;        /* states that a stopped run has written, for the error;
+                                   * likewise */
         uint32_t written_count;
         uint8_t *digest;          /* of the graph that was not found, for the error; in the arena */
 };
@@ -73,7 +74,8 @@ HR_NODISCARD hr_status hr_request_expect_body(struct hr_request *request, uint64
 void hr_request_grant(struct hr_request *request, uint64_t bytes);
 
 /* Finds the object a handle of the session stands for and keeps a reference in request->object.
- * HR_E_NOT_FOUND with the kind's name as reason, and with the digest of a graph that was evicted. */
+ * HR_E_NOT_FOUND with the kind's name as reason, and with the digest of a graph that was
+ * evicted. */
 HR_NODISCARD hr_status hr_request_take_object(struct hr_request *request, uint64_t handle,
                                               hr_object_kind kind, struct hr_diag *diag);
 

@@ -80,7 +80,8 @@ struct hr_server {
         struct hr_frame_limits frame_limits;
         struct hr_principals *principals;
         struct hr_tls_context *tls_context; /* NULL = no TLS listener */
-        uint64_t refusal_ns, refusal_delay_ns; /* the last failed authentication, and how long it was put off */
+        uint64_t refusal_ns, refusal_delay_ns; /* the last failed authentication, and how long it
+                                                * was put off */
         uint8_t window[HR_WINDOW_BYTES];            /* what a read leaves beyond a body */
         uint8_t scratch[HR_WIRE_MESSAGE_BYTES_MAX]; /* a message being encoded */
 };

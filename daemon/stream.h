@@ -15,7 +15,8 @@ struct hr_stream {
         struct hr_tls *tls; /* NULL = plain */
 };
 
-/* Takes the descriptor. context: NULL = plain. HR_E_EXHAUSTED: the descriptor is still the caller's. */
+/* Takes the descriptor. context: NULL = plain. HR_E_EXHAUSTED: the descriptor is still the
+ * caller's. */
 HR_NODISCARD hr_status hr_stream_init(struct hr_stream *stream, int fd, bool is_tcp,
                                       struct hr_tls_context *context, struct hr_diag *diag);
 /* Closes the descriptor. */
@@ -23,8 +24,8 @@ void hr_stream_deinit(struct hr_stream *stream);
 /* "unix", "tcp", "tls". */
 const char *hr_stream_name(const struct hr_stream *stream);
 
-/* Fills the parts in order with what is there. OK: some bytes, and if they fill the parts there may be
- * more. only_buffered: nothing is taken from the socket. */
+/* Fills the parts in order with what is there. OK: some bytes, and if they fill the parts there may
+ * be more. only_buffered: nothing is taken from the socket. */
 hr_stream_event hr_stream_receive(struct hr_stream *stream, const struct iovec *parts,
                                   size_t part_count, bool only_buffered, size_t *ret_bytes);
 /* Sends from the front of the parts as much as goes. OK: some bytes. */

@@ -24,8 +24,8 @@ typedef enum hr_stream_event {
 struct hr_tls_context;
 struct hr_tls;
 
-/* certificate: PEM, the chain behind it; key: PEM; client_ca: PEM or NULL = no client certificates are
- * asked for. HR_E_PRECONDITION (reason TLS) with OpenSSL's words when they are of no use. */
+/* certificate: PEM, the chain behind it; key: PEM; client_ca: PEM or NULL = no client certificates
+ * are asked for. HR_E_PRECONDITION (reason TLS) with OpenSSL's words when they are of no use. */
 HR_NODISCARD hr_status hr_tls_context_new(const char *certificate, const char *key,
                                           const char *client_ca, struct hr_diag *diag,
                                           struct hr_tls_context **ret_context);

@@ -166,7 +166,8 @@ struct hr_weights_file_config {
 /* Thread: any, best a worker: it may wait for the disk. HR_E_INVALID (reason PATH) for a path that
  * is empty, absolute, too long, a URL, or has empty, "." or ".." components or control characters;
  * HR_E_NOT_FOUND (reason FILE), with the same words for missing, forbidden, not a regular file and
- * behind a symbolic link; HR_E_INVALID (reason GGUF or SAFETENSORS ...) for the contents; HR_E_EXHAUSTED. */
+ * behind a symbolic link; HR_E_INVALID (reason GGUF or SAFETENSORS ...) for the contents;
+ * HR_E_EXHAUSTED. */
 HR_NODISCARD hr_status hr_weights_file_open(const struct hr_weights_file_config *config,
                                             const char *path, struct hr_diag *diag,
                                             struct hr_weights_file **ret_file);

@@ -108,7 +108,8 @@ struct hr_wire_error {
 #define HR_WIRE_ERROR_BYTES_MAX 512U
 HR_NODISCARD hr_status hr_wire_error_encode(const struct hr_diag *failure, const uint8_t *digest,
                                             uint8_t *buffer, size_t capacity, size_t *ret_bytes);
-/* The same of an observed run that was stopped; `written` are ids of leaves. Names as many as fit. */
+/* The same of an observed run that was stopped; `written` are ids of leaves. Names as many as
+ * fit. */
 HR_NODISCARD hr_status hr_wire_error_encode_written(const struct hr_diag *failure,
                                                     const uint32_t *written, uint32_t written_count,
                                                     uint8_t *buffer, size_t capacity,

@@ -1,6 +1,6 @@
 /*
- * What the scheduler decided, line by line, for logs: which device each node and its sources have and
- * why; the splits and their inputs; the copies. explain.c gives the same as data, and more.
+ * What the scheduler decided, line by line, for logs: which device each node and its sources have
+ * and why; the splits and their inputs; the copies. explain.c gives the same as data, and more.
  */
 #include <inttypes.h>
 #include <stdio.h>

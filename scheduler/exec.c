@@ -203,8 +203,8 @@ static hr_status submit_notify(const struct hr_bound_command *command, struct hr
 
         if (status == HR_OK)
                 return HR_OK;
-        /* Counts as arrived once it would have. The last one is held back by the starter's own share
-         * of `pending`. */
+        /* Counts as arrived once it would have. The last one is held back by the starter's own
+         * share of `pending`. */
         wait_for_end(run->pipeline, command);
         atomic_fetch_sub_explicit(&run->pending, 1, memory_order_acq_rel);
         return status;

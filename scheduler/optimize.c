@@ -1,13 +1,14 @@
 /*
  * The order inside splits: devices may move nodes about and join some into one pass.
  *
- * It runs when the splits are cut and before anything has a place, so that memory, tape and proof are
- * made for what is really computed. A device sees one split at a time, and of every node who needs its
- * result. What it answers is taken over as it is: verify_steps.c finds out whether it holds.
+ * It runs when the splits are cut and before anything has a place, so that memory, tape and proof
+ * are made for what is really computed. A device sees one split at a time, and of every node who
+ * needs its result. What it answers is taken over as it is: verify_steps.c finds out whether it
+ * holds.
  *
  * Time is counted in nodes. The n-th step of a split takes the turn of its n-th node in the graph's
- * order, whichever node it computes; all of a joined pass happens at the turn of its last node. So the
- * list of uses stays in the order of time, and what does not know of passes need not.
+ * order, whichever node it computes; all of a joined pass happens at the turn of its last node. So
+ * the list of uses stays in the order of time, and what does not know of passes need not.
  */
 #include "scheduler/plan.h"
 

@@ -376,8 +376,8 @@ HR_NODISCARD hr_status hr_plan_verify(const struct hr_plan *plan, const struct h
 /* The same with memory from an arena. */
 HR_NODISCARD hr_status hr_plan_prove(const struct hr_plan *plan, const struct hr_plan_input *input,
                                      struct hr_arena *arena, struct hr_diag *diag);
-/* Its first part: every split computes each of its nodes once, each reads and overwrites what it does
- * in the graph's own order, and joined passes keep their hands off what they still read. */
+/* Its first part: every split computes each of its nodes once, each reads and overwrites what it
+ * does in the graph's own order, and joined passes keep their hands off what they still read. */
 HR_NODISCARD hr_status hr_plan_verify_steps(const struct hr_plan *plan,
                                             const struct hr_plan_input *input,
                                             struct hr_diag *diag);

@@ -68,8 +68,10 @@ struct hr_plan_request {
         const struct hr_fleet *fleet;
         const struct hr_leaf_home *homes;  /* one per leaf; only kind and usage of the buffers count
                                             * for the plan, addresses do not */
-        const int32_t *pins;               /* device index per tensor id or HR_NO_PIN; NULL = none */
-        const uint32_t *taps;              /* ids of nodes to be observed, ascending; part of the plan */
+        const int32_t *pins;               /* device index per tensor id or HR_NO_PIN; NULL =
+                                            * none */
+        const uint32_t *taps;              /* ids of nodes to be observed, ascending; part of the
+                                            * plan */
         uint32_t tap_count;
         struct hr_plan_options options;
 };
@@ -81,11 +83,11 @@ struct hr_plan *hr_plan_unref(struct hr_plan *plan);
 HR_DEFINE_CLEANUP(struct hr_plan *, hr_plan_unrefp, hr_plan_unref)
 
 /* Makes a plan without a cache. Pure function of the request. HR_E_UNSUPPORTED (reason OP) names
- * the node that no device supports, PIN one that its pinned device does not, REACH a tensor in memory
- * that no device reaches; HR_E_PRECONDITION (reason FALLBACK) under `strict`; HR_E_NOT_FOUND (reason
- * HOME) a weight or state without a home; HR_E_DATA_LOSS (reason DEVICE) one in the memory of a lost
- * device; HR_E_DEVICE_LOST when the last device is retired; HR_E_INVALID (reason PIN) a device that is not there, (reason
- * TAP) a tap that is no node, or empty. */
+ * the node that no device supports, PIN one that its pinned device does not, REACH a tensor in
+ * memory that no device reaches; HR_E_PRECONDITION (reason FALLBACK) under `strict`; HR_E_NOT_FOUND
+ * (reason HOME) a weight or state without a home; HR_E_DATA_LOSS (reason DEVICE) one in the memory
+ * of a lost device; HR_E_DEVICE_LOST when the last device is retired; HR_E_INVALID (reason PIN) a
+ * device that is not there, (reason TAP) a tap that is no node, or empty. */
 HR_NODISCARD hr_status hr_plan_new(const struct hr_plan_request *request, struct hr_diag *diag,
                                    struct hr_plan **ret_plan);
 
@@ -102,7 +104,8 @@ struct hr_plan_summary {
         uint64_t copied_bytes;        /* between devices, per run, at most */
         uint32_t tap_count;
         uint64_t tap_bytes;           /* of the largest */
-        uint32_t fallback_nodes;      /* that run on the last device although a weight lives elsewhere */
+        uint32_t fallback_nodes;      /* that run on the last device although a weight lives
+                                       * elsewhere */
 };
 struct hr_plan_summary hr_plan_summary(const struct hr_plan *plan);
 /* The tensor behind a tap: the tap-th of the request. */
@@ -118,8 +121,8 @@ int32_t hr_plan_tensor_device(const struct hr_plan *plan, uint32_t tensor);
 #define HR_DEBUG_ALL 15U
 #define HR_DEBUG_TEXT 16U /* the daemon's: into the reply */
 
-/* The parts of a plan as lines of text. The caller frees *ret_text (NUL-terminated). HR_E_EXHAUSTED;
- * HR_E_PRECONDITION, reason PLAN: of another graph or fleet. */
+/* The parts of a plan as lines of text. The caller frees *ret_text (NUL-terminated).
+ * HR_E_EXHAUSTED; HR_E_PRECONDITION, reason PLAN: of another graph or fleet. */
 HR_NODISCARD hr_status hr_plan_debug(const struct hr_plan *plan, const struct hr_graph *graph,
                                      const struct hr_fleet *fleet, uint32_t parts,
                                      struct hr_diag *diag, char **ret_text, size_t *ret_bytes);
@@ -150,7 +153,8 @@ HR_NODISCARD hr_status hr_plan_cache_new(uint64_t bytes_max, struct hr_diag *dia
                                          struct hr_plan_cache **ret_cache);
 struct hr_plan_cache *hr_plan_cache_free(struct hr_plan_cache *cache);
 /* The plan for the request, from the cache or made now. ret_plan holds a reference for the caller.
- * ret_first_different: with MISS_SHAPES, the first tensor that differs from the nearest known graph. */
+ * ret_first_different: with MISS_SHAPES, the first tensor that differs from the nearest known
+ * graph. */
 HR_NODISCARD hr_status hr_plan_cache_get(struct hr_plan_cache *cache,
                                          const struct hr_plan_request *request,
                                          struct hr_diag *diag, struct hr_plan **ret_plan,
@@ -212,7 +216,8 @@ void hr_workspace_reset(struct hr_workspace *workspace);
  * that does. One that cannot be moved for want of memory stays where it is, in good order. */
 bool hr_workspace_settle(struct hr_workspace *workspace);
 
-/* ---- Pipeline: a plan bound to memory, slots and events --------------------------------------- */
+/* ---- Pipeline: a plan bound to memory, slots and events
+ * --------------------------------------- */
 
 struct hr_pipeline;
 
@@ -236,11 +241,11 @@ struct hr_pipeline_request {
         hr_realloc_policy realloc;
 };
 
-/* Reserves all memory, writes the constants, prepares the programs. When memory does not suffice for
- * experts to stay from run to run, none do; then, when it does not for n_copies, it tries fewer;
- * hr_pipeline_copies() tells. HR_E_EXHAUSTED with bytes asked and free;
- * HR_E_PRECONDITION: reason PLAN, made for another graph, placement or fleet; reason UNSOUND, a plan
- * under rules = ggml that would not compute what the graph says. */
+/* Reserves all memory, writes the constants, prepares the programs. When memory does not suffice
+ * for experts to stay from run to run, none do; then, when it does not for n_copies, it tries
+ * fewer; hr_pipeline_copies() tells. HR_E_EXHAUSTED with bytes asked and free;
+ * HR_E_PRECONDITION: reason PLAN, made for another graph, placement or fleet; reason UNSOUND, a
+ * plan under rules = ggml that would not compute what the graph says. */
 HR_NODISCARD hr_status hr_pipeline_new(const struct hr_pipeline_request *request,
                                        struct hr_diag *diag, struct hr_pipeline **ret_pipeline);
 /* Only when no run is in flight. */
@@ -283,7 +288,8 @@ struct hr_run;
 /* Thread: any. Called exactly once. The run may be reused or freed from then on, but not inside it
  * unless the callee only posts it elsewhere. */
 typedef void (*hr_run_done_fn)(struct hr_run *run, void *arg);
-/* Thread: any. The run waits at run->tap: its bytes are in run->tap_data, unless the run has failed. */
+/* Thread: any. The run waits at run->tap: its bytes are in run->tap_data, unless the run has
+ * failed. */
 typedef void (*hr_run_tap_fn)(struct hr_run *run, void *arg);
 
 struct hr_run {
@@ -295,8 +301,8 @@ struct hr_run {
         void *arg;
         hr_run_tap_fn at_tap; /* NULL: the run is not observed */
         void *tap_data;       /* host memory for the largest tap, when it is */
-        struct hr_trace_entry *trace; /* hr_pipeline_command_count() of them, of the caller's; NULL =
-                                       * not traced */
+        struct hr_trace_entry *trace; /* hr_pipeline_command_count() of them, of the caller's; NULL
+                                       * = not traced */
         /* Set by the executor. */
         uint32_t tap;          /* at_tap: where it waits */
         uint32_t next_command; /* what the tape goes on with */
@@ -304,16 +310,18 @@ struct hr_run {
         struct hr_pipeline *pipeline;
         uint64_t sequence;
         uint32_t slot;
-        struct hr_outcome outcome;           /* after done: outcome.diag.status is HR_OK or why not */
+        struct hr_outcome outcome;           /* after done: outcome.diag.status is HR_OK or why
+                                              * not */
         uint64_t started_ns, ended_ns;
         struct hr_expert_tally experts;      /* after done */
         atomic_uint pending;
 };
 
 /* Takes the next slot and submits the whole tape; never blocks. HR_E_UNAVAILABLE (reason SLOT) when
- * the slot is taken: start again after a done. HR_E_DEVICE_LOST (reason RETIRED) for a pipeline that is lost. HR_E_INVALID for wrong sizes, or an output that is none
- * or asked for twice. After any failure here `done` is not called; after HR_OK it is, whatever
- * happens. Outputs hold what the tensor holds at the end of the run. */
+ * the slot is taken: start again after a done. HR_E_DEVICE_LOST (reason RETIRED) for a pipeline
+ * that is lost. HR_E_INVALID for wrong sizes, or an output that is none or asked for twice. After
+ * any failure here `done` is not called; after HR_OK it is, whatever happens. Outputs hold what the
+ * tensor holds at the end of the run. */
 HR_NODISCARD hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run,
                                     struct hr_diag *diag);
 /* From at_tap on: submits what follows, up to the next tap or the end; never blocks. A run that has

@@ -2,11 +2,12 @@
  * Taps: nodes whose results an observed run shows to its client before it goes on.
  *
  * A tap lies after its node and before the next one. The steps of its split are cut there into
- * ranges, so devices order and join nodes within a range only, and the tape reads the tensor between
- * two ranges. A run that is not observed computes all ranges of a split at once and reads no tap.
+ * ranges, so devices order and join nodes within a range only, and the tape reads the tensor
+ * between two ranges. A run that is not observed computes all ranges of a split at once and reads
+ * no tap.
  *
- * A tensor with memory of its own is still there when its node has been computed. A window may be on
- * something that nobody else needs so late: its root lives on until the next step, or the end.
+ * A tensor with memory of its own is still there when its node has been computed. A window may be
+ * on something that nobody else needs so late: its root lives on until the next step, or the end.
  */
 #include <string.h>
 

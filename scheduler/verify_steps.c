@@ -9,7 +9,8 @@
  *   over     the result of a joined pass meets what the pass reads only where both have the same
  *            address and layout. (Of a single node the kernel knows what it may write over.)
  *
- * Nothing here knows of queues: verify.c proves that what is computed in this order finds its bytes.
+ * Nothing here knows of queues: verify.c proves that what is computed in this order finds its
+ * bytes.
  */
 #include "scheduler/plan.h"
 
@@ -23,7 +24,8 @@ struct order {
         struct hr_arena arena;
         bool *computed;    /* per node */
         uint32_t *version; /* per root: writes so far */
-        uint32_t *seen;    /* per source as in plan->source_start, then per node: version it means */
+        uint32_t *seen;    /* per source as in plan->source_start, then per node: version it
+                            * means */
         bool *gone;        /* per tensor: joined away */
 };
 

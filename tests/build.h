@@ -1,6 +1,7 @@
 /*
- * Builds a graph for a test: leaves first, then nodes, ids as returned. Aborts the process on misuse,
- * which in a test is a failure. Views and strides can be set on hr_build_tensor() before the finish.
+ * Builds a graph for a test: leaves first, then nodes, ids as returned. Aborts the process on
+ * misuse, which in a test is a failure. Views and strides can be set on hr_build_tensor() before
+ * the finish.
  */
 #pragma once
 

@@ -1,6 +1,6 @@
 /*
- * Each test runs in a forked child under an alarm; its exit code tells passed, failed or skipped, any
- * other end (signal, sanitizer) is a failure.
+ * Each test runs in a forked child under an alarm; its exit code tells passed, failed or skipped,
+ * any other end (signal, sanitizer) is a failure.
  */
 #include "tests/harness.h"
 

@@ -1,7 +1,7 @@
 /*
- * The C test harness. One executable per test file: HR_TEST(name) { ... } as often as needed; main is
- * in harness.c. Each test runs in its own process with a time limit, so that a crash or a hang is one
- * failed test. Prints one line per failure and ends with `N passed, M failed, K skipped`.
+ * The C test harness. One executable per test file: HR_TEST(name) { ... } as often as needed; main
+ * is in harness.c. Each test runs in its own process with a time limit, so that a crash or a hang
+ * is one failed test. Prints one line per failure and ends with `N passed, M failed, K skipped`.
  *
  *   prog                 all tests        prog -l              list them
  *   prog NAME...         these tests      prog -n NAME         in this process (for a debugger)

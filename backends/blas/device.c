@@ -2,8 +2,8 @@
  * The BLAS device: matrix products on host memory, nothing else. It shares host memory with the CPU
  * devices, so products and the rest of a graph meet without copies.
  *
- * OpenBLAS runs single-threaded, because concurrent callers of a threaded one wait for each other; the
- * queue's own team takes blocks of the product instead.
+ * OpenBLAS runs single-threaded, because concurrent callers of a threaded one wait for each other;
+ * the queue's own team takes blocks of the product instead.
  */
 #include "backends/blas/backend.h"
 
@@ -15,8 +15,8 @@
 #include "backends/blas/gemm.h"
 #include "core/host.h"
 
-/* From this many columns on it keeps up with the CPU's kernels for float weights, and is ahead where the
- * weights do not fit a cache; with weights in blocks it never is (`./bench blas`). */
+/* From this many columns on it keeps up with the CPU's kernels for float weights, and is ahead
+ * where the weights do not fit a cache; with weights in blocks it never is (`./bench blas`). */
 #define BATCH_MIN_FLOATS 128
 #define SCRATCH_ALIGN 64
 

@@ -1,8 +1,9 @@
 /*
- * One block of a product: weight rows are converted to f32 where they are not, then one sgemm over all
- * columns.
+ * One block of a product: weight rows are converted to f32 where they are not, then one sgemm over
+ * all columns.
  *
- * In cblas's terms, row-major: C[n x m] = B[n x k] A[m x k]^T, with rows of A at the weight's stride.
+ * In cblas's terms, row-major: C[n x m] = B[n x k] A[m x k]^T, with rows of A at the weight's
+ * stride.
  */
 #include "backends/blas/gemm.h"
 
@@ -28,7 +29,8 @@ static bool fits(int64_t extent) {
         return extent > 0 && extent <= INT_MAX;
 }
 
-/* Rows of the weight are dense; those of f32 are read in place, at a distance that cblas can be told. */
+/* Rows of the weight are dense; those of f32 are read in place, at a distance that cblas can be
+ * told. */
 static bool weight_is_usable(const struct hr_operand *a, const hr_dequantize_fn *to_f32) {
         const struct hr_type_info *info = hr_type_info(a->type);
         bool in_place = a->type == HR_TYPE_F32;

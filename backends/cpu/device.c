@@ -1,9 +1,9 @@
 /*
  * The CPU device: what it can compute, its memory, and programs made of its kernels.
  *
- * A device is passive; each queue made of it has a team of its own. A program holds, for each step, the
- * kernel and the number of threads worth waking, and one block of scratch that all steps share (they
- * run one after the other). Nothing is allocated when it runs.
+ * A device is passive; each queue made of it has a team of its own. A program holds, for each step,
+ * the kernel and the number of threads worth waking, and one block of scratch that all steps share
+ * (they run one after the other). Nothing is allocated when it runs.
  */
 #include "backends/cpu/backend.h"
 

@@ -2,8 +2,8 @@
  * How kernels walk tensors: row addresses, chunks of a row, and float rows of any float type and
  * stride through a small buffer of f32.
  *
- * A chunk is at most CPU_CHUNK elements of one row. Chunks are cut the same way whatever the team, so
- * results do not depend on it.
+ * A chunk is at most CPU_CHUNK elements of one row. Chunks are cut the same way whatever the team,
+ * so results do not depend on it.
  */
 #pragma once
 
@@ -87,5 +87,6 @@ struct cpu_piece {
 struct cpu_walk cpu_walk_start(const struct cpu_call *call, bool is_flat);
 bool cpu_walk_next(struct cpu_walk *walk, struct cpu_piece *ret_piece);
 
-/* Threads worth waking for the result's elements, each of which costs about `ns_times_16` / 16 ns. */
+/* Threads worth waking for the result's elements, each of which costs about `ns_times_16` / 16
+ * ns. */
 uint32_t cpu_threads_for(int64_t elements, uint32_t ns_times_16);

@@ -2,12 +2,12 @@
  * What one op's kernel is to the CPU device, and what the device gives a kernel.
  *
  * A kernel is called by every member of the team at once with the same step; it takes its share by
- * (thread, threads), and may meet the others at cpu_barrier(). Work is cut by result rows or tiles in
- * a way that does not depend on `threads`, so that results have the same bits for any team.
+ * (thread, threads), and may meet the others at cpu_barrier(). Work is cut by result rows or tiles
+ * in a way that does not depend on `threads`, so that results have the same bits for any team.
  *
- * Validation has proven shapes, types and strides; kernels check the values that they use as an index
- * (row ids, expert ids, positions) and report with cpu_fail(). After a failure the other members go
- * on to the end of the step: barriers must still be met by all.
+ * Validation has proven shapes, types and strides; kernels check the values that they use as an
+ * index (row ids, expert ids, positions) and report with cpu_fail(). After a failure the other
+ * members go on to the end of the step: barriers must still be met by all.
  */
 #pragma once
 
@@ -37,7 +37,8 @@ uint32_t cpu_next_item(const struct cpu_call *call, uint32_t count);
 /* Records HR_E_RANGE (reason INDEX_VALUE) for the step's node: `value` is not in [0, limit). */
 void cpu_fail_index(const struct cpu_call *call, const char *what, int64_t value, int64_t limit);
 
-/* Rows (or any items) [*ret_first, *ret_end) of `count` for this thread, in multiples of `grain`. */
+/* Rows (or any items) [*ret_first, *ret_end) of `count` for this thread, in multiples of
+ * `grain`. */
 static inline void cpu_share(const struct cpu_call *call, int64_t count, int64_t grain,
                              int64_t *ret_first, int64_t *ret_end) {
         int64_t grains = (count + grain - 1) / grain;

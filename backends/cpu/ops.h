@@ -70,11 +70,12 @@ typedef void (*cpu_map_fn)(const struct cpu_call *call, int64_t n, float *out, c
 cpu_map_fn cpu_map_find(uint32_t op);
 /* The same for two sources. ops_binary.c */
 cpu_vec_binary_fn cpu_binary_find(const struct cpu_vec *vec, uint32_t op);
-/* Elements first .. first + n - 1 of a row that repeats with the period of `operand`, in `buffer`. */
+/* Elements first .. first + n - 1 of a row that repeats with the period of `operand`, in
+ * `buffer`. */
 const float *cpu_load_repeated(const struct cpu_vec *vec, const struct hr_operand *operand,
                                const uint8_t *row, int64_t first, int64_t n, float *buffer);
-/* What the elements of a row are multiplied by. NORM leaves the row less its mean in `out`, and that
- * is what is multiplied; the others only read `in`. ops_norm.c */
+/* What the elements of a row are multiplied by. NORM leaves the row less its mean in `out`, and
+ * that is what is multiplied; the others only read `in`. ops_norm.c */
 float cpu_norm_factor(const struct cpu_call *call, int64_t n, float *out, const float *in);
 
 /* The kernel of an op, or NULL. table.c */

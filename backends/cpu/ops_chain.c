@@ -2,10 +2,10 @@
  * Chains: element-wise nodes that feed one another, and a norm before them, in one pass over chunks
  * that stay in the nearest cache. What lies between two nodes exists as one chunk per thread only.
  *
- * Each link does to a chunk what the node's own kernel does, with the same functions and in the same
- * order, rounded to the type that the result between would have: so a chain gives the bits of its
- * nodes computed one after the other. All that a chunk needs is read before its result is written,
- * hence the result may lie over any source of the same layout.
+ * Each link does to a chunk what the node's own kernel does, with the same functions and in the
+ * same order, rounded to the type that the result between would have: so a chain gives the bits of
+ * its nodes computed one after the other. All that a chunk needs is read before its result is
+ * written, hence the result may lie over any source of the same layout.
  */
 #include "backends/cpu/elements.h"
 #include "backends/cpu/ops.h"

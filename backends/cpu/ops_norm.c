@@ -1,6 +1,6 @@
 /*
- * NORM, RMS_NORM, L2_NORM over rows and GROUP_NORM over groups of channels, f32. Sums run in f64 over
- * a fixed number of lanes; one row, or one group, is one thread's.
+ * NORM, RMS_NORM, L2_NORM over rows and GROUP_NORM over groups of channels, f32. Sums run in f64
+ * over a fixed number of lanes; one row, or one group, is one thread's.
  */
 #include "backends/cpu/elements.h"
 #include "backends/cpu/ops.h"

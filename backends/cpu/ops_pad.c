@@ -123,7 +123,8 @@ const struct cpu_kernel cpu_kernel_pad_reflect_1d = {
         .run = pad_reflect_run,
 };
 
-/* ---- ROLL: element i moves to i + shift, wrapping --------------------------------------------- */
+/* ---- ROLL: element i moves to i + shift, wrapping
+ * --------------------------------------------- */
 
 static bool roll_supports(const struct hr_step *step) {
         return is_f32_pair(step) && cpu_same_shape(&step->sources[0], &step->result);

@@ -1,6 +1,6 @@
 /*
- * SUM, SUM_ROWS, MEAN, CUMSUM, ARGMAX, COUNT_EQUAL. Sums run in f64; the order of additions depends on
- * the shape alone.
+ * SUM, SUM_ROWS, MEAN, CUMSUM, ARGMAX, COUNT_EQUAL. Sums run in f64; the order of additions depends
+ * on the shape alone.
  */
 #include "backends/cpu/elements.h"
 #include "backends/cpu/ops.h"

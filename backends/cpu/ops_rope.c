@@ -1,11 +1,11 @@
 /*
- * ROPE and its inverse: pairs of a row's elements are turned by an angle that grows with the token's
- * position and falls with the pair's number.
+ * ROPE and its inverse: pairs of a row's elements are turned by an angle that grows with the
+ * token's position and falls with the pair's number.
  *
  * The angle of pair j is built by multiplying the previous one, in f32: that is how models were
- * evaluated, and the exact power differs visibly at large positions. Modes: normal (neighbours are a
- * pair), neox (halves), mrope and imrope (halves; sections of pairs follow time, height, width or an
- * extra position), vision (halves of the whole row; each section starts its angles anew).
+ * evaluated, and the exact power differs visibly at large positions. Modes: normal (neighbours are
+ * a pair), neox (halves), mrope and imrope (halves; sections of pairs follow time, height, width or
+ * an extra position), vision (halves of the whole row; each section starts its angles anew).
  *
  * One token is one thread's: its cosines and sines are computed once for all heads.
  */

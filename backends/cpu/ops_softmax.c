@@ -1,9 +1,10 @@
 /*
  * SOFT_MAX(scale x + slope mask) with optional sinks, and the two diagonal masks.
  *
- * The mask has one plane per head or batch, repeated; it may hold more rows than x. ALiBi gives head h
- * a slope by which its mask is multiplied. A sink is one more logit of its head that joins maximum and
- * denominator but has no column. A row whose logits are all -inf yields NaN, as the definition does.
+ * The mask has one plane per head or batch, repeated; it may hold more rows than x. ALiBi gives
+ * head h a slope by which its mask is multiplied. A sink is one more logit of its head that joins
+ * maximum and denominator but has no column. A row whose logits are all -inf yields NaN, as the
+ * definition does.
  */
 #include "backends/cpu/elements.h"
 #include "backends/cpu/ops.h"

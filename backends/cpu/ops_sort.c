@@ -2,8 +2,8 @@
  * ARGSORT and TOP_K over rows of f32.
  *
  * A value and its index become one 64-bit key: the value's bits, made to order like integers, above
- * the index. Sorting keys is then a total order without special cases: equal values keep the order of
- * their indices, -0 equals 0, NaN comes after every number.
+ * the index. Sorting keys is then a total order without special cases: equal values keep the order
+ * of their indices, -0 equals 0, NaN comes after every number.
  */
 #include "backends/cpu/elements.h"
 #include "backends/cpu/ops.h"

@@ -1,6 +1,6 @@
 /*
- * Functions of one element: UNARY, SQR, SQRT, LOG, SIN, COS, SCALE, CLAMP, LEAKY_RELU, FILL. In f32,
- * rounded once to the type of the result; any float type, any strides, in place or not.
+ * Functions of one element: UNARY, SQR, SQRT, LOG, SIN, COS, SCALE, CLAMP, LEAKY_RELU, FILL. In
+ * f32, rounded once to the type of the result; any float type, any strides, in place or not.
  */
 #include "backends/cpu/elements.h"
 #include "backends/cpu/ops.h"
@@ -11,7 +11,8 @@ static bool map_supports(const struct hr_step *step) {
                cpu_same_shape(&step->sources[0], &step->result);
 }
 
-/* Costs per element in sixteenths of a nanosecond, rounded up: they decide on waking others only. */
+/* Costs per element in sixteenths of a nanosecond, rounded up: they decide on waking others
+ * only. */
 static uint32_t light_threads(const struct hr_step *step) {
         return cpu_threads_for(cpu_elements(&step->result), 2);
 }

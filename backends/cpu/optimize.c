@@ -1,10 +1,11 @@
 /*
  * Which nodes of a split become one chain (ops_chain.c).
  *
- * A node joins its only reader when both are element-wise on the same shape, or the first is a norm.
- * It then is computed when its reader is: everything between the two must leave alone what it reads,
- * and unless they are neighbours it must not keep more memory alive than its result would take. A
- * reader goes on with one of its sources only; where several would do, with the one computed last.
+ * A node joins its only reader when both are element-wise on the same shape, or the first is a
+ * norm. It then is computed when its reader is: everything between the two must leave alone what it
+ * reads, and unless they are neighbours it must not keep more memory alive than its result would
+ * take. A reader goes on with one of its sources only; where several would do, with the one
+ * computed last.
  */
 #include <string.h>
 
@@ -219,8 +220,8 @@ static void join_one(const struct chains *chains, uint32_t reader) {
         chains->order[reader] |= MARK;
 }
 
-/* Each chain where its last node was. At most as many positions are filled as places have been looked
- * at, so the mark of a place is still there when its turn comes. */
+/* Each chain where its last node was. At most as many positions are filled as places have been
+ * looked at, so the mark of a place is still there when its turn comes. */
 static void lay_out(const struct chains *chains) {
         uint32_t chain[CPU_CHAIN_MAX], count = 0;
 

@@ -4,8 +4,8 @@
  *
  * Loops are plain C that the compiler turns into vectors (`omp simd` states that iterations are
  * independent, which holds for equal addresses too). What must not depend on the width of a vector,
- * sums, runs over LANES explicit accumulators that are added up in a fixed order; multiply-adds are fused
- * where the text says fmaf() and nowhere else. So all tables agree bit for bit.
+ * sums, runs over LANES explicit accumulators that are added up in a fixed order; multiply-adds are
+ * fused where the text says fmaf() and nowhere else. So all tables agree bit for bit.
  */
 #include "backends/cpu/vec.h"
 
@@ -49,7 +49,8 @@ static inline float f16_expand(uint16_t half) {
 
 static inline uint16_t f16_round(float value) {
         uint32_t bits = bits_of(value), sign = (bits >> 16) & 0x8000, rest = bits & 0x7fffffff;
-        /* Adding 0.5 aligns a subnormal's 10 bits with the end of the fraction, rounding to even. */
+        /* Adding 0.5 aligns a subnormal's 10 bits with the end of the fraction, rounding to
+         * even. */
         uint32_t small = bits_of(float_of(rest) + 0.5f) - bits_of(0.5f);
         uint32_t normal = (rest + 0xfff + ((rest >> 13) & 1) - (112U << 23)) >> 13;
         uint32_t special = rest > 0x7f800000U ? 0x7e00 : 0x7c00;
@@ -100,10 +101,10 @@ static void vec_f32_to_bf16(int64_t n, uint16_t *out, const float *in) {
 /* ---- The exponential ------------------------------------------------------------------------- */
 
 /*
- * exp(x) = 2^k exp(r), |r| <= ln 2 / 2, by a polynomial of degree 5 with fused steps. Constants and the
- * order of the steps are ggml's, so that a SILU has the bits that models were evaluated with: a unit in
- * the last place decides how an activation is rounded to 8 bits later. 2^k is applied in two factors,
- * so that results may be subnormal.
+ * exp(x) = 2^k exp(r), |r| <= ln 2 / 2, by a polynomial of degree 5 with fused steps. Constants and
+ * the order of the steps are ggml's, so that a SILU has the bits that models were evaluated with: a
+ * unit in the last place decides how an activation is rounded to 8 bits later. 2^k is applied in
+ * two factors, so that results may be subnormal.
  */
 static inline float exp_one(float x) {
         const float magic = 0x1.8p23f;

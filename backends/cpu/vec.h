@@ -2,9 +2,9 @@
  * Row-wise float functions, built once per instruction set from vec.c.
  *
  * `out` may be one of the inputs (same address, same index) unless said. Every table gives the same
- * bits for the same inputs: multiply-adds are fused where the text says so, nothing is reassociated,
- * sums run over a fixed number of lanes. n may be 0. Thread: any; nothing here has state but the
- * tables of vec_select.c.
+ * bits for the same inputs: multiply-adds are fused where the text says so, nothing is
+ * reassociated, sums run over a fixed number of lanes. n may be 0. Thread: any; nothing here has
+ * state but the tables of vec_select.c.
  */
 #pragma once
 
@@ -52,8 +52,8 @@ struct cpu_vec {
                        const float *cosines, const float *sines);
 };
 
-/* The functions of that instruction set ("auto" or NULL: the best; "portable", "avx2", "avx512"), or
- * NULL when there is no such name or the processor lacks it. Fills the tables of vec_table.c. */
+/* The functions of that instruction set ("auto" or NULL: the best; "portable", "avx2", "avx512"),
+ * or NULL when there is no such name or the processor lacks it. Fills the tables of vec_table.c. */
 const struct cpu_vec *cpu_vec_select(const char *isa);
 
 extern const struct cpu_vec cpu_vec_portable;

@@ -1,8 +1,8 @@
 /*
  * Picks the table of row functions for the processor at hand, and fills the two activation tables.
  *
- * GELU and its quick form are defined over half precision: argument and value are rounded to f16, as
- * models were trained and checked with. 65 536 values each, computed once per process.
+ * GELU and its quick form are defined over half precision: argument and value are rounded to f16,
+ * as models were trained and checked with. 65 536 values each, computed once per process.
  */
 #include "backends/cpu/vec.h"
 

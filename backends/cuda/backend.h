@@ -11,10 +11,10 @@ struct hr_cuda_config {
         const char *deny_ops; /* comma-separated op names it does not support; NULL = none */
 };
 
-/* HR_E_UNAVAILABLE (reason DRIVER) without a driver that works, HR_E_NOT_FOUND (reason GPU) for a number
- * that is no GPU, HR_E_UNSUPPORTED (reason GPU) for one that is too old, HR_E_DATA_LOSS when bytes
- * copied to it do not come back as they were. Devices with the same GPU share its memory and are lost
- * together. Thread: any, one at a time. */
+/* HR_E_UNAVAILABLE (reason DRIVER) without a driver that works, HR_E_NOT_FOUND (reason GPU) for a
+ * number that is no GPU, HR_E_UNSUPPORTED (reason GPU) for one that is too old, HR_E_DATA_LOSS when
+ * bytes copied to it do not come back as they were. Devices with the same GPU share its memory and
+ * are lost together. Thread: any, one at a time. */
 HR_NODISCARD hr_status hr_cuda_device_new(const struct hr_cuda_config *config, struct hr_diag *diag,
                                           struct hr_device **ret_device);
 /* How many GPUs there are. HR_E_UNAVAILABLE (reason DRIVER) without a driver that works. */

@@ -1,7 +1,7 @@
 /*
  * The CUDA device: what it can compute, its memory, and who can be reached from it. Several logical
- * devices may be on one GPU, each with memory of its own kind, queues of its own and a cap of its own;
- * they share the context and are lost together.
+ * devices may be on one GPU, each with memory of its own kind, queues of its own and a cap of its
+ * own; they share the context and are lost together.
  *
  * All devices are in one list, so that a queue finds the GPU that owns a kind of memory.
  */
@@ -70,7 +70,8 @@ static struct cuda_gpu *gpu_of_kind(const struct hr_buffer_kind *kind) {
 
 /* ---- Steps without addresses ----------------------------------------------------------------- */
 
-/* False: the tensor does not begin at an element's address. Memory itself is aligned to ALIGNMENT. */
+/* False: the tensor does not begin at an element's address. Memory itself is aligned to
+ * ALIGNMENT. */
 static bool operand_of_tensor(struct hr_operand *operand, const struct hr_tensor *tensor) {
         *operand = hr_operand_of_tensor(tensor, 0);
         return hr_type_info(tensor->type) &&

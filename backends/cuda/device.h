@@ -14,7 +14,8 @@ struct cuda_device {
         struct cuda_device *next; /* of all devices */
 };
 
-/* Zero-filled device memory. HR_E_EXHAUSTED (reason DEVICE_MEMORY; limit = free, actual = asked). */
+/* Zero-filled device memory. HR_E_EXHAUSTED (reason DEVICE_MEMORY; limit = free, actual =
+ * asked). */
 HR_NODISCARD hr_status cuda_buffer_new(struct hr_device *device, struct cuda_gpu *gpu,
                                        uint64_t bytes, hr_buffer_usage usage,
                                        struct hr_diag *diag, struct hr_buffer **ret_buffer);

@@ -1,12 +1,13 @@
 /*
  * Events of CUDA queues.
  *
- * A queue counts what it has issued, and its GPU writes the count into a pinned word when it gets there
- * (lane.h). A record of an event is such a number, so asking for it is one load from memory and no call
- * of the driver. The driver's own event serves other streams, which wait for it on the GPU.
+ * A queue counts what it has issued, and its GPU writes the count into a pinned word when it gets
+ * there (lane.h). A record of an event is such a number, so asking for it is one load from memory
+ * and no call of the driver. The driver's own event serves other streams, which wait for it on the
+ * GPU.
  *
- * Each record has a mark of its own while somebody may still look for it: a later record of the same
- * event must not hold up an earlier wait. In a steady state an event has one or two.
+ * Each record has a mark of its own while somebody may still look for it: a later record of the
+ * same event must not hold up an earlier wait. In a steady state an event has one or two.
  */
 #pragma once
 
@@ -33,8 +34,8 @@ bool cuda_event_is_ours(const struct hr_event *event);
 struct cuda_mark *cuda_event_latest(struct hr_event *event);
 /* The GPU of the device that it was made of. */
 struct cuda_gpu *cuda_event_gpu(struct hr_event *event);
-/* A mark for one more record, already the latest one, and held for it. HR_E_EXHAUSTED leaves the event as it was.
- * Thread: engine. */
+/* A mark for one more record, already the latest one, and held for it. HR_E_EXHAUSTED leaves the
+ * event as it was. Thread: engine. */
 HR_NODISCARD hr_status cuda_event_renew(struct hr_event *event, struct hr_diag *diag,
                                         struct cuda_mark **ret_mark);
 bool cuda_mark_is_reached(struct cuda_mark *mark);

@@ -1,12 +1,13 @@
 /*
  * GPUs by number, each with one primary context however many logical devices are on it.
  *
- * A GPU is tested when it is opened: bytes go to it and come back, and between it and every other open
- * GPU in both directions. A pair that fails is remembered; copies between the two then go through the
- * host. Without direct access the driver stages such copies itself, which is as good.
+ * A GPU is tested when it is opened: bytes go to it and come back, and between it and every other
+ * open GPU in both directions. A pair that fails is remembered; copies between the two then go
+ * through the host. Without direct access the driver stages such copies itself, which is as good.
  *
- * A sticky error ends the context for good. The first one seen is kept in `lost`; all logical devices
- * of the GPU then fail with it, and a GPU opened after the last of them is gone starts anew.
+ * A sticky error ends the context for good. The first one seen is kept in `lost`; all logical
+ * devices of the GPU then fail with it, and a GPU opened after the last of them is gone starts
+ * anew.
  */
 #include "backends/cuda/gpu.h"
 
@@ -50,8 +51,8 @@ hr_status cuda_gpu_enter(struct cuda_gpu *gpu, struct hr_diag *diag) {
         return cuda_gpu_check(gpu, gpu->cu->cuCtxSetCurrent(gpu->context), "context", diag);
 }
 
-/* Waits for the setup stream, whatever it takes: what its work touches may be freed afterwards. A stream
- * that cannot be waited for is as good as lost. Returns the first result. */
+/* Waits for the setup stream, whatever it takes: what its work touches may be freed afterwards. A
+ * stream that cannot be waited for is as good as lost. Returns the first result. */
 static CUresult setup_finish(struct cuda_gpu *gpu) {
         CUresult result = gpu->cu->cuStreamSynchronize(gpu->setup), again = result;
 

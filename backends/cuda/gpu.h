@@ -1,7 +1,7 @@
 /*
- * One physical GPU of this process: its primary context, what it is, whether it is lost, small pinned
- * words, kernels loaded on demand, and which other GPUs it can copy to. All logical devices on it share
- * one. Reference counted by them.
+ * One physical GPU of this process: its primary context, what it is, whether it is lost, small
+ * pinned words, kernels loaded on demand, and which other GPUs it can copy to. All logical devices
+ * on it share one. Reference counted by them.
  */
 #pragma once
 
@@ -15,11 +15,12 @@
 #define CUDA_WORDS_PER_BLOCK 1024
 #define CUDA_CAPABILITY_MIN 80 /* 8.0 */
 
-/* Words in pinned memory, which the host and the GPU see at the same address, in a cache line of their
- * own. A queue takes one for its progress, a program one for a fault. */
+/* Words in pinned memory, which the host and the GPU see at the same address, in a cache line of
+ * their own. A queue takes one for its progress, a program one for a fault. */
 struct cuda_word {
         _Alignas(64) atomic_uint_least64_t value; /* the GPU's: how far the stream is */
-        atomic_uint_least64_t forced;             /* the host's: how far it takes the stream to be */
+        atomic_uint_least64_t forced;             /* the host's: how far it takes the stream to
+                                                   * be */
         atomic_uint_least64_t fault;
         struct cuda_word *next_free;
 };
@@ -41,8 +42,10 @@ struct cuda_gpu {
         int capability; /* 90 for 9.0 */
         uint32_t processors;
         uint64_t total_bytes;
-        atomic_int lost;                   /* the CUresult that ended the context, 0 while it lives */
-        atomic_uint_fast64_t peers_failed; /* bit n: copies from here to GPU n go through the host */
+        atomic_int lost;                   /* the CUresult that ended the context, 0 while it
+                                            * lives */
+        atomic_uint_fast64_t peers_failed; /* bit n: copies from here to GPU n go through the
+                                            * host */
         /* Guarded by lock. */
         pthread_mutex_t lock;
         CUstream setup; /* fills and tests, each waited for */
@@ -62,8 +65,8 @@ struct cuda_gpu *cuda_gpu_unref(struct cuda_gpu *gpu);
 /* Makes the GPU's context that of the calling thread. To be called before other entry points. */
 HR_NODISCARD hr_status cuda_gpu_enter(struct cuda_gpu *gpu, struct hr_diag *diag);
 
-/* CUDA_SUCCESS gives HR_OK. Anything else becomes a status with words; a sticky error marks the GPU as
- * lost. `what` names the call. diag may be NULL. */
+/* CUDA_SUCCESS gives HR_OK. Anything else becomes a status with words; a sticky error marks the GPU
+ * as lost. `what` names the call. diag may be NULL. */
 hr_status cuda_gpu_check(struct cuda_gpu *gpu, CUresult result, const char *what,
                          struct hr_diag *diag);
 bool cuda_gpu_is_lost(struct cuda_gpu *gpu);
@@ -74,8 +77,8 @@ hr_status cuda_gpu_fail_lost(struct cuda_gpu *gpu, struct hr_diag *diag);
 HR_NODISCARD hr_status cuda_gpu_clear(struct cuda_gpu *gpu, CUdeviceptr memory, uint64_t bytes,
                                       struct hr_diag *diag);
 
-/* How far the word has come: numbers only grow, whoever has it. What a dying GPU still writes counts for
- * nothing against what the host has decided. */
+/* How far the word has come: numbers only grow, whoever has it. What a dying GPU still writes
+ * counts for nothing against what the host has decided. */
 static inline uint64_t cuda_word_progress(struct cuda_word *word) {
         uint64_t value = atomic_load_explicit(&word->value, memory_order_acquire);
         uint64_t forced = atomic_load_explicit(&word->forced, memory_order_acquire);
@@ -83,8 +86,8 @@ static inline uint64_t cuda_word_progress(struct cuda_word *word) {
         return HR_MAX(value, forced);
 }
 
-/* A pinned word. It is as far as it was when it was given back: whoever remembers a number that it has
- * reached still finds it reached. */
+/* A pinned word. It is as far as it was when it was given back: whoever remembers a number that it
+ * has reached still finds it reached. */
 HR_NODISCARD hr_status cuda_gpu_word_take(struct cuda_gpu *gpu, struct hr_diag *diag,
                                           struct cuda_word **ret_word);
 void cuda_gpu_word_give(struct cuda_gpu *gpu, struct cuda_word *word);

@@ -15,7 +15,8 @@ typedef enum task_kind {
         TASK_FAULT,
 } task_kind;
 
-/* Owned by the lane; from its launch until its number is reached it belongs to whoever claims it. */
+/* Owned by the lane; from its launch until its number is reached it belongs to whoever claims
+ * it. */
 struct cuda_task {
         struct cuda_task *next_free;
         task_kind kind;
@@ -499,8 +500,8 @@ void cuda_lane_wait(struct cuda_lane *lane, struct cuda_mark *mark, struct cuda_
         }
 }
 
-/* The number is written before the driver's event is recorded: what another stream does after the event
- * finds it reached on the host as well. */
+/* The number is written before the driver's event is recorded: what another stream does after the
+ * event finds it reached on the host as well. */
 void cuda_lane_record(struct cuda_lane *lane, struct cuda_mark *mark) {
         atomic_store(&mark->count, lane_mark(lane));
         atomic_store(&mark->word, lane->word);

@@ -1,25 +1,26 @@
 /*
- * What a queue's own thread does on the GPU: one in-order stream, and the books that make every command
- * end, whatever becomes of the GPU.
+ * What a queue's own thread does on the GPU: one in-order stream, and the books that make every
+ * command end, whatever becomes of the GPU.
  *
- * Progress. Commands that somebody waits for get the next number; the stream writes it into `word` when
- * it gets there. What the stream has passed is thus known from one load, without the driver.
+ * Progress. Commands that somebody waits for get the next number; the stream writes it into `word`
+ * when it gets there. What the stream has passed is thus known from one load, without the driver.
  *
  * Tasks. Work of the host in the stream's order (a notification, a copy between pinned and ordinary
- * memory, a look at a fault word) is a task: the driver's thread runs it as a host function, and a task
- * is claimed before it is run, so that it runs once although a lost GPU leaves its tasks to this thread.
+ * memory, a look at a fault word) is a task: the driver's thread runs it as a host function, and a
+ * task is claimed before it is run, so that it runs once although a lost GPU leaves its tasks to
+ * this thread.
  *
- * Loss. While anything is under way the thread asks the stream for its health every now and then. The
- * first lane that finds the GPU lost fails the runs under way on all of its lanes with DEVICE_LOST. Then
- * each lane gives its notifications in order and sets its word to the last number: everything is then
- * reached, and whoever sees that also sees that the run has failed. Later commands do no work and fail
- * their runs, but still record and notify.
+ * Loss. While anything is under way the thread asks the stream for its health every now and then.
+ * The first lane that finds the GPU lost fails the runs under way on all of its lanes with
+ * DEVICE_LOST. Then each lane gives its notifications in order and sets its word to the last
+ * number: everything is then reached, and whoever sees that also sees that the run has failed.
+ * Later commands do no work and fail their runs, but still record and notify.
  *
- * Waits for another queue of the same GPU are the stream's. Waits for another GPU are this thread's: what a
- * stream does about the event of a lost context is the driver's secret.
+ * Waits for another queue of the same GPU are the stream's. Waits for another GPU are this
+ * thread's: what a stream does about the event of a lost context is the driver's secret.
  *
- * A call that fails without ending the context is made up for: the stream is waited for and the host
- * does the task. Failing launches and copies fail their run.
+ * A call that fails without ending the context is made up for: the stream is waited for and the
+ * host does the task. Failing launches and copies fail their run.
  */
 #pragma once
 
@@ -42,8 +43,8 @@ struct cuda_lane {
         uint64_t hazard; /* until it is reached, host memory may still change by earlier commands */
         bool is_swept;   /* the GPU is lost and everything under way has been dealt with */
         uint64_t spin_ns;
-        /* Under way: a ring of what has to be told when the GPU is lost. Only this thread changes it, and
-         * holds the lock while it does. */
+        /* Under way: a ring of what has to be told when the GPU is lost. Only this thread changes
+         * it, and holds the lock while it does. */
         pthread_mutex_t lock;
         struct cuda_passage *passages;
         uint32_t passage_first, passage_count;
@@ -61,7 +62,8 @@ HR_NODISCARD hr_status cuda_lane_init(struct cuda_lane *lane, struct hr_device *
 /* Waits until everything issued has ended. */
 void cuda_lane_deinit(struct cuda_lane *lane);
 
-/* Everything below: the queue's thread. None of these can fail as a call; failures go to the outcome. */
+/* Everything below: the queue's thread. None of these can fail as a call; failures go to the
+ * outcome. */
 void cuda_lane_compute(struct cuda_lane *lane, struct cuda_program *program, uint32_t first,
                        uint32_t count, struct hr_outcome *outcome);
 void cuda_lane_write(struct cuda_lane *lane, void *destination, const void *host, uint64_t bytes,

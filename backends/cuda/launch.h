@@ -22,8 +22,8 @@ struct cuda_program {
         struct cuda_launch *launches;
         uint32_t *first; /* of step i: launches first[i] .. first[i + 1] - 1 */
         uint8_t *arguments;
-        /* Kernels that meet an index outside its tensor write 1 + the step's number into it. NULL when no
-         * step uses values as indices. */
+        /* Kernels that meet an index outside its tensor write 1 + the step's number into it. NULL
+         * when no step uses values as indices. */
         struct cuda_word *fault;
         bool *may_fault; /* per step */
 };

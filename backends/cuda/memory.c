@@ -1,5 +1,5 @@
-/* Buffers: memory of the GPU, cleared. A buffer of no bytes has memory all the same, so that it has an
- * address. */
+/* Buffers: memory of the GPU, cleared. A buffer of no bytes has memory all the same, so that it has
+ * an address. */
 #include <inttypes.h>
 #include <stdlib.h>
 

@@ -1,6 +1,7 @@
 /*
- * The graph's operators as kernel launches. `supports` is a pure function of types, shapes, strides and
- * parameters; `prepare` writes down the launches of a step that has addresses. Private to this room.
+ * The graph's operators as kernel launches. `supports` is a pure function of types, shapes, strides
+ * and parameters; `prepare` writes down the launches of a step that has addresses. Private to this
+ * room.
  */
 #pragma once
 
@@ -43,7 +44,8 @@ void cuda_join(struct cuda_tensor *const *tensors, uint32_t count);
 
 bool cuda_has(const struct hr_step *step, uint32_t position);
 bool cuda_is_float(const struct hr_operand *operand);   /* f32, f16, bf16 */
-bool cuda_is_block(const struct hr_operand *operand);   /* q4_0 q4_1 q5_0 q5_1 q8_0 q4_K q5_K q6_K */
+bool cuda_is_block(const struct hr_operand *operand);   /* q4_0 q4_1 q5_0 q5_1 q8_0 q4_K q5_K
+                                                         * q6_K */
 bool cuda_is_encoded(const struct hr_operand *operand); /* those of them that kernels also write */
 bool cuda_is_dense(const struct hr_operand *operand);   /* dimension 0 without gaps */
 bool cuda_same_shape(const struct hr_operand *a, const struct hr_operand *b);

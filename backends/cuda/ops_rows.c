@@ -1,4 +1,5 @@
-/* CPY, CONT, DUP, CONCAT: elements in logical order. GET_ROWS, SET_ROWS, ADD_ID: rows picked by index. */
+/* CPY, CONT, DUP, CONCAT: elements in logical order. GET_ROWS, SET_ROWS, ADD_ID: rows picked by
+ * index. */
 #include "backends/cuda/ops.h"
 
 static bool is_plain(const struct hr_operand *operand) {

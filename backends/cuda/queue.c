@@ -2,11 +2,12 @@
  * An in-order queue: the engine's thread hands commands over, the queue's thread brings them to the
  * stream.
  *
- * The thread is there because some commands have to wait on the host (for the event of another backend,
- * for pinned memory) and none may make the engine wait. It runs ahead of the GPU as far as it can.
+ * The thread is there because some commands have to wait on the host (for the event of another
+ * backend, for pinned memory) and none may make the engine wait. It runs ahead of the GPU as far as
+ * it can.
  *
- * Commands come from a pool and go back to it through a stack that the submitter takes as a whole; a
- * queue further behind than ever before takes memory for another command, which is counted.
+ * Commands come from a pool and go back to it through a stack that the submitter takes as a whole;
+ * a queue further behind than ever before takes memory for another command, which is counted.
  */
 #include "backends/cuda/queue.h"
 
@@ -80,7 +81,8 @@ static struct cuda_queue *queue_cast(struct hr_queue *queue) {
 
 /* ---- Executing ------------------------------------------------------------------------------- */
 
-/* The event of another backend is asked for again and again, with sleeps inside its own synchronise. */
+/* The event of another backend is asked for again and again, with sleeps inside its own
+ * synchronise. */
 static void foreign_wait(struct cuda_queue *queue, struct hr_event *event) {
         uint64_t end_ns = hr_clock_now_ns() + queue->lane.spin_ns;
 

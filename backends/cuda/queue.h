@@ -1,4 +1,5 @@
-/* Queues of CUDA devices: commands go from the engine's thread to the queue's own, which has a lane. */
+/* Queues of CUDA devices: commands go from the engine's thread to the queue's own, which has a
+ * lane. */
 #pragma once
 
 #include "backends/cuda/gpu.h"

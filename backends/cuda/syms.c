@@ -1,8 +1,8 @@
 /*
  * Opening the driver once, and what its results mean here.
  *
- * A version is asked for before anything else: images of one major toolkit version run on drivers of
- * that version or later, so an older driver is told apart from a broken one.
+ * A version is asked for before anything else: images of one major toolkit version run on drivers
+ * of that version or later, so an older driver is told apart from a broken one.
  */
 #include "backends/cuda/syms.h"
 

@@ -1,6 +1,6 @@
 /*
- * The driver's entry points as one table, filled from libcuda.so.1 at run time: the program is linked
- * against no part of CUDA and starts where there is none. A test fills the table itself.
+ * The driver's entry points as one table, filled from libcuda.so.1 at run time: the program is
+ * linked against no part of CUDA and starts where there is none. A test fills the table itself.
  */
 #pragma once
 
@@ -14,13 +14,13 @@ struct cuda_syms {
 #undef X
 };
 
-/* The table of the process, opened and initialised by the first call. HR_E_UNAVAILABLE (reason DRIVER)
- * without a driver, with one that is too old, or when it does not start; later calls give the same
- * answer. Thread: any. */
+/* The table of the process, opened and initialised by the first call. HR_E_UNAVAILABLE (reason
+ * DRIVER) without a driver, with one that is too old, or when it does not start; later calls give
+ * the same answer. Thread: any. */
 HR_NODISCARD hr_status cuda_syms_open(struct hr_diag *diag, const struct cuda_syms **ret_syms);
 
-/* From now on that table instead of the driver's (NULL: the driver's again). Only while no device of
- * this backend exists. It outlives its use. */
+/* From now on that table instead of the driver's (NULL: the driver's again). Only while no device
+ * of this backend exists. It outlives its use. */
 void cuda_syms_replace(const struct cuda_syms *syms);
 
 /* ---- Results --------------------------------------------------------------------------------- */

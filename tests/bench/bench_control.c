@@ -6,11 +6,11 @@
  * The caller has started the daemon (process PID) with one device that delays every split by
  * DELAY_MS, and with nothing that spins. BURST requests, each a run of one node, are sent in one
  * write, or with SPACING_US between them; as many slots exist. While the device sleeps before the
- * first of them, the loop takes all of them from the socket, decodes, admits and submits them, and goes
- * to sleep, after each of them where they are spaced. The processor time that
- * the loop and the engine have had since before the burst, as /proc/PID/task/TID/schedstat gives it, is
- * what the burst has cost, waking the loop and the device included; ends and replies, which come later,
- * are not. One JSON line for each burst: nanoseconds a run.
+ * first of them, the loop takes all of them from the socket, decodes, admits and submits them, and
+ * goes to sleep, after each of them where they are spaced. The processor time that
+ * the loop and the engine have had since before the burst, as /proc/PID/task/TID/schedstat gives
+ * it, is what the burst has cost, waking the loop and the device included; ends and replies, which
+ * come later, are not. One JSON line for each burst: nanoseconds a run.
  */
 #include <dirent.h>
 #include <stdio.h>

@@ -10,7 +10,8 @@
  *   read THREADS MIB      sums memory that no cache holds   -> bytes a ns
  *   peak KIND THREADS     dot products of int8 or f32       -> operations a ns; 0: none here
  *
- * As a model is, a pass is one program of many operators whose weights follow one another in memory.
+ * As a model is, a pass is one program of many operators whose weights follow one another in
+ * memory.
  */
 #include <math.h>
 #include <stdio.h>

@@ -4,10 +4,10 @@
  *   bench_rpc unix:PATH|tcp:127.0.0.1:PORT RUNS REPETITIONS
  *
  * The client says hello, submits a graph of one node (y = x + x over four floats), and then runs it
- * RUNS times, one at a time, checking every result. The echo is a child process behind a socket of the
- * same family, which reads as many bytes as a run's request has and writes as many as its reply has:
- * what the kernel alone costs. Both are measured in turn in every repetition. One JSON line per
- * repetition goes to standard output, times in nanoseconds.
+ * RUNS times, one at a time, checking every result. The echo is a child process behind a socket of
+ * the same family, which reads as many bytes as a run's request has and writes as many as its reply
+ * has: what the kernel alone costs. Both are measured in turn in every repetition. One JSON line
+ * per repetition goes to standard output, times in nanoseconds.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -40,7 +40,8 @@ static size_t run_once(int fd, uint64_t handle, uint64_t request_id,
         return reply.size;
 }
 
-/* ---- measuring -------------------------------------------------------------------------------- */
+/* ---- measuring
+ * -------------------------------------------------------------------------------- */
 
 static int compare_u64(const void *left, const void *right) {
         uint64_t a = *(const uint64_t *) left, b = *(const uint64_t *) right;

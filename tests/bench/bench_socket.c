@@ -3,11 +3,11 @@
  *
  *   bench_socket ADDRESS RUNS REPETITIONS LAYERS SLOTS IN_FLIGHT
  *
- * The graph is a chain of LAYERS products of a 64 x 64 matrix with what came before, normed, on one CPU
- * device of one thread. Through the socket IN_FLIGHT requests are on their way at any time; in this
- * process as many runs as there are slots, started by a thread that sleeps until one is over. Both
- * take turns in every repetition. One JSON line for each: nanoseconds a run, from the end of the last
- * one that warmed up to the end of the last one.
+ * The graph is a chain of LAYERS products of a 64 x 64 matrix with what came before, normed, on one
+ * CPU device of one thread. Through the socket IN_FLIGHT requests are on their way at any time; in
+ * this process as many runs as there are slots, started by a thread that sleeps until one is over.
+ * Both take turns in every repetition. One JSON line for each: nanoseconds a run, from the end of
+ * the last one that warmed up to the end of the last one.
  */
 #include <pthread.h>
 #include <stdio.h>

@@ -4,9 +4,10 @@
  *   ggml_rpc_peer serve HOST:PORT                 a server with one CPU device of one thread
  *   ggml_rpc_peer run HOST:PORT RUNS              one line of JSON, times in nanoseconds
  *
- * A run is what bench_rpc measures: four floats go to the server, y = x + x is computed, four floats
- * come back and are checked. The graph has been sent before, as it has there: the server computes again
- * what it has kept. Compiled by ./bench against a ggml that it builds or that the user names.
+ * A run is what bench_rpc measures: four floats go to the server, y = x + x is computed, four
+ * floats come back and are checked. The graph has been sent before, as it has there: the server
+ * computes again what it has kept. Compiled by ./bench against a ggml that it builds or that the
+ * user names.
  */
 #include <stdint.h>
 #include <stdio.h>

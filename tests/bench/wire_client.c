@@ -1,6 +1,6 @@
 /*
- * A blocking client for the measuring programs: one socket, the few frames they need, and the end of the
- * program with words when anything goes wrong.
+ * A blocking client for the measuring programs: one socket, the few frames they need, and the end
+ * of the program with words when anything goes wrong.
  */
 #include "tests/bench/wire_client.h"
 
@@ -31,7 +31,8 @@ void wire_must(hr_status status, const struct hr_diag *diag) {
                 wire_give_up("%s: %s", hr_status_name(status), diag->words);
 }
 
-/* ---- sockets ---------------------------------------------------------------------------------- */
+/* ---- sockets
+ * ---------------------------------------------------------------------------------- */
 
 socklen_t wire_address_parse(const char *text, union wire_address *ret_address) {
         *ret_address = (union wire_address){0};
@@ -94,7 +95,8 @@ bool wire_read(int fd, void *bytes, size_t size) {
         return true;
 }
 
-/* ---- the protocol, as far as this needs it ---------------------------------------------------- */
+/* ---- the protocol, as far as this needs it
+ * ---------------------------------------------------- */
 
 void wire_frame_make(struct wire_frame *frame, hr_frame_type type, uint64_t request_id,
                        const uint8_t *message, size_t message_bytes, const void *body,

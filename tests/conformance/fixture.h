@@ -1,6 +1,6 @@
 /*
- * What the conformance tests share: the device under test (chosen when the program is built), a gate
- * that holds a queue, and products of small matrices, the one op that every backend has.
+ * What the conformance tests share: the device under test (chosen when the program is built), a
+ * gate that holds a queue, and products of small matrices, the one op that every backend has.
  */
 #pragma once
 
@@ -16,8 +16,9 @@ struct hr_device *fixture_device(void);
 /* Waits for everything submitted to the queue. */
 void fixture_finish(struct hr_queue *queue);
 
-/* Holds a queue from gate_close until gate_open. Blocking inside a notification is against the rules of
- * notifications; here it stands for work that takes its time. A simulated queue has gates of its own. */
+/* Holds a queue from gate_close until gate_open. Blocking inside a notification is against the
+ * rules of notifications; here it stands for work that takes its time. A simulated queue has gates
+ * of its own. */
 struct gate {
         atomic_bool is_open;
         struct hr_queue *queue;
@@ -25,8 +26,8 @@ struct gate {
 void gate_close(struct gate *gate, struct hr_queue *queue);
 void gate_open(struct gate *gate);
 
-/* c[m, n] = a[k, m] b[k, n], `count` steps one after the other: the b of step i + 1 is the c of step i
- * where shapes are square (k = m). Memory is the device's. */
+/* c[m, n] = a[k, m] b[k, n], `count` steps one after the other: the b of step i + 1 is the c of
+ * step i where shapes are square (k = m). Memory is the device's. */
 struct product {
         struct hr_device *device;
         struct hr_graph *graph;

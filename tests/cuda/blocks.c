@@ -1,7 +1,7 @@
 /*
- * The threads of a block as contexts that take turns on one thread: each runs until it waits for the
- * others. A warp's exchange waits for the warp, a barrier for the block; when nobody can go on and
- * somebody has not ended, the kernel is wrong, and that is told instead of hanging.
+ * The threads of a block as contexts that take turns on one thread: each runs until it waits for
+ * the others. A warp's exchange waits for the warp, a barrier for the block; when nobody can go on
+ * and somebody has not ended, the kernel is wrong, and that is told instead of hanging.
  *
  * Shared memory is static, hence one block at a time and a lock around all.
  */
@@ -128,8 +128,8 @@ void cuda_host_barrier(void) {
         yield(AT_BARRIER);
 }
 
-/* A lane writes into one of two rows of slots in turn. It cannot come round to the same row before all
- * lanes have met once more, by when each has read. */
+/* A lane writes into one of two rows of slots in turn. It cannot come round to the same row before
+ * all lanes have met once more, by when each has read. */
 uint32_t cuda_host_exchange(uint32_t value, unsigned from) {
         unsigned self = run.current, turn = run.exchanges[self]++ % 2;
 

@@ -7,8 +7,8 @@
 
 /* The kernel of that name, or NULL. */
 const struct cuda_host_kernel *blocks_find(const char *name);
-/* All blocks of a grid, one after the other, with `threads` threads each. False, after words to stderr,
- * when the threads of a block wait for each other for ever: one has left, or they wait at different
- * places. Thread: any, one at a time. */
+/* All blocks of a grid, one after the other, with `threads` threads each. False, after words to
+ * stderr, when the threads of a block wait for each other for ever: one has left, or they wait at
+ * different places. Thread: any, one at a time. */
 bool blocks_run(const struct cuda_host_kernel *kernel, unsigned blocks, unsigned threads,
                 const void *argument);

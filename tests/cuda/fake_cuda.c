@@ -1,4 +1,5 @@
-/* The fake driver but for its streams: GPUs, contexts, memory, modules, failures. See fake_cuda.h. */
+/* The fake driver but for its streams: GPUs, contexts, memory, modules, failures. See
+ * fake_cuda.h. */
 #include "tests/cuda/fake_cuda.h"
 
 #include <stdio.h>

@@ -1,11 +1,11 @@
 /*
- * A CUDA driver without a GPU: fills the symbol table of backends/cuda. Memory of the GPUs is ordinary
- * memory, a stream is a thread that executes what was given to it, with random pauses, and a kernel is
- * its source compiled for the processor.
+ * A CUDA driver without a GPU: fills the symbol table of backends/cuda. Memory of the GPUs is
+ * ordinary memory, a stream is a thread that executes what was given to it, with random pauses, and
+ * a kernel is its source compiled for the processor.
  *
  * It is stricter than the real one: copies between host and device take pinned memory only, device
- * addresses have to lie in one allocation, fresh memory holds rubbish, and a host function that calls
- * the driver is counted as a violation.
+ * addresses have to lie in one allocation, fresh memory holds rubbish, and a host function that
+ * calls the driver is counted as a violation.
  */
 #pragma once
 
@@ -13,18 +13,18 @@
 
 #define FAKE_GPUS 3
 
-/* Begins anew: nothing failing, nothing lost, calls counted from 0. The backend uses it from then on.
- * `seed` chooses the pauses; 0 = none. */
+/* Begins anew: nothing failing, nothing lost, calls counted from 0. The backend uses it from then
+ * on. `seed` chooses the pauses; 0 = none. */
 void fake_begin(uint32_t seed);
-/* Everything that was made and not unmade: memory, streams, events, modules, contexts. Words about each
- * go to stderr. */
+/* Everything that was made and not unmade: memory, streams, events, modules, contexts. Words about
+ * each go to stderr. */
 uint32_t fake_leaks(void);
 /* Times that the rules of the driver were broken. */
 uint32_t fake_violations(void);
 /* Calls that could fail, since the beginning. */
 uint64_t fake_calls(void);
-/* Call number `call` (the first one has 0) returns `result` and does nothing. A sticky result loses its
- * GPU. */
+/* Call number `call` (the first one has 0) returns `result` and does nothing. A sticky result loses
+ * its GPU. */
 void fake_fail_call(uint64_t call, CUresult result);
 /* Every call of that entry point (its name in syms.def) fails; NULL: none any more. */
 void fake_fail_name(const char *name, CUresult result);

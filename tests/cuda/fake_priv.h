@@ -1,4 +1,5 @@
-/* Shared by fake_cuda.c and fake_stream.c. Everything is guarded by fake.lock but what is executed. */
+/* Shared by fake_cuda.c and fake_stream.c. Everything is guarded by fake.lock but what is
+ * executed. */
 #pragma once
 
 #include <pthread.h>
@@ -61,8 +62,8 @@ extern struct fake_state fake;
 extern _Thread_local CUcontext fake_current;
 extern _Thread_local bool fake_is_in_host_function;
 
-/* At the start of an entry point that can fail: counts the call and says how it fails, if it does. Lock
- * held. */
+/* At the start of an entry point that can fail: counts the call and says how it fails, if it does.
+ * Lock held. */
 CUresult fake_enter(const char *name);
 /* The same where a context is needed that lives. */
 CUresult fake_enter_context(const char *name);
@@ -71,8 +72,8 @@ CUresult fake_enqueue(CUstream stream, const struct operation *model);
 bool fake_is_pinned(const void *address, uint64_t bytes);
 bool fake_is_device(uint64_t address, uint64_t bytes, uint32_t gpu);
 
-/* Waits for operations of lost contexts that are in the middle of it: freeing memory waits for the GPU.
- * Lock held. */
+/* Waits for operations of lost contexts that are in the middle of it: freeing memory waits for the
+ * GPU. Lock held. */
 void fake_wait_executing(void);
 
 /* fake_stream.c's part of the table. */

@@ -1,5 +1,5 @@
-/* Every call of the driver fails once, GPUs are lost at every operation: nothing hangs, leaks or breaks a
- * rule of the driver, results are right or the run says that they are not. */
+/* Every call of the driver fails once, GPUs are lost at every operation: nothing hangs, leaks or
+ * breaks a rule of the driver, results are right or the run says that they are not. */
 #include "tests/cuda/fake_cuda.h"
 #include "tests/cuda/journey.h"
 #include "tests/harness.h"
@@ -61,7 +61,8 @@ HR_TEST_LIMIT(every_call_ends_the_context_of_two_devices, 120) {
         fail_every_call(CUDA_ERROR_LAUNCH_FAILED, 0);
 }
 
-/* From the first operation on, whatever it is; a task that the driver never calls is one of them. */
+/* From the first operation on, whatever it is; a task that the driver never calls is one of
+ * them. */
 static void lose_at_every_operation(uint32_t lost_gpu) {
         uint32_t lost = 0, passed = 0;
 

@@ -1,5 +1,5 @@
-/* Linked into a program, it makes the fake driver the CUDA driver, and fails the program if it leaves
- * anything behind or breaks the driver's rules. */
+/* Linked into a program, it makes the fake driver the CUDA driver, and fails the program if it
+ * leaves anything behind or breaks the driver's rules. */
 #include <stdio.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 /*
- * Any bytes as a configuration file: an answer with words, and, when the file is accepted, a dump that
- * reads back to the same dump.
+ * Any bytes as a configuration file: an answer with words, and, when the file is accepted, a dump
+ * that reads back to the same dump.
  */
 #include <stdlib.h>
 #include <string.h>

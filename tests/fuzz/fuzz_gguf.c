@@ -1,6 +1,6 @@
 /*
- * Any bytes as a GGUF file: an answer, no read outside the range, and, when the file is accepted, a table
- * of contents that lies inside it and finds each of its names.
+ * Any bytes as a GGUF file: an answer, no read outside the range, and, when the file is accepted, a
+ * table of contents that lies inside it and finds each of its names.
  */
 #include <stdlib.h>
 #include <string.h>

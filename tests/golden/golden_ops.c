@@ -5,13 +5,14 @@
  *              [--wake-all] [--batch-min N] [--allow-unsupported] [--verbose] [--digest] [--case ID]
  *              [FILE.txt|FOLDER]...
  *
- * Each case is run twice. First node by node: a node's result is measured, then replaced by the recorded
- * one, so that every node is judged on recorded inputs. Then, if it has several nodes, as a whole, where
- * the result and the leaves written into are judged.
+ * Each case is run twice. First node by node: a node's result is measured, then replaced by the
+ * recorded one, so that every node is judged on recorded inputs. Then, if it has several nodes, as
+ * a whole, where the result and the leaves written into are judged.
  *
- * Measures. By the case's metric and tolerance; on top of that, dot products must agree closely with the
- * recorded result (same rounding of activations) or with the exact one (activations kept). Types whose
- * encoder searches are judged by their error against the values encoded, beside the recorded one's.
+ * Measures. By the case's metric and tolerance; on top of that, dot products must agree closely
+ * with the recorded result (same rounding of activations) or with the exact one (activations kept).
+ * Types whose encoder searches are judged by their error against the values encoded, beside the
+ * recorded one's.
  */
 #include <dirent.h>
 #include <inttypes.h>

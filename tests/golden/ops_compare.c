@@ -1,5 +1,5 @@
-/* See ops_compare.h. Block types are expanded with the portable kernels, which the recorded expansions of
- * random bits check. */
+/* See ops_compare.h. Block types are expanded with the portable kernels, which the recorded
+ * expansions of random bits check. */
 #include "tests/golden/ops_compare.h"
 
 #include <float.h>

@@ -3,9 +3,9 @@
 
 #include "core/tensor.h"
 
-/* NMSE = sum (g - x)^2 / sum g^2. Elements that are the same infinity on both sides (FLT_MAX counts as
- * infinite) are left out; an infinity on one side only, a NaN, or an x that is not 0 where all of g
- * is, gives +infinity. Packed contents of `elements` elements. */
+/* NMSE = sum (g - x)^2 / sum g^2. Elements that are the same infinity on both sides (FLT_MAX counts
+ * as infinite) are left out; an infinity on one side only, a NaN, or an x that is not 0 where all
+ * of g is, gives +infinity. Packed contents of `elements` elements. */
 double ops_nmse(uint32_t type, const uint8_t *expected, const uint8_t *actual, int64_t elements);
 /* Every element is equal: the same value for float types, the same bytes otherwise. */
 bool ops_exact(uint32_t type, const uint8_t *expected, const uint8_t *actual, int64_t elements);

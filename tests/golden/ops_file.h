@@ -1,6 +1,6 @@
 /*
- * Recorded operator cases: a text file that describes small graphs and a GGUF file with the bytes of
- * their tensors. The format is the recorder's: one C line per case, one T line per tensor, E.
+ * Recorded operator cases: a text file that describes small graphs and a GGUF file with the bytes
+ * of their tensors. The format is the recorder's: one C line per case, one T line per tensor, E.
  */
 #pragma once
 

@@ -1,5 +1,5 @@
-/* See ops_machine.h. Every tensor that owns memory has a buffer of its own, of exactly its size, so that
- * a sanitizer sees any access past an end. */
+/* See ops_machine.h. Every tensor that owns memory has a buffer of its own, of exactly its size, so
+ * that a sanitizer sees any access past an end. */
 #include "tests/golden/ops_machine.h"
 
 #include <stdlib.h>

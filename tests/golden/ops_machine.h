@@ -1,6 +1,6 @@
 /*
- * Runs one recorded case on a device, through the device interface alone: graph, validation, buffers,
- * program, queue.
+ * Runs one recorded case on a device, through the device interface alone: graph, validation,
+ * buffers, program, queue.
  */
 #pragma once
 
@@ -31,8 +31,9 @@ HR_NODISCARD hr_status ops_machine_init(struct ops_machine *machine, struct hr_d
                                         struct hr_diag *diag);
 void ops_machine_deinit(struct ops_machine *machine);
 
-/* Builds, validates and binds a case; leaves are uploaded. HR_E_UNSUPPORTED with words when an op has
- * no inference or the device does not take a node. On failure ops_run_deinit() still applies. */
+/* Builds, validates and binds a case; leaves are uploaded. HR_E_UNSUPPORTED with words when an op
+ * has no inference or the device does not take a node. On failure ops_run_deinit() still
+ * applies. */
 HR_NODISCARD hr_status ops_run_init(struct ops_run *run, struct ops_machine *machine,
                                     const struct ops_family *family, const struct ops_case *item,
                                     struct hr_diag *diag);

@@ -95,7 +95,8 @@ struct cpu_dot {
         void (*weigh_rows)(const float *weights, uint64_t weight_stride, uint32_t columns,
                            const float *values, uint32_t keys, uint32_t size, float *out,
                            uint64_t out_stride);
-        /* Dot products of `count` keys of f32, f16 or bf16 with a query, which is rounded already. */
+        /* Dot products of `count` keys of f32, f16 or bf16 with a query, which is rounded
+         * already. */
         void (*score_keys)(uint32_t type, const uint8_t *keys, uint64_t stride, uint32_t count,
                            const float *query, int64_t size, float *ret_scores);
         /* total[size] over the keys of the walk. is_half: values are f16, and so is the total after
@@ -103,11 +104,12 @@ struct cpu_dot {
         void (*walk_values)(const struct cpu_key_walk *walk, bool is_half, uint32_t size, float *total);
 };
 
-/* The table of "portable", "avx2", "avx512" or "avx512bf16"; NULL or "auto": the best one. NULL when the
- * processor lacks what it needs or there is no such name. */
+/* The table of "portable", "avx2", "avx512" or "avx512bf16"; NULL or "auto": the best one. NULL
+ * when the processor lacks what it needs or there is no such name. */
 const struct cpu_dot *cpu_dot_select(const char *isa);
 
-/* The same set with `arithmetic = fast`: 32-blocks are added up in an order of our own (dot_fast32.c). */
+/* The same set with `arithmetic = fast`: 32-blocks are added up in an order of our own
+ * (dot_fast32.c). */
 const struct cpu_dot *cpu_dot_fast(const struct cpu_dot *dot);
 
 /* dot_bf16.c, where the compiler knows the instructions: the set "avx512bf16". */

@@ -3,8 +3,8 @@
  *
  * Float tiles hold keys side by side in the lanes, one chain of fused steps per result; sums,
  * exponentials and the order of all steps are ggml's, bit for bit (but for processors without a
- * fused multiply-add), for the reason given in dot_block32.c. Every result is a chain of operations that the number of columns and keys around it does
- * not change.
+ * fused multiply-add), for the reason given in dot_block32.c. Every result is a chain of operations
+ * that the number of columns and keys around it does not change.
  */
 #include "backends/cpu/matrix/tables.h"
 

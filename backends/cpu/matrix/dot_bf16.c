@@ -2,8 +2,8 @@
  * Products of bf16 rows with the processor's own instruction for them: AVX-512 with BF16.
  *
  * It multiplies pairs of bf16 and adds both to an f32, twice the work of a fused multiply-add. What
- * else the set "avx512bf16" has is that of "avx512". As in dot_float.c a result is one chain of steps
- * for each chunk of k, whatever the rows and columns around it; columns are bf16, too.
+ * else the set "avx512bf16" has is that of "avx512". As in dot_float.c a result is one chain of
+ * steps for each chunk of k, whatever the rows and columns around it; columns are bf16, too.
  */
 #include <immintrin.h>
 

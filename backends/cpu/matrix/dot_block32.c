@@ -82,8 +82,8 @@ SHAPE(signed)
 /* Signed bytes need no bias, but its room is there on every instruction set: how large columns are
  * must not depend on the processor, since scratch is asked for before one is chosen.
  *
- * X(name, bytes of a block, offset, shape, blocks that unpack_wide_<name>() takes, how one column is
- * multiplied) */
+ * X(name, bytes of a block, offset, shape, blocks that unpack_wide_<name>() takes, how one column
+ * is multiplied) */
 #define BLOCK_TYPES                                                                                \
         X(q4_0, 18, 8, plain, CPU_WIDE(3), IN_STREAM)                                              \
         X(q4_1, 20, 0, minimum, CPU_WIDE(3), IN_LANES)                                             \

@@ -17,7 +17,8 @@
 
 struct shape {
         bool has_minimum, is_signed;
-        int offset; /* what the weights' bytes are too large by; only whether there is one matters here */
+        int offset; /* what the weights' bytes are too large by; only whether there is one matters
+                     * here */
 };
 
 struct columns {

@@ -3,9 +3,9 @@
  *
  * float_dot keeps one accumulator vector per result and walks k in order, so that a result's bits
  * depend on its row and column alone. Chunks of k are summed one after the other, so that a block
- * of rows stays in the first-level cache while the columns pass. When many columns use them, rows of
- * f16 and bf16 are widened first: side by side but not a power of two apart, where they would fall into
- * the same few places of the cache.
+ * of rows stays in the first-level cache while the columns pass. When many columns use them, rows
+ * of f16 and bf16 are widened first: side by side but not a power of two apart, where they would
+ * fall into the same few places of the cache.
  */
 #include "backends/cpu/matrix/tables.h"
 

@@ -1,8 +1,8 @@
 /*
  * FLASH_ATTN_EXT: softmax(scale * Q K + mask) V without the matrix of scores in memory.
  *
- * Which of two ways a step takes follows from its shapes and types, as in ggml, and so do all bits of
- * its result:
+ * Which of two ways a step takes follows from its shapes and types, as in ggml, and so do all bits
+ * of its result:
  *
  *   tiles  64 queries or more, keys and values both f16 or both f32 (this file)
  *   walk   everything else: query by query, key by key (flash_attn_walk.c)

@@ -1,12 +1,12 @@
 /*
  * FLASH_ATTN_EXT query by query, key by key, and what both ways end with.
  *
- * A work item is one query of one head. Its keys are visited in order; those that the mask hides are
- * left out. Scores of a block of keys come first, since they do not depend on each other; then the
- * running maximum says by what each value is weighed, and by what the total is multiplied where a new
- * maximum appears; then the values are added, one after the other. With f16 values the total is
- * rounded to f16 after each of them, as ggml keeps it, else it is f32. Q is rounded to K's partner
- * type.
+ * A work item is one query of one head. Its keys are visited in order; those that the mask hides
+ * are left out. Scores of a block of keys come first, since they do not depend on each other; then
+ * the running maximum says by what each value is weighed, and by what the total is multiplied where
+ * a new maximum appears; then the values are added, one after the other. With f16 values the total
+ * is rounded to f16 after each of them, as ggml keeps it, else it is f32. Q is rounded to K's
+ * partner type.
  *
  * Scratch of a thread: struct walk_memory.
  */

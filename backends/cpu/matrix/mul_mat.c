@@ -4,8 +4,8 @@
  * Block types: the activations are quantised to the weights' partner type once, into shared
  * scratch, as column groups (dot.h). Then the team takes row tiles: a tile is unpacked once and
  * multiplied with one block of columns after the other. A single column needs no tile: its rows are
- * unpacked in registers, at memory bandwidth. Float types: rows are multiplied in place; activations
- * are rounded to the weights' type as the partner rule says.
+ * unpacked in registers, at memory bandwidth. Float types: rows are multiplied in place;
+ * activations are rounded to the weights' type as the partner rule says.
  *
  * Invariant: how work is cut (threads, column blocks, group widths) never shows in a result's bits.
  *
@@ -19,8 +19,8 @@
 /* Rows of a tile of floats: more where a block of columns is used by all of them. */
 #define FLOAT_TILE_ROWS 16
 #define FLOAT_TILE_ROWS_MANY 64
-/* From so many columns on. Those that are copied anyway are then apart by no power of two, which would
- * make them compete for a few places of the caches. */
+/* From so many columns on. Those that are copied anyway are then apart by no power of two, which
+ * would make them compete for a few places of the caches. */
 #define FLOAT_COLUMNS_MANY 9
 #define FLOAT_COLUMN_GAP 64
 
@@ -123,8 +123,8 @@ static uint32_t prepare_group(const struct cpu_dot *dot, const struct product *p
         return width;
 }
 
-/* Rows [row, row + rows) times columns [first, end) of one batch, block types. packed: the tile holds
- * these rows already. */
+/* Rows [row, row + rows) times columns [first, end) of one batch, block types. packed: the tile
+ * holds these rows already. */
 static void multiply_tile(const struct product *p, const uint8_t *base, uint32_t rows,
                           const uint8_t *columns, int64_t first, int64_t end, bool packed,
                           uint8_t *tile, uint8_t *out) {

@@ -1,8 +1,8 @@
 /*
  * Which instruction set the processor can run, asked once per device, and the partner types.
  *
- * "avx512" needs F, BW, VL, DQ and VNNI; a processor with less of it is served by "avx2". "avx512bf16"
- * needs BF16 besides.
+ * "avx512" needs F, BW, VL, DQ and VNNI; a processor with less of it is served by "avx2".
+ * "avx512bf16" needs BF16 besides.
  */
 #include <string.h>
 

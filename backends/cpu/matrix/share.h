@@ -32,10 +32,10 @@ static inline uint64_t cpu_plus(uint64_t a, uint64_t b) {
         return hr_add_u64(a, b, &result) ? result : UINT64_MAX;
 }
 
-/* `total` units of work in items that get smaller: a thread's first ones are long runs of neighbours,
- * which memory is read ahead for, and the last ones even out who is late. The next item's units, or
- * false when there are none left; an item may be empty. How units are grouped does not show in
- * results. */
+/* `total` units of work in items that get smaller: a thread's first ones are long runs of
+ * neighbours, which memory is read ahead for, and the last ones even out who is late. The next
+ * item's units, or false when there are none left; an item may be empty. How units are grouped does
+ * not show in results. */
 static inline bool cpu_next_range(const struct cpu_call *call, int64_t total, int64_t *ret_first,
                                   int64_t *ret_end) {
         enum { LEVELS = 5 };

@@ -1,13 +1,13 @@
 /*
  * One column times rows of 32-blocks, row by row: AVX-512 with VNNI.
  *
- * A 256-bit vector holds the eight dwords of one block of one row, which is how ggml's order adds them up
- * (dot_body32.h), so that nothing has to be transposed: bytes are loaded where they are, opened, and
- * multiplied. What is left are the scales, a word of each block: they are taken out first, for a stretch
- * of blocks of each row, and lie side by side then.
+ * A 256-bit vector holds the eight dwords of one block of one row, which is how ggml's order adds
+ * them up (dot_body32.h), so that nothing has to be transposed: bytes are loaded where they are,
+ * opened, and multiplied. What is left are the scales, a word of each block: they are taken out
+ * first, for a stretch of blocks of each row, and lie side by side then.
  *
- * This wins where opening a block costs more than reading it: for nibbles that share nothing but a scale.
- * Memory is asked for ahead in the order in which rows lie in it.
+ * This wins where opening a block costs more than reading it: for nibbles that share nothing but a
+ * scale. Memory is asked for ahead in the order in which rows lie in it.
  */
 #pragma once
 
@@ -47,8 +47,8 @@ struct streamed {
         int size; /* of a block; even, its scale comes first */
 };
 
-/* The first word of each of `count` blocks. Windows of 32 words go over them; block j's word is word
- * j * words % 32 of its window, and those of one window are neighbours in the result. */
+/* The first word of each of `count` blocks. Windows of 32 words go over them; block j's word is
+ * word j * words % 32 of its window, and those of one window are neighbours in the result. */
 LANES_INLINE __m512i take_words(const uint8_t *blocks, int64_t count, const int words) {
         static const uint16_t numbers[STRETCH] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
                                                   11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
@@ -87,8 +87,8 @@ LANES_INLINE void stretch_scale(const uint8_t *blocks, int64_t count, const floa
                          _mm512_mul_ps(d1, _mm512_maskz_loadu_ps(high, scale + 16)));
 }
 
-/* `abreast` (ABREAST or 1) rows of a stretch from block `from` of the column on; factor: those of the
- * first row. ahead: what is asked for meanwhile, from there on; near: also at once. */
+/* `abreast` (ABREAST or 1) rows of a stretch from block `from` of the column on; factor: those of
+ * the first row. ahead: what is asked for meanwhile, from there on; near: also at once. */
 LANES_INLINE void stretch_multiply(const uint8_t *base, uint64_t stride, const int abreast,
                                    int64_t from, int64_t count, const struct columns *at,
                                    const float *factor, const struct streamed type,

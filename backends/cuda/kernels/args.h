@@ -1,6 +1,6 @@
 /*
- * What kernels are given: one struct each, by value. Shared by the host (C) and the kernels (CUDA C++,
- * and C++ on the processor), so plain types only; device addresses are 64-bit numbers here.
+ * What kernels are given: one struct each, by value. Shared by the host (C) and the kernels (CUDA
+ * C++, and C++ on the processor), so plain types only; device addresses are 64-bit numbers here.
  */
 #pragma once
 
@@ -90,8 +90,8 @@ struct cuda_rope_args {
         float freq_scale, ext_factor, magnitude, theta_scale, ramp_low, ramp_high, direction;
 };
 
-/* out[m, n] = a[k, m] b[k, n] for each (i2, i3) of b. With ids (MUL_MAT_ID): column n of token t goes
- * through expert ids[n, t]. */
+/* out[m, n] = a[k, m] b[k, n] for each (i2, i3) of b. With ids (MUL_MAT_ID): column n of token t
+ * goes through expert ids[n, t]. */
 struct cuda_product_args {
         struct cuda_tensor out, a, b, ids;
         uint64_t fault;

@@ -1,9 +1,10 @@
 /*
  * FLASH_ATTN_EXT: softmax(scale q k + slope mask) v without the matrix of scores in memory.
  *
- * A block takes one query of one head. Its warps share the keys out; each keeps a running maximum, the
- * sum of its weights and the weighted sum of values, a lane having every 32nd of them, and at the end
- * the warps' parts are put together. A query that sees no key, and has no sink, gives zeros.
+ * A block takes one query of one head. Its warps share the keys out; each keeps a running maximum,
+ * the sum of its weights and the weighted sum of values, a lane having every 32nd of them, and at
+ * the end the warps' parts are put together. A query that sees no key, and has no sink, gives
+ * zeros.
  */
 #include "backends/cuda/kernels/common.cuh"
 

@@ -1,15 +1,15 @@
 /*
- * What all kernels share. They are compiled twice: by nvcc for the GPU, and by a C++ compiler for the
- * processor, where host.cuh stands in for what CUDA C++ adds (thread numbers, barriers, exchanges within a
- * warp). A kernel is written as
+ * What all kernels share. They are compiled twice: by nvcc for the GPU, and by a C++ compiler for
+ * the processor, where host.cuh stands in for what CUDA C++ adds (thread numbers, barriers,
+ * exchanges within a warp). A kernel is written as
  *
  *         KERNEL(name, struct cuda_x_args) { ... args ... }
  *
- * and is launched with CUDA_THREADS threads in blocks along x. A kernel without barriers and exchanges
- * is a FLAT_KERNEL; that matters on the processor only.
+ * and is launched with CUDA_THREADS threads in blocks along x. A kernel without barriers and
+ * exchanges is a FLAT_KERNEL; that matters on the processor only.
  *
- * Every access stays within its tensor whatever the data are: an address that a kernel must not touch
- * ends the GPU for everyone on it. Addresses are aligned to their element (support.c).
+ * Every access stays within its tensor whatever the data are: an address that a kernel must not
+ * touch ends the GPU for everyone on it. Addresses are aligned to their element (support.c).
  */
 #pragma once
 
@@ -123,7 +123,8 @@ DEVICE void fault_at(uint64_t fault, uint64_t step) {
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
 
-/* Elements that share a block; 1 for a plain type. Types that kernels know no block of are plain. */
+/* Elements that share a block; 1 for a plain type. Types that kernels know no block of are
+ * plain. */
 DEVICE int block_size(uint32_t type) {
         switch (type) {
         case HR_TYPE_Q4_0:
@@ -183,7 +184,8 @@ DEVICE float block32_element(const byte *block, uint32_t type, int i) {
         }
 }
 
-/* Q4_K and Q5_K: eight groups of 32 with scales and minima of six bits, packed into twelve bytes. */
+/* Q4_K and Q5_K: eight groups of 32 with scales and minima of six bits, packed into twelve
+ * bytes. */
 DEVICE float block_k45_element(const byte *block, bool is_five, int i) {
         const byte *scales = block + 4, *levels = block + (is_five ? 48 : 16);
         int group = i / 32, scale, minimum, level;
@@ -243,8 +245,8 @@ DEVICE float warp_max(float value) {
         return value;
 }
 
-/* The sum over all threads, for all threads. `parts` has WARPS places and may be used again after the
- * next barrier. */
+/* The sum over all threads, for all threads. `parts` has WARPS places and may be used again after
+ * the next barrier. */
 DEVICE float block_sum(float value, float *parts) {
         float total = 0;
 

@@ -1,9 +1,9 @@
 /*
- * Element by element: functions of one value, of two, and gated ones. Computed in f32 and rounded once
- * to the type of the result.
+ * Element by element: functions of one value, of two, and gated ones. Computed in f32 and rounded
+ * once to the type of the result.
  *
- * A block takes chunks of CUDA_CHUNK elements of a row, one after the other, the grid's size apart; the
- * host joins dimensions where memory allows it, so that rows are long.
+ * A block takes chunks of CUDA_CHUNK elements of a row, one after the other, the grid's size apart;
+ * the host joins dimensions where memory allows it, so that rows are long.
  */
 #include "backends/cuda/kernels/common.cuh"
 

@@ -1,5 +1,5 @@
-/* How kernels run on the processor: what host.cuh needs of whoever runs them. A block's threads take
- * turns on one thread of the process; blocks and kernels run one at a time. */
+/* How kernels run on the processor: what host.cuh needs of whoever runs them. A block's threads
+ * take turns on one thread of the process; blocks and kernels run one at a time. */
 #pragma once
 
 #include <stdint.h>

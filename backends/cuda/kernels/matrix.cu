@@ -2,10 +2,10 @@
  * Matrix products: out[m, n] = a[k, m] b[k, n], the weights a in floats or blocks, all sums in
  * f32.
  *
- * product_vector is for few columns: a warp takes a row of a and up to VECTOR_COLUMNS columns, so that
- * each weight is read once. It also serves MUL_MAT_ID, column by column, where the ids say which matrix
- * a column goes through. product_tile is for many: a block makes TILE x TILE results from pieces of a
- * and b in shared memory, each thread 4 x 4 of them.
+ * product_vector is for few columns: a warp takes a row of a and up to VECTOR_COLUMNS columns, so
+ * that each weight is read once. It also serves MUL_MAT_ID, column by column, where the ids say
+ * which matrix a column goes through. product_tile is for many: a block makes TILE x TILE results
+ * from pieces of a and b in shared memory, each thread 4 x 4 of them.
  */
 #include "backends/cuda/kernels/common.cuh"
 
@@ -19,8 +19,8 @@ template <uint32_t TYPE> DEVICE float weight(const byte *row, int64_t i) {
         return row_element(row, TYPE, i);
 }
 
-/* Element j of the 8 that a lane takes from `base` on: neighbours for blocks, whose scale they share;
- * a warp apart for floats, so that a warp reads whole lines. */
+/* Element j of the 8 that a lane takes from `base` on: neighbours for blocks, whose scale they
+ * share; a warp apart for floats, so that a warp reads whole lines. */
 template <uint32_t TYPE> DEVICE int64_t lane_element(int64_t base, int j) {
         int lane = (int) (threadIdx.x % WARP);
 
@@ -129,7 +129,8 @@ KERNEL(product_vector, struct cuda_product_args) {
 
 typedef float tile_piece[TILE_ROW];
 
-/* TILE rows of TILE_STEP elements, turned so that rows lie next to each other; zeros beyond the ends. */
+/* TILE rows of TILE_STEP elements, turned so that rows lie next to each other; zeros beyond the
+ * ends. */
 template <uint32_t TYPE>
 DEVICE void tile_load(const cuda_tensor &t, int64_t i2, int64_t i3, int64_t first, int64_t from,
                       tile_piece *to) {

@@ -1,5 +1,6 @@
-/* Rows by their statistics: NORM, RMS_NORM, L2_NORM, SOFT_MAX, SUM_ROWS, MEAN; and in order: ARGSORT, TOP_K. A block takes one row at a time. Each
- * thread writes only elements that it alone reads, so a row may be computed in place. */
+/* Rows by their statistics: NORM, RMS_NORM, L2_NORM, SOFT_MAX, SUM_ROWS, MEAN; and in order:
+ * ARGSORT, TOP_K. A block takes one row at a time. Each thread writes only elements that it alone
+ * reads, so a row may be computed in place. */
 #include "backends/cuda/kernels/common.cuh"
 
 KERNEL(norm_rows, struct cuda_norm_args) {

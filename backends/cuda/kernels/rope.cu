@@ -1,10 +1,10 @@
 /*
- * ROPE and its inverse: pairs of a row's elements are turned by an angle that grows with the token's
- * position and falls with the pair's number.
+ * ROPE and its inverse: pairs of a row's elements are turned by an angle that grows with the
+ * token's position and falls with the pair's number.
  *
- * The angle of a pair is the position multiplied again and again by the same factor in f32, as models
- * are evaluated: the exact power differs visibly at large positions. A thread does that for its pair
- * from the first one on; the products cost less than the sine.
+ * The angle of a pair is the position multiplied again and again by the same factor in f32, as
+ * models are evaluated: the exact power differs visibly at large positions. A thread does that for
+ * its pair from the first one on; the products cost less than the sine.
  */
 #include "backends/cuda/kernels/common.cuh"
 

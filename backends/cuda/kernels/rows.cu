@@ -255,8 +255,8 @@ DEVICE void set_row(const cuda_rows_args &args, byte *out, const byte *in) {
         }
 }
 
-/* A row named twice ends with the later value: a block looks whether a later row has the same id and
- * leaves it to that one. */
+/* A row named twice ends with the later value: a block looks whether a later row has the same id
+ * and leaves it to that one. */
 FLAT_KERNEL(set_rows, struct cuda_rows_args) {
         int64_t rows = row_count(args.in), id, other;
 

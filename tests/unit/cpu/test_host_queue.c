@@ -1,4 +1,5 @@
-/* What the host queue adds to the conformance suite: steady memory, failures outside runs, delays. */
+/* What the host queue adds to the conformance suite: steady memory, failures outside runs,
+ * delays. */
 #include <unistd.h>
 
 #include "core/clock.h"

@@ -1,6 +1,6 @@
 /*
- * Ops of this folder through the device: the same bits for every team and instruction set, writing in
- * place, broadcasts and permuted sources against plain definitions, empty tensors.
+ * Ops of this folder through the device: the same bits for every team and instruction set, writing
+ * in place, broadcasts and permuted sources against plain definitions, empty tensors.
  */
 #include <math.h>
 

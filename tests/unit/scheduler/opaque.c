@@ -46,7 +46,8 @@ static bool opaque_wants_offload(const struct hr_device *device, const struct hr
 static hr_status opaque_buffer_new(struct hr_device *device, uint64_t bytes, hr_buffer_usage usage,
                                    struct hr_diag *diag, struct hr_buffer **ret_buffer) {
         HR_TRY(hr_host_buffer_new(device, device->props.kind, bytes, usage, diag, ret_buffer));
-        /* Tests look into weights and states; what the scheduler places it reaches by queue only. */
+        /* Tests look into weights and states; what the scheduler places it reaches by queue
+         * only. */
         if (usage == HR_USAGE_COMPUTE)
                 (*ret_buffer)->host_base = NULL;
         return HR_OK;

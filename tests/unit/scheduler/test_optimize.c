@@ -1,10 +1,11 @@
 /*
- * Nodes joined into one pass: the same bits as node by node, and no plan that joins what it must not.
+ * Nodes joined into one pass: the same bits as node by node, and no plan that joins what it must
+ * not.
  *
- * Graphs run on a CPU device twice, with and without `optimize`, and every output must have the same
- * bits: all pairs of element-wise ops and norms in every form, and random graphs of typed tensors
- * with broadcasts, windows and writers in place. Then plans are broken by hand, and the proof must
- * find it. HR_SEED=N runs one random graph.
+ * Graphs run on a CPU device twice, with and without `optimize`, and every output must have the
+ * same bits: all pairs of element-wise ops and norms in every form, and random graphs of typed
+ * tensors with broadcasts, windows and writers in place. Then plans are broken by hand, and the
+ * proof must find it. HR_SEED=N runs one random graph.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,8 @@
 
 enum { ROWS = 5, WIDTH = 1100, OUTPUTS = 64, THREADS = 3 };
 
-/* ---- A graph, run both ways -------------------------------------------------------------------- */
+/* ---- A graph, run both ways
+ * -------------------------------------------------------------------- */
 
 struct bench {
         struct hr_device *device;
@@ -155,7 +157,8 @@ static void output(struct hr_build *build, uint32_t id) {
         hr_build_tensor(build, id)->flags |= HR_TENSOR_OUTPUT;
 }
 
-/* ---- Every pair -------------------------------------------------------------------------------- */
+/* ---- Every pair
+ * -------------------------------------------------------------------------------- */
 
 /* One element-wise op, or a norm, with parameters that mean something. */
 struct form {
@@ -263,7 +266,8 @@ HR_TEST_LIMIT(every_pair_has_the_same_bits, 240) {
         bench_deinit(&bench);
 }
 
-/* ---- Models' own ------------------------------------------------------------------------------- */
+/* ---- Models' own
+ * ------------------------------------------------------------------------------- */
 
 static uint32_t unary(struct hr_build *build, int32_t function, uint32_t a) {
         return add_form(build, &(struct form){.op = HR_OP_UNARY, .word = function}, a, 0);
@@ -361,7 +365,8 @@ HR_TEST(nothing_moves_past_a_writer) {
         bench_deinit(&bench);
 }
 
-/* ---- At random --------------------------------------------------------------------------------- */
+/* ---- At random
+ * --------------------------------------------------------------------------------- */
 
 struct dice {
         uint64_t state;

@@ -1,9 +1,9 @@
 /*
  * Random graphs with views, writers, states and pins: many devices and slots against one device.
  *
- * Each seed makes one graph. It runs a few times on a single CPU device with one slot, node by node,
- * and the same inputs go through fleets of unlike devices with several slots, nodes joined where the
- * devices like, all runs in flight together. Every
+ * Each seed makes one graph. It runs a few times on a single CPU device with one slot, node by
+ * node, and the same inputs go through fleets of unlike devices with several slots, nodes joined
+ * where the devices like, all runs in flight together. Every
  * output of every run, and the states, must have the same bits. HR_SEED=N runs one seed, and
  * HR_SEEDS=N as many.
  */

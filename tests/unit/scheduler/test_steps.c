@@ -1,9 +1,10 @@
 /*
- * The proof of the order inside splits, against plans broken by hand and against every order there is.
+ * The proof of the order inside splits, against plans broken by hand and against every order there
+ * is.
  *
  * Small graphs with writers are given each permutation of their steps. Evaluated over symbols, with
- * one value per root, a permutation is right when every node computes what it does in the graph's own
- * order. The proof must accept those and no others.
+ * one value per root, a permutation is right when every node computes what it does in the graph's
+ * own order. The proof must accept those and no others.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -54,7 +55,8 @@ static hr_status proof(const struct desk *desk) {
         return steps;
 }
 
-/* ---- Every order ------------------------------------------------------------------------------- */
+/* ---- Every order
+ * ------------------------------------------------------------------------------- */
 
 enum { STEPS_MOST = 7, TENSORS_MOST = 16 };
 
@@ -65,7 +67,8 @@ static void evaluate(const struct desk *desk, const uint32_t *order, uint64_t *v
         uint64_t memory[TENSORS_MOST];
 
         for (uint32_t i = 0; i < plan->tensor_count; ++i)
-                memory[i] = i < plan->leaf_count ? i + 1 : 0; /* 0: nothing has been written there */
+                memory[i] = i < plan->leaf_count ? i + 1 : 0; /* 0: nothing has been written
+                                                               * there */
         for (uint32_t k = 0; k < plan->step_count; ++k) {
                 uint32_t id = plan->leaf_count + order[k];
                 const struct hr_tensor *t = &graph->tensors[id];
@@ -137,7 +140,8 @@ HR_TEST(right_orders_and_no_others) {
         desk_deinit(&desk);
 }
 
-/* ---- By hand ----------------------------------------------------------------------------------- */
+/* ---- By hand
+ * ----------------------------------------------------------------------------------- */
 
 /* x -> TANH -> (* y) -> out; x -> SQR -> out, and NEG of that. */
 static void joined_desk(struct desk *desk) {

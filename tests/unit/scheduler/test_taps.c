@@ -2,9 +2,9 @@
  * Observed runs on real devices: every tap shows what its node and those before it have made of the
  * tensor, and nothing else changes.
  *
- * Random graphs with views and writers are run on fleets of unlike devices with 1, 2 and 4 slots, some
- * runs observed and some not, and a plain interpreter computes what each tap, output and state must
- * be. The last run is stopped at a tap. HR_SEED=N runs one seed.
+ * Random graphs with views and writers are run on fleets of unlike devices with 1, 2 and 4 slots,
+ * some runs observed and some not, and a plain interpreter computes what each tap, output and state
+ * must be. The last run is stopped at a tap. HR_SEED=N runs one seed.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +28,8 @@ static uint32_t roll(struct dice *dice, uint32_t sides) {
         return (uint32_t) (dice->state >> 20) % sides;
 }
 
-/* ---- Graphs ------------------------------------------------------------------------------------ */
+/* ---- Graphs
+ * ------------------------------------------------------------------------------------ */
 
 struct scene {
         struct hr_graph *graph;
@@ -104,7 +105,8 @@ static void scene_init(struct scene *scene, struct dice *dice) {
         HR_EXPECT_OK(hr_graph_validate(scene->graph, &limits, &diag), &diag);
 }
 
-/* ---- What must come out ------------------------------------------------------------------------ */
+/* ---- What must come out
+ * ------------------------------------------------------------------------ */
 
 static float start_value(uint32_t leaf, uint32_t at) {
         return (float) ((leaf * 37 + at * 11) % 97) / 64.0F - 0.5F;
@@ -153,7 +155,8 @@ static void interpret(struct meaning *meaning, const struct scene *scene, uint32
                        hr_tensor_bytes(&graph->tensors[graph->outputs[o]]));
 }
 
-/* ---- Runs -------------------------------------------------------------------------------------- */
+/* ---- Runs
+ * -------------------------------------------------------------------------------------- */
 
 struct watcher {
         struct ride ride;
@@ -400,7 +403,8 @@ HR_TEST_LIMIT(taps_show_what_has_been_computed, 240) {
                 one_seed(seed);
 }
 
-/* ---- Requests that make no sense --------------------------------------------------------------- */
+/* ---- Requests that make no sense
+ * --------------------------------------------------------------- */
 
 HR_TEST(taps_are_nodes_in_order) {
         static const struct rig_device one[] = {{0}};

@@ -321,7 +321,8 @@ static struct hr_graph *random_graph(struct sketch *sketch, struct dice *dice, u
         return sketch_finish(sketch);
 }
 
-/* One graph, every other one with taps, on devices of which some share host memory, with copies that some queues cannot make.
+/* One graph, every other one with taps, on devices of which some share host memory, with copies
+ * that some queues cannot make.
  */
 static void try_random(uint32_t seed, uint32_t devices, uint32_t n_copies, struct tally *tally) {
         struct dice dice = {.state = seed * UINT64_C(0x9e3779b97f4a7c15) + 1};
