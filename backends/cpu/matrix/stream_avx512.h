@@ -11,9 +11,13 @@
  */
 #pragma once
 
+#include <immintrin.h>
+
 #include "backends/cpu/matrix/dot_body32.h"
 #include "backends/cpu/matrix/tile_rows.h"
 #include "backends/cpu/matrix/unpack.h"
+
+#if defined(__AVX512VNNI__) /* what the compiler may use here */
 
 #define STRETCH 32 /* blocks of a row: as many words as a vector has */
 #define ABREAST 8  /* rows that are multiplied side by side: enough to hide how long a step takes */
@@ -165,3 +169,5 @@ LANES_INLINE void stream_rows(const uint8_t *base, uint64_t stride, uint32_t row
         for (uint32_t r = 0; r < CPU_LANES; r++)
                 ret_out[r] = add_eight(part[r]);
 }
+
+#endif
