@@ -8,13 +8,13 @@
  * machine does hits all of them alike; one line of JSON per repetition gives the milliseconds a run
  * takes:
  *
- *   one_1, one_2          one device computes both stages, with 1 and 2 slots
- *   two_1 .. two_4        a device for each stage, with 1, 2, 3, 4 slots, fed as fast as slots
- * allow apart                 two devices compute both stages each, of graphs that know nothing of
- * each other: what the machine can give, per run of either decode_1 .. decode_4  a device for each
- * stage; the client waits for a run before it starts the next state_1 .. state_4    a device for
- * each stage, fed as fast as slots allow, but the first stage reads a state that the second one of
- * the run before has written
+ *   one_1, one_2         one device computes both stages, with 1 and 2 slots
+ *   two_1 .. two_4       a device for each stage, with 1 .. 4 slots, fed as fast as slots allow
+ *   apart                two devices compute both stages each, of graphs that know nothing of each
+ *                        other: what the machine can give, per run of either
+ *   decode_1 .. decode_4 a device for each stage; the client waits for a run before the next
+ *   state_1 .. state_4   a device for each stage, fed as fast as slots allow, but the first stage
+ *                        reads a state that the second one of the run before has written
  *
  * The time of a run is the distance of ends, from the end of the last run that filled the pipeline
  * to the end of the last one.
