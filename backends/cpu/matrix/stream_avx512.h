@@ -67,10 +67,12 @@ LANES_INLINE __m512i take_words(const uint8_t *blocks, int64_t count, const int 
                 const int first = (32 * i + words - 1) / words;
                 const int end = (32 * (i + 1) + words - 1) / words;
                 const __mmask32 of_window = (__mmask32) ((1ULL << end) - (1ULL << first));
-                const __mmask32 there = left >= 32 ? 0xffffffffU : (1U << left) - 1;
+                __mmask32 there = 0xffffffffU;
 
                 if (left <= 0)
                         break;
+                if (left < 32)
+                        there = (1U << left) - 1;
                 taken = _mm512_mask_permutexvar_epi16(
                         taken, of_window, index, _mm512_maskz_loadu_epi16(there, blocks + 64 * i));
         }
