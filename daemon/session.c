@@ -234,13 +234,11 @@ hr_status hr_session_new(struct hr_server *server, struct hr_principal *principa
         status = hr_random(session->token, sizeof session->token, diag);
         if (status == HR_OK)
                 status = hr_workspace_new(diag, &session->workspace);
+        if (status == HR_OK)
+                status = hr_account_charge(NULL, &principal->account, &server->config->limits,
+                                           HR_CHARGE_SESSIONS, 1, 0, diag);
         if (status != HR_OK) {
-                free(session);
-                return status;
-        }
-        status = hr_account_charge(NULL, &principal->account, &server->config->limits,
-                                   HR_CHARGE_SESSIONS, 1, 0, diag);
-        if (status != HR_OK) {
+                (void) hr_workspace_unref(session->workspace);
                 free(session);
                 return status;
         }
