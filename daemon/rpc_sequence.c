@@ -165,7 +165,7 @@ static hr_status feeds_note(struct sequence *sequence, uint32_t index, struct hr
 
                 HR_TRY(feed_check(sequence, index, feed, diag));
                 from = &sequence->steps[feed->step];
-                step->inputs[feed->input].bytes = 1; /* for now: it is fed */
+                step->inputs[feed->input].bytes = 1; /* fed; its size comes with the run */
                 step->needs[i] = &from->job;
                 if (!output_find(from, feed->output))
                         HR_TRY(output_add(sequence, from, feed->output, diag));
