@@ -17,6 +17,7 @@ import sys
 import time
 import xml.etree.ElementTree as xml
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,7 @@ LOGS = ROOT / "build" / "check"
 RECORDED = ROOT.parent / "shared" / "golden"
 CLOSING_LINE = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?\s*$", re.MULTILINE)
 TAIL_LINES = 40
+PROCESSORS = min(len(os.sched_getaffinity(0)), 8)
 # Debian's python3 comes first: it has the module that the generator of nanopb needs.
 BUILD_PATH = "/usr/bin:/bin:" + os.environ.get("PATH", "")
 
@@ -158,10 +160,29 @@ def count_of_program(outcome: str, output: str) -> Count:
     return Count(skipped=1) if outcome == "SKIP" else Count(failed=1)
 
 
+def deal(files: Sequence[Path], hands: int) -> list[list[Path]]:
+    """The files in up to `hands` lots of about the same number of bytes; at least one lot."""
+    lots: list[list[Path]] = [[] for _ in range(max(1, min(hands, len(files))))]
+    bytes_of = [0] * len(lots)
+    for file in sorted(files, key=lambda path: path.stat().st_size, reverse=True):
+        least = bytes_of.index(min(bytes_of))
+        lots[least].append(file)
+        bytes_of[least] += file.stat().st_size
+    return lots
+
+
 def program_suite(
-    name: str, folder: Path, command: Sequence[str], data: Path, may_lack_program: bool = False
+    name: str,
+    folder: Path,
+    command: Sequence[str],
+    data: Path,
+    may_lack_program: bool = False,
+    processes: int = 1,
 ) -> Suite:
-    """A test program over data that lie outside the checkout; skipped where they do not."""
+    """A test program over data that lie outside the checkout; skipped where they do not.
+
+    The files of the folder are dealt out to that many processes.
+    """
 
     def run() -> Result:
         log = LOGS / f"{name}.log"
@@ -171,9 +192,26 @@ def program_suite(
             return Result(Count(skipped=1), log)
         if not (folder / command[0]).exists():
             return Result(Count(failed=1), log, [f"{folder / command[0]} has not been built"])
-        code = execute([folder / command[0], *command[1:], data], log, environment())
-        count = count_of_program("OK" if code == 0 else "FAIL", log.read_text("utf-8", "replace"))
-        return Result(count, log, tail(log) if count.failed else [])
+        hands = deal(sorted(data.glob("*.txt")), processes)
+        logs = [LOGS / f"{name}.{index}.log" for index in range(len(hands))]
+        with ThreadPoolExecutor(len(hands)) as pool:
+            codes = list(
+                pool.map(
+                    lambda hand, part: execute(
+                        [folder / command[0], *command[1:], *hand], part, environment()
+                    ),
+                    hands,
+                    logs,
+                )
+            )
+        result = Result(Count(), log)
+        for code, part in zip(codes, logs, strict=True):
+            output = part.read_text("utf-8", "replace")
+            count = count_of_program("OK" if code == 0 else "FAIL", output)
+            result.count += count
+            result.details += tail(part) if count.failed else []
+        log.write_text("".join(part.read_text("utf-8", "replace") for part in logs))
+        return result
 
     return Suite(name, run)
 
@@ -200,7 +238,10 @@ def pytest_suite(
         present = [folder for folder in folders if any((ROOT / folder).rglob("test_*.py"))]
         if not present:
             return Result(Count(failed=1), log, [f"no test below {', '.join(folders)}"])
-        command = [sys.executable, "-m", "pytest", "-q", "-ra", f"--junitxml={junit}", *present]
+        # The tests of one file share a daemon: a file stays in one process.
+        spread = ["-n", str(PROCESSORS), "--dist", "loadfile"]
+        command = [sys.executable, "-m", "pytest", "-q", "-ra", f"--junitxml={junit}", *spread]
+        command += present
         code = execute(command, log, environment(**env))
         return read_junit(junit, code, log)
 
@@ -272,6 +313,7 @@ def suites(full: bool) -> list[Suite]:
             ["tests/golden/golden_ops_cuda_fake", "--device", "cuda", "--allow-unsupported"],
             RECORDED / "ops",
             may_lack_program=True,
+            processes=PROCESSORS,
         ),
         pytest_suite(
             "lint", ["tests/lint", "tests/tools"], {**long_form, "HEADRACE_LINT_BUILD": str(main)}
