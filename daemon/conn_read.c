@@ -1,0 +1,227 @@
+/*
+ * What comes in from one peer.
+ *
+ * recvmsg() with two places: the rest of the body that is due, and behind it the server's window,
+ * from which headers, messages and what begins the next body are taken. So a large body is written
+ * by the kernel to where it is wanted, and a small frame costs one call. A message that has come in
+ * part is the only thing a connection buffers.
+ */
+#include "daemon/conn_priv.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "core/clock.h"
+#include "daemon/rpc.h"
+
+#define READ_ROUNDS_MAX 16                 /* reads before others have their turn */
+#define READ_BYTES_MAX (UINT64_C(2) << 20) /* likewise */
+
+static void conn_frame_done(struct hr_conn *conn) {
+        if (conn->stage == HR_CONN_DEAF)
+                return;
+        conn->stage = HR_CONN_HEADER;
+        conn->filled = 0;
+}
+
+/* A whole message is at hand. */
+static void conn_message(struct hr_conn *conn, const uint8_t *message) {
+        bool go_on, may_hold_token = !conn->session;
+
+        conn->server->stats.frames_in++;
+        conn->body_to = NULL;
+        conn->body_request = NULL;
+        conn->body_left = conn->header.body_bytes;
+        conn->stage = HR_CONN_BODY;
+        go_on = hr_rpc_message(conn, (struct hr_wire_span){message, conn->header.message_bytes});
+        if (may_hold_token && message)
+                explicit_bzero((void *) message, conn->header.message_bytes);
+        free(conn->message);
+        conn->message = NULL;
+        if (!go_on || conn->stage == HR_CONN_DEAF || conn->body_left > 0)
+                return;
+        hr_rpc_body(conn);
+        conn_frame_done(conn);
+}
+
+static void conn_header(struct hr_conn *conn, const uint8_t *bytes) {
+        struct hr_frame_limits limits = conn->server->frame_limits;
+        struct hr_diag diag = {0};
+
+        if (!conn->session) {
+                limits.message_bytes_max = HR_DEFAULT_HELLO_BYTES;
+                limits.body_bytes_max = 0;
+        }
+        if (hr_frame_header_decode(bytes, &limits, &diag, &conn->header) != HR_OK) {
+                hr_conn_fail(conn, &diag);
+                return;
+        }
+        if (conn->header.request_id & HR_FRAME_PUSH_ID) {
+                (void) hr_fail_reason(&diag, HR_E_PROTOCOL, "BAD_ID",
+                                      "ids with the top bit are the daemon's");
+                hr_conn_fail(conn, &diag);
+                return;
+        }
+        conn->stage = HR_CONN_MESSAGE;
+        conn->filled = 0;
+        if (conn->header.message_bytes == 0)
+                conn_message(conn, NULL);
+}
+
+/* Takes a fixed-size piece from the front of the input: directly when it is whole there, else
+ * through `buffer`. NULL: not yet complete. */
+static const uint8_t *conn_piece(struct hr_conn *conn, const uint8_t **at, size_t *left,
+                                 uint8_t *buffer, uint32_t wanted) {
+        const uint8_t *piece;
+        size_t taken;
+
+        if (conn->filled == 0 && *left >= wanted) {
+                piece = *at;
+                taken = wanted;
+        } else {
+                taken = HR_MIN(*left, (size_t) wanted - conn->filled);
+                memcpy(buffer + conn->filled, *at, taken);
+                conn->filled += (uint32_t) taken;
+                piece = conn->filled == wanted ? buffer : NULL;
+        }
+        *at += taken;
+        *left -= taken;
+        return piece;
+}
+
+static void conn_consume_message(struct hr_conn *conn, const uint8_t **at, size_t *left) {
+        uint32_t wanted = conn->header.message_bytes;
+        const uint8_t *piece;
+
+        if (conn->filled == 0 && *left < wanted) {
+                conn->message = malloc(wanted);
+                if (!conn->message) {
+                        hr_conn_close(conn);
+                        return;
+                }
+        }
+        piece = conn_piece(conn, at, left, conn->message, wanted);
+        if (piece)
+                conn_message(conn, piece);
+}
+
+/* `bytes` of the body have arrived, already where they belong. */
+static void conn_body_arrived(struct hr_conn *conn, uint64_t bytes) {
+        conn->body_left -= bytes;
+        if (conn->body_to)
+                conn->body_to += bytes;
+        if (conn->body_left == 0) {
+                hr_rpc_body(conn);
+                conn_frame_done(conn);
+        }
+}
+
+static void conn_consume(struct hr_conn *conn, const uint8_t *at, size_t left) {
+        while (left > 0 && conn->stage != HR_CONN_DEAF) {
+                const uint8_t *piece;
+                size_t bytes;
+
+                switch (conn->stage) {
+                case HR_CONN_HEADER:
+                        piece = conn_piece(conn, &at, &left, conn->head, HR_FRAME_HEADER_BYTES);
+                        if (piece)
+                                conn_header(conn, piece);
+                        break;
+                case HR_CONN_MESSAGE:
+                        conn_consume_message(conn, &at, &left);
+                        break;
+                case HR_CONN_BODY:
+                        bytes = HR_MIN(conn->body_left, left);
+                        if (conn->body_to)
+                                memcpy(conn->body_to, at, bytes);
+                        at += bytes;
+                        left -= bytes;
+                        conn_body_arrived(conn, bytes);
+                        break;
+                case HR_CONN_DEAF:
+                        break;
+                }
+        }
+}
+
+/* What the stream has, at most `parts`; 0 when there is nothing (more) to do with it now. */
+static size_t conn_receive(struct hr_conn *conn, struct iovec *parts, size_t part_count,
+                           bool only_buffered) {
+        struct hr_diag diag = {0};
+        size_t got = 0;
+
+        switch (hr_stream_receive(&conn->stream, parts, part_count, only_buffered, &got)) {
+        case HR_STREAM_OK:
+                conn->server->stats.bytes_in += got;
+                return got;
+        case HR_STREAM_LATER:
+                break;
+        case HR_STREAM_END:
+                conn->eof = true;
+                if (hr_stream_peer_vanished(&conn->stream))
+                        hr_conn_close(conn);
+                else
+                        hr_conn_finish(conn);
+                break;
+        case HR_STREAM_DESCRIPTORS:
+                (void) hr_fail_reason(&diag, HR_E_PROTOCOL, "BAD_FDS",
+                                      "descriptors came that no frame announced");
+                hr_conn_fail(conn, &diag);
+                break;
+        case HR_STREAM_FAILED:
+                hr_conn_stream_failed(conn);
+                break;
+        }
+        return 0;
+}
+
+/* Where the next bytes go: the rest of a body, then the window. */
+static size_t conn_read_once(struct hr_conn *conn, bool only_buffered, bool *ret_again) {
+        uint8_t *window = conn->server->window;
+        struct iovec parts[2];
+        size_t part_count = 0, direct = 0, got;
+
+        if (conn->stage == HR_CONN_BODY && conn->body_to) {
+                direct = conn->body_left;
+                parts[part_count++] = (struct iovec){conn->body_to, direct};
+        }
+        parts[part_count++] = (struct iovec){window, HR_WINDOW_BYTES};
+        got = conn_receive(conn, parts, part_count, only_buffered);
+        /* The end of a TLS stream may lie behind the last bytes, and no event tells of it. */
+        *ret_again = conn->stream.tls ? got > 0 : got == direct + HR_WINDOW_BYTES;
+        if (got == 0)
+                return 0;
+        conn->read_ns = hr_clock_now_ns();
+        conn->server->active_ns = conn->read_ns;
+        if (direct > 0)
+                conn_body_arrived(conn, HR_MIN(got, direct));
+        if (got > direct)
+                conn_consume(conn, window, got - direct);
+        return got;
+}
+
+void hr_conn_read(struct hr_conn *conn) {
+        uint64_t total = 0;
+        bool again = true;
+
+        for (int i = 0; i < READ_ROUNDS_MAX && again && total < READ_BYTES_MAX; i++) {
+                if (conn->over || conn->stage == HR_CONN_DEAF ||
+                    conn->output_bytes > hr_conn_output_limit(conn))
+                        break;
+                total += conn_read_once(conn, false, &again);
+        }
+        /* What TLS has taken from the socket, no event will announce: at most a record or two. */
+        while (again && !conn->over && conn->stage != HR_CONN_DEAF)
+                (void) conn_read_once(conn, true, &again);
+        hr_conn_poll_update(conn);
+}
+
+/* After the last frame of a TCP connection: whatever comes is dropped. */
+void hr_conn_linger(struct hr_conn *conn) {
+        ssize_t got = recv(conn->stream.fd, conn->server->window, HR_WINDOW_BYTES, MSG_DONTWAIT);
+
+        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
+                hr_conn_close(conn);
+}
