@@ -302,6 +302,14 @@ struct hr_plan {
         struct hr_diag fault; /* rules = ggml: why the plan cannot be run; HR_OK = it can */
 };
 
+/* Where a tensor lies, in its root. */
+static inline struct hr_place hr_plan_tensor_place(const struct hr_plan *plan, uint32_t tensor) {
+        struct hr_place place = plan->place[plan->root[tensor]];
+
+        place.offset += plan->root_offset[tensor];
+        return place;
+}
+
 /* ---- Planning ----------------------------------------------------------------------------------
  */
 

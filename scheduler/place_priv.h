@@ -1,0 +1,88 @@
+/*
+ * What the files of placement share: place.c (splits in order), place_lives.c (first and last
+ * uses), place_kept.c (what stays from run to run), pool.c (free memory).
+ */
+#pragma once
+
+#include "scheduler/plan.h"
+
+#define FOREVER INT64_MAX
+#define NEVER_USED (-1)
+
+struct hole {
+        uint64_t offset, bytes;
+        int64_t stamp; /* split that used it last, or NEVER_USED */
+};
+
+struct pool {
+        struct hole *holes;
+        uint32_t count, capacity;
+        uint64_t end; /* of everything ever allocated */
+        uint64_t alignment;
+        uint64_t slot_end;
+};
+
+/* What becomes of the memory of a root or a copy. */
+struct life {
+        int64_t last_use;
+        uint64_t bytes;       /* held now; 0 = nothing */
+        uint32_t first_split; /* in whose prologue a leaf gets its place */
+};
+
+struct placer {
+        struct hr_planner *planner;
+        struct hr_plan *plan;
+        struct pool *pools;  /* per kind */
+        struct life *lives;  /* per holder */
+        uint32_t next_use;   /* of planner->uses: the first that has not had its turn */
+        uint32_t next_tap;   /* of planner->tap_uses likewise */
+        uint32_t *leaf_next; /* per leaf: next leaf of the same first split */
+        uint32_t *leaf_head; /* per split, + 1 for leaves that only outputs need */
+};
+
+/* ---- Free memory -----------------------------------------------------------------------------
+ */
+
+/* The smallest hole that suffices, or the end of the pool. ret_stamp: the split that used it last.
+ */
+hr_status hr_pool_take(struct placer *placer, struct pool *pool, uint64_t bytes,
+                       uint64_t *ret_offset, int64_t *ret_stamp);
+hr_status hr_pool_give(struct placer *placer, struct pool *pool, uint64_t offset, uint64_t bytes,
+                       int64_t stamp);
+
+static inline struct pool *pool_of(struct placer *placer, uint32_t device, uint32_t *ret_kind) {
+        *ret_kind = placer->planner->in->devices[device].kind;
+        return &placer->pools[*ret_kind];
+}
+
+/* The bytes up to the pool's alignment. */
+static inline hr_status aligned(struct placer *placer, const struct pool *pool, uint64_t bytes,
+                                uint64_t *ret_bytes) {
+        if (!hr_align_up_u64(bytes, pool->alignment, ret_bytes))
+                return hr_fail(placer->planner->diag, HR_E_EXHAUSTED, "a tensor of %llu bytes",
+                               (unsigned long long) bytes);
+        return HR_OK;
+}
+
+/* ---- Time ------------------------------------------------------------------------------------
+ */
+
+static inline int64_t node_time(uint32_t node) {
+        return 2 * (int64_t) node + 1;
+}
+
+/* When each holder is used last, and in whose prologue each leaf gets its place. */
+void hr_place_lives(struct placer *placer);
+
+/* ---- What is kept ----------------------------------------------------------------------------
+ */
+
+void hr_place_homes(struct placer *placer);
+/* Constants and their copies: written once, before any run, and kept. */
+hr_status hr_place_constants(struct placer *placer);
+/* What stays from run to run has its place before anything else: experts, and the ids as places,
+ * which nothing but the device's queue writes and reads. */
+hr_status hr_place_experts(struct placer *placer);
+/* A place in every slot, or, where `once`, a shared one that is never given back. */
+hr_status hr_place_forever(struct placer *placer, uint32_t device, uint64_t bytes, bool once,
+                           struct hr_place *ret_place);
