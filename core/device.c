@@ -347,6 +347,15 @@ bool hr_queue_can_copy(const struct hr_queue *queue, const struct hr_buffer_kind
         return queue->ops->can_copy(queue, to);
 }
 
+const char *hr_queue_copy_fault(const struct hr_queue *queue, const struct hr_buffer_kind *to) {
+        return queue->ops->copy_fault(queue, to);
+}
+
+const char *hr_queue_copy_fault_none(const struct hr_queue *queue,
+                                     const struct hr_buffer_kind *to) {
+        return NULL;
+}
+
 hr_status hr_queue_wait(struct hr_queue *queue, struct hr_event *event, struct hr_diag *diag) {
         HR_ASSERT(event);
         return device_heard(queue->device, queue->ops->wait(queue, event, diag));

@@ -176,6 +176,14 @@ struct hr_device_ops {
                          uint32_t *order, bool *joined);
 };
 
+/* What a device counts of splits that it has recorded for replay. Thread: any. */
+struct hr_graph_counters {
+        atomic_uint_fast64_t captured; /* recorded anew */
+        atomic_uint_fast64_t updated;  /* an earlier record given other addresses or sizes */
+        atomic_uint_fast64_t replayed; /* splits computed from their record */
+        atomic_uint_fast64_t failed;   /* records that the device did not take */
+};
+
 struct hr_device {
         const struct hr_device_ops *ops;
         struct hr_device_props props;
@@ -184,6 +192,7 @@ struct hr_device {
         uint64_t memory_cap;             /* configured; 0 = none. Checked by hr_buffer_new */
         uint64_t expert_bytes;           /* configured before a fleet has it: memory for experts
                                           * that are copied when they are used; 0 = as plans say */
+        struct hr_graph_counters graphs; /* all 0 where nothing is recorded */
         atomic_bool lost;                /* for good; see hr_device_lose */
         const atomic_int *lost_with;     /* lost, too, when this is not 0; outlives the device. NULL
                                           * = nothing. For devices that share what can be lost */
@@ -360,6 +369,10 @@ struct hr_queue_ops {
                           struct hr_outcome *outcome, struct hr_diag *diag);
         /* A pure function: would copy() do it? */
         bool (*can_copy)(const struct hr_queue *queue, const struct hr_buffer_kind *to);
+        /* Words that say why copies to memory of that kind go through host memory although there is
+         * a way of their own: a test at the start found that it does not give the same bytes. NULL:
+         * there is no such fault. Thread: any, once all devices have been made. */
+        const char *(*copy_fault)(const struct hr_queue *queue, const struct hr_buffer_kind *to);
         /* Later commands of this queue run after the latest record() of event submitted so far; an
          * event never recorded does not hold anything up. Any backend's event. */
         hr_status (*wait)(struct hr_queue *queue, struct hr_event *event, struct hr_diag *diag);
@@ -415,6 +428,10 @@ HR_NODISCARD hr_status hr_queue_copy(struct hr_queue *queue, const void *source,
                                      const struct hr_buffer_kind *to, uint64_t bytes,
                                      struct hr_outcome *outcome, struct hr_diag *diag);
 bool hr_queue_can_copy(const struct hr_queue *queue, const struct hr_buffer_kind *to);
+const char *hr_queue_copy_fault(const struct hr_queue *queue, const struct hr_buffer_kind *to);
+/* NULL, for queues of which every way gives the same bytes. */
+const char *hr_queue_copy_fault_none(const struct hr_queue *queue,
+                                     const struct hr_buffer_kind *to);
 HR_NODISCARD hr_status hr_queue_wait(struct hr_queue *queue, struct hr_event *event,
                                      struct hr_diag *diag);
 HR_NODISCARD hr_status hr_queue_record(struct hr_queue *queue, struct hr_event *event,

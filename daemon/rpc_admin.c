@@ -211,6 +211,36 @@ static void put_engine(struct list *list, const struct gathered *gathered) {
         put(list, "engine_device_waits_total", gathered->engine.turn_waits);
 }
 
+/* Splits that were recorded, once any was. */
+static void put_graphs(struct list *list, const struct hr_device *device) {
+        const struct hr_graph_counters *graphs = &device->graphs;
+        const struct {
+                const char *event;
+                uint64_t count;
+        } rows[] = {
+                {"captured", atomic_load(&graphs->captured)},
+                {"updated", atomic_load(&graphs->updated)},
+                {"replayed", atomic_load(&graphs->replayed)},
+                {"failed", atomic_load(&graphs->failed)},
+        };
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(rows); i++)
+                if (atomic_load(&graphs->captured) + atomic_load(&graphs->failed) > 0)
+                        put_with(list, "device_graphs_total", rows[i].count,
+                                 "device=\"%s\",event=\"%s\"", device->props.name,
+                                 rows[i].event);
+}
+
+/* Pairs whose own way a test found at fault. */
+static void put_copy_faults(struct list *list, const struct hr_fleet *fleet, uint32_t from) {
+        for (uint32_t to = 0; to < hr_fleet_device_count(fleet); to++)
+                if (hr_queue_copy_fault(hr_fleet_queue(fleet, from),
+                                        hr_fleet_device(fleet, to)->props.kind))
+                        put_with(list, "device_copies_through_host", 1, "from=\"%s\",to=\"%s\"",
+                                 hr_fleet_device(fleet, from)->props.name,
+                                 hr_fleet_device(fleet, to)->props.name);
+}
+
 static void put_devices(struct list *list, const struct hr_server *server) {
         for (uint32_t i = 0; i < hr_fleet_device_count(server->fleet); i++) {
                 const struct hr_device *device = hr_fleet_device(server->fleet, i);
@@ -223,6 +253,8 @@ static void put_devices(struct list *list, const struct hr_server *server) {
                          device->props.name);
                 put_with(list, "device_splits_total", server->stats.device_splits[i],
                          "device=\"%s\"", device->props.name);
+                put_graphs(list, device);
+                put_copy_faults(list, server->fleet, i);
         }
 }
 

@@ -334,6 +334,22 @@ static hr_status devices_open(struct hr_server *server, struct hr_diag *diag) {
         return HR_OK;
 }
 
+/* Pairs of devices whose own way a test at the start found at fault. */
+static void copy_faults_log(const struct hr_fleet *fleet) {
+        for (uint32_t from = 0; from < hr_fleet_device_count(fleet); from++)
+                for (uint32_t to = 0; to < hr_fleet_device_count(fleet); to++) {
+                        const char *fault =
+                                hr_queue_copy_fault(hr_fleet_queue(fleet, from),
+                                                    hr_fleet_device(fleet, to)->props.kind);
+
+                        if (fault)
+                                hr_log(HR_LOG_WARNING, "server",
+                                       "copies from %s to %s go through the host: %s",
+                                       hr_fleet_device(fleet, from)->props.name,
+                                       hr_fleet_device(fleet, to)->props.name, fault);
+                }
+}
+
 static hr_status engine_open(struct hr_server *server, struct hr_diag *diag) {
         struct hr_engine_config config = {
                 .config = server->config,
@@ -342,6 +358,7 @@ static hr_status engine_open(struct hr_server *server, struct hr_diag *diag) {
         };
 
         HR_TRY(hr_fleet_new(server->devices, server->device_count, diag, &server->fleet));
+        copy_faults_log(server->fleet);
         config.fleet = server->fleet;
         HR_TRY(hr_graphs_new(diag, &server->graphs));
         HR_TRY(hr_principals_new(server->config, diag, &server->principals));

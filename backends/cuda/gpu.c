@@ -295,6 +295,7 @@ static struct cuda_gpu *gpu_free(struct cuda_gpu *gpu) {
 
         if (gpu->context) {
                 (void) cu->cuCtxSetCurrent(gpu->context);
+                cuda_shelf_clear(&gpu->shelf, cu);
                 for (size_t i = 0; i < HR_ARRAY_LENGTH(gpu->modules); i++)
                         if (gpu->modules[i])
                                 (void) cu->cuModuleUnload(gpu->modules[i]);

@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 
 #include "backends/cuda/kernels/kernels.h"
+#include "backends/cuda/shelf.h"
 #include "backends/cuda/syms.h"
 #include "core/thread.h"
 
@@ -52,6 +53,7 @@ struct cuda_gpu {
         struct cuda_word_block *blocks;
         struct cuda_word *free_words;
         struct cuda_lane *lanes; /* of its queues */
+        struct cuda_shelf shelf; /* recorded splits of programs that are gone */
         bool runs_have_failed;   /* after a loss: every run that was under way knows it */
         CUmodule modules[CUDA_IMAGE_COUNT];
         CUfunction functions[CUDA_KERNEL_COUNT];

@@ -347,32 +347,44 @@ static bool command_begins(struct cuda_lane *lane, struct hr_outcome *outcome) {
 static CUresult launch(struct cuda_lane *lane, const struct cuda_program *program,
                        const struct cuda_launch *item) {
         size_t bytes = item->argument_bytes;
-        void *extra[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, program->arguments + item->argument,
-                          CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END };
+        void *extra[] = CUDA_LAUNCH_EXTRA(program, item, &bytes);
 
         return lane->gpu->cu->cuLaunchKernel(item->function, item->blocks, 1, 1, item->threads, 1,
                                              1, item->shared_bytes, lane->stream, NULL, extra);
 }
 
-void cuda_lane_compute(struct cuda_lane *lane, struct cuda_program *program, uint32_t first,
-                       uint32_t count, struct hr_outcome *outcome) {
-        bool may_fault = false;
-
-        if (!command_begins(lane, outcome))
-                return;
-        lane_use(lane, outcome);
-        for (uint32_t step = first; step < first + count; step++) {
-                may_fault |= program->may_fault[step];
+/* Step by step. *ret_step: the one that did not go. */
+static CUresult launch_steps(struct cuda_lane *lane, const struct cuda_program *program,
+                             uint32_t first, uint32_t count, uint32_t *ret_step) {
+        for (uint32_t step = first; step < first + count; step++)
                 for (uint32_t i = program->first[step]; i < program->first[step + 1]; i++) {
                         CUresult result = launch(lane, program, &program->launches[i]);
 
                         if (result != CUDA_SUCCESS) {
-                                fail_call(lane, result, "launch",
-                                          program->program.steps->steps[step].node, outcome);
-                                return;
+                                *ret_step = step;
+                                return result;
                         }
                 }
+        return CUDA_SUCCESS;
+}
+
+void cuda_lane_compute(struct cuda_lane *lane, struct cuda_program *program, uint32_t first,
+                       uint32_t count, struct hr_outcome *outcome) {
+        bool is_whole = first == 0 && count == program->program.steps->count, may_fault = false;
+        CUresult result = CUDA_SUCCESS;
+        uint32_t step = first;
+
+        if (!command_begins(lane, outcome))
+                return;
+        lane_use(lane, outcome);
+        if (!is_whole || !cuda_replay_launch(program, lane->stream, &result))
+                result = launch_steps(lane, program, first, count, &step);
+        if (result != CUDA_SUCCESS) {
+                fail_call(lane, result, "launch", program->program.steps->steps[step].node, outcome);
+                return;
         }
+        for (uint32_t i = first; i < first + count; i++)
+                may_fault |= program->may_fault[i];
         if (may_fault)
                 (void) lane_task(lane, &(struct cuda_task) { .kind = TASK_FAULT,
                                                              .outcome = outcome,

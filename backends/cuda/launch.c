@@ -80,6 +80,7 @@ void cuda_builder_launch(struct cuda_builder *builder, enum cuda_kernel kernel, 
 static void program_destroy(struct hr_program *base) {
         struct cuda_program *program = HR_CONTAINER_OF(base, struct cuda_program, program);
 
+        cuda_replay_deinit(program);
         cuda_gpu_word_give(program->gpu, program->fault);
         free(program->launches);
         free(program->arguments);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backends/cuda/gpu.h"
+#include "backends/cuda/replay.h"
 #include "core/device.h"
 
 /* One launch. Its argument is a struct of `argument_bytes` bytes in the program's block. */
@@ -26,7 +27,15 @@ struct cuda_program {
          * when no step uses values as indices. */
         struct cuda_word *fault;
         bool *may_fault; /* per step */
+        struct cuda_replay replay;
 };
+
+/* A launch's argument as the driver takes it; valid while the program and *bytes are. */
+#define CUDA_LAUNCH_EXTRA(program, item, bytes)                                                    \
+        {                                                                                          \
+                CU_LAUNCH_PARAM_BUFFER_POINTER, (program)->arguments + (item)->argument,           \
+                        CU_LAUNCH_PARAM_BUFFER_SIZE, (bytes), CU_LAUNCH_PARAM_END                  \
+        }
 
 /* Takes the steps apart into launches. HR_E_UNSUPPORTED (reason OP) for a step without a kernel. */
 HR_NODISCARD hr_status cuda_program_new(struct hr_device *device, struct cuda_gpu *gpu,

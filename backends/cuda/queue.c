@@ -283,6 +283,16 @@ static bool queue_can_copy(const struct hr_queue *base, const struct hr_buffer_k
         return gpu && cuda_gpu_reaches(queue->config.gpu, gpu);
 }
 
+static const char *queue_copy_fault(const struct hr_queue *base, const struct hr_buffer_kind *to) {
+        const struct cuda_queue *queue = HR_CONTAINER_OF(base, const struct cuda_queue, queue);
+        const struct cuda_gpu *gpu = to->host || to->addressable ? NULL
+                                                                 : queue->config.gpu_of_kind(to);
+
+        return gpu && !cuda_gpu_reaches(queue->config.gpu, gpu)
+                       ? "bytes of a test did not arrive as they were"
+                       : NULL;
+}
+
 static hr_status queue_copy(struct hr_queue *base, const void *source, void *destination,
                             const struct hr_buffer_kind *to, uint64_t bytes,
                             struct hr_outcome *outcome, struct hr_diag *diag) {
@@ -390,6 +400,7 @@ static const struct hr_queue_ops queue_ops = {
         .read = queue_read,
         .copy = queue_copy,
         .can_copy = queue_can_copy,
+        .copy_fault = queue_copy_fault,
         .wait = queue_wait,
         .record = queue_record,
         .notify = queue_notify,

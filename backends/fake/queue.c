@@ -336,6 +336,7 @@ static const struct hr_queue_ops queue_ops = {
         .read = queue_read,
         .copy = queue_copy,
         .can_copy = queue_can_copy,
+        .copy_fault = hr_queue_copy_fault_none,
         .wait = queue_wait,
         .record = queue_record,
         .notify = queue_notify,

@@ -442,38 +442,6 @@ static CUresult module_get_function(CUfunction *ret_function, CUmodule module, c
         return result;
 }
 
-/* The argument of a launch is copied before it returns, as the driver does. */
-static CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y,
-                              unsigned grid_z, unsigned block_x, unsigned block_y,
-                              unsigned block_z, unsigned shared_bytes, CUstream stream,
-                              void **params, void **extra) {
-        const struct cuda_host_kernel *kernel = (const void *) (uintptr_t) function;
-        struct operation operation = { .kind = OPERATION_KERNEL, .kernel = kernel,
-                                       .blocks = grid_x, .threads = block_x };
-        bool is_right = grid_x > 0 && grid_y == 1 && grid_z == 1 && block_y == 1 &&
-                        block_z == 1 && !params && extra &&
-                        extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER &&
-                        extra[2] == CU_LAUNCH_PARAM_BUFFER_SIZE && extra[4] == CU_LAUNCH_PARAM_END &&
-                        *(size_t *) extra[3] == kernel->argument_bytes;
-        CUresult result;
-
-        (void) pthread_mutex_lock(&fake.lock);
-        result = fake_enter_context("cuLaunchKernel");
-        if (result == CUDA_SUCCESS && !is_right)
-                result = CUDA_ERROR_INVALID_VALUE;
-        if (result == CUDA_SUCCESS) {
-                operation.argument = malloc(kernel->argument_bytes);
-                if (operation.argument)
-                        memcpy(operation.argument, extra[1], kernel->argument_bytes);
-                result = operation.argument ? fake_enqueue(stream, &operation)
-                                            : CUDA_ERROR_OUT_OF_MEMORY;
-                if (result != CUDA_SUCCESS)
-                        free(operation.argument);
-        }
-        (void) pthread_mutex_unlock(&fake.lock);
-        return result;
-}
-
 /* ---- For tests ------------------------------------------------------------------------------- */
 
 static const struct cuda_syms *fake_table(void) {
@@ -501,13 +469,13 @@ static const struct cuda_syms *fake_table(void) {
                 .cuMemcpyDtoHAsync = copy_to_host,
                 .cuMemcpyDtoDAsync = copy_within,
                 .cuMemcpyPeerAsync = copy_peer,
-                .cuLaunchKernel = launch_kernel,
                 .cuModuleLoadData = module_load_data,
                 .cuModuleUnload = module_unload,
                 .cuModuleGetFunction = module_get_function,
         };
 
         fake_fill_streams(&syms);
+        fake_fill_graphs(&syms);
         return &syms;
 }
 
@@ -532,13 +500,15 @@ uint32_t fake_leaks(void) {
         uint32_t count;
 
         (void) pthread_mutex_lock(&fake.lock);
-        count = fake.streams + fake.events + fake.modules;
+        count = fake.streams + fake.events + fake.modules + fake.graphs + fake.execs;
         for (uint32_t i = 0; i < FAKE_GPUS; i++)
                 count += fake.contexts[i].refs;
         if (count)
-                fprintf(stderr, "left: %u streams, %u events, %u modules, contexts %u %u %u\n",
-                        fake.streams, fake.events, fake.modules, fake.contexts[0].refs,
-                        fake.contexts[1].refs, fake.contexts[2].refs);
+                fprintf(stderr,
+                        "left: %u streams, %u events, %u modules, %u + %u graphs, "
+                        "contexts %u %u %u\n",
+                        fake.streams, fake.events, fake.modules, fake.graphs, fake.execs,
+                        fake.contexts[0].refs, fake.contexts[1].refs, fake.contexts[2].refs);
         for (const struct allocation *a = allocations; a; a = a->next, count++)
                 fprintf(stderr, "left: %llu bytes of %s memory of GPU %u\n",
                         (unsigned long long) a->bytes, a->is_pinned ? "pinned" : "device", a->gpu);

@@ -4,8 +4,9 @@
  * a kernel is its source compiled for the processor.
  *
  * It is stricter than the real one: copies between host and device take pinned memory only, device
- * addresses have to lie in one allocation, fresh memory holds rubbish, and a host function that
- * calls the driver is counted as a violation.
+ * addresses have to lie in one allocation, fresh memory holds rubbish, an executable graph takes
+ * only updates of the same kernels, and a host function that calls the driver is counted as a
+ * violation.
  */
 #pragma once
 

@@ -53,7 +53,7 @@ struct fake_state {
         bool broken[FAKE_GPUS][FAKE_GPUS];
         struct CUctx_st contexts[FAKE_GPUS];
         uint64_t used[FAKE_GPUS];
-        uint32_t streams, events, modules;
+        uint32_t streams, events, modules, graphs, execs;
         uint32_t executing[FAKE_GPUS]; /* operations that are being executed */
 };
 
@@ -78,3 +78,5 @@ void fake_wait_executing(void);
 
 /* fake_stream.c's part of the table. */
 void fake_fill_streams(struct cuda_syms *syms);
+/* fake_graph.c's. */
+void fake_fill_graphs(struct cuda_syms *syms);

@@ -111,7 +111,9 @@ HR_TEST_LIMIT(late_writes_of_a_lost_gpu_count_for_nothing, 60) {
 /* Entry points whose failure can be made up for never fail a run. */
 HR_TEST_LIMIT(what_can_be_made_up_for_is, 60) {
         static const char *const names[] = { "cuStreamWriteValue64", "cuLaunchHostFunc",
-                                             "cuEventRecord", "cuStreamWaitEvent" };
+                                             "cuEventRecord", "cuStreamWaitEvent",
+                                             "cuGraphCreate", "cuGraphAddKernelNode",
+                                             "cuGraphInstantiate", "cuGraphLaunch" };
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(names); i++) {
                 struct journey journey = { .gpus = { 0, 1 } };

@@ -104,6 +104,7 @@ static const struct hr_queue_ops delayed_ops = {
         .read = delayed_read,
         .copy = delayed_copy,
         .can_copy = delayed_can_copy,
+        .copy_fault = hr_queue_copy_fault_none,
         .wait = delayed_wait,
         .record = delayed_record,
         .notify = delayed_notify,

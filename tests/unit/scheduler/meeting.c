@@ -128,6 +128,7 @@ static const struct hr_queue_ops meeting_ops = {
         .read = meeting_read,
         .copy = meeting_copy,
         .can_copy = meeting_can_copy,
+        .copy_fault = hr_queue_copy_fault_none,
         .wait = meeting_wait,
         .record = meeting_record,
         .notify = meeting_notify,

@@ -1,0 +1,174 @@
+"""Scenarios of GPUs, with the daemon that brings a CUDA driver of its own: no GPU is needed. Skipped
+where the CUDA toolkit was missing when the daemon was built."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import raw
+from bystander import Bystander
+from graphs import COPIES, bits, floats, ping_pong, pins, scale, submit_ping_pong, unfloats
+from raw import F32, INPUT, Conn, Graph, pb
+from run_daemon import build_folder, device
+
+from headrace.explain import Explanation
+
+FULL = bool(os.environ.get("HEADRACE_FULL"))
+DEVICES = [
+    device("cpu0", backend="cuda", gpu=0),
+    device("cpu1", backend="cuda", gpu=1),
+    device("gpu0", backend="cuda", gpu=0),  # for whom nobody else counts
+    device("gpu1", backend="cuda", gpu=1),
+    device("host", backend="cpu", threads=1),
+]
+
+
+@pytest.fixture
+def gpus(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Starts a daemon with two GPUs and two devices on each; variables of its environment."""
+    program = Path("daemon", "headraced")
+    if os.environ.get("HEADRACE_TEST_BACKEND") != "cuda":
+        program = Path("tests", "cuda") / program
+    if not (build_folder() / program).exists():
+        pytest.skip(f"no {program} in the build: the CUDA toolkit is missing")
+
+    def start(**variables: str) -> Any:
+        return launch(devices=DEVICES, program=build_folder() / program, variables=variables)
+
+    return start
+
+
+def graph_counts(conn: Conn, name: str) -> dict[str, int]:
+    stats = conn.stats()
+    return {
+        event: int(stats.get(f'device_graphs_total{{device="{name}",event="{event}"}}', 0))
+        for event in ("captured", "updated", "replayed", "failed")
+    }
+
+
+def two_stages(width: int) -> Graph:
+    """y = -x * 16, four nodes on each of two devices."""
+    graph = Graph()
+    last = graph.leaf(INPUT, F32, [width], "x")
+    for number in range(8):
+        name = f"{'a' if number < 4 else 'b'}{number}"
+        factor = -2.0 if number == 2 else (2.0 if number % 2 else 1.0)
+        last = scale(graph, last, [width], factor, name=name, output=number == 7)
+    return graph
+
+
+def run_stages(conn: Conn, handle: int, width: int, value: float) -> None:
+    expected = tuple(-32.0 * (value + i) for i in range(width))
+    assert unfloats(conn.run(handle, floats([value + i for i in range(width)]))) == expected
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_b033_recording_goes_on_after_shapes_have_changed(gpus: Any, copies: int) -> None:
+    """Shapes change ten times, then one stays; and all that once more. A split is recorded at its
+    second equal run, and replayed from then on."""
+    runs = 100 if FULL else 30
+    where = pins(gpu0="a*", gpu1="b*")
+    running = gpus()
+    with Conn(running.address) as conn, Bystander(running.address) as canary:
+        for phase in (1, 2):
+            before = graph_counts(conn, "gpu0")
+            for width in range(5, 15):
+                handle = conn.submit(two_stages(width), pins=where, n_copies=copies).handle
+                run_stages(conn, handle, width, 1.0)
+                conn.call(raw.RELEASE, pb.Release(handle=handle))
+            assert graph_counts(conn, "gpu0") == before
+            width = 40 + phase
+            reply = conn.submit(two_stages(width), pins=where, n_copies=copies)
+            assert reply.n_copies == copies
+            for number in range(runs):
+                run_stages(conn, reply.handle, width, float(number))
+                if number == 0:
+                    assert graph_counts(conn, "gpu0") == before
+            for name in ("gpu0", "gpu1"):
+                counts = graph_counts(conn, name)
+                slots = counts["captured"]  # slots of the same memory share what is recorded
+                assert 1 <= slots <= copies
+                assert counts["updated"] == (phase - 1) * slots  # what phase 1 has left
+                assert counts["replayed"] == phase * (runs - slots)
+                assert counts["failed"] == 0
+            conn.call(raw.RELEASE, pb.Release(handle=reply.handle))
+        canary.check()
+
+
+def test_b033_two_graphs_in_turn_replay_their_own(gpus: Any) -> None:
+    """Two graphs of one form, other factors and other widths, take turns; then the session's memory
+    grows under them. Each gives its own result, every time."""
+    with Conn(gpus().address) as conn:
+        handles = []
+        for factor, width in ((2.0, 8), (3.0, 8), (5.0, 32)):
+            graph = Graph()
+            x = graph.leaf(INPUT, F32, [width], "x")
+            first = scale(graph, x, [width], factor, name="a0")
+            second = graph.node("SCALE", F32, [width], (first,), (bits(1.0), bits(1.0)), name="a1")
+            scale(graph, second, [width], 1.0, name="a2", output=True)
+            handles.append((conn.submit(graph, pins=pins(gpu0="*")).handle, factor, width))
+        for number in range(8):
+            for handle, factor, width in handles:
+                out = unfloats(conn.run(handle, floats([float(number)] * width)))
+                assert out == (number * factor + 1.0,) * width
+            if number == 4:
+                conn.submit(ping_pong(100000), pins=pins(gpu0="*"))
+        assert graph_counts(conn, "gpu0")["replayed"] > 6
+
+
+@pytest.mark.parametrize("name", ["cuGraphInstantiate", "cuGraphLaunch"])
+def test_b033_what_the_driver_refuses_is_launched_all_the_same(gpus: Any, name: str) -> None:
+    with Conn(gpus(HEADRACE_FAKE_CUDA_FAIL=name).address) as conn:
+        handle = conn.submit(two_stages(9), pins=pins(gpu0="a*", gpu1="b*")).handle
+        for number in range(20):
+            run_stages(conn, handle, 9, float(number))
+        counts = graph_counts(conn, "gpu0")
+        assert counts["failed"] >= 2 and counts["replayed"] == 0
+
+
+def through_host(conn: Conn) -> set[tuple[str, str]]:
+    """Pairs that the counters name."""
+    found = set()
+    for key in conn.stats():
+        if key.startswith("device_copies_through_host{"):
+            labels = dict(part.split("=") for part in key[key.index("{") + 1 : -1].split(","))
+            found.add((labels["from"].strip('"'), labels["to"].strip('"')))
+    return found
+
+
+ON_GPU = {0: ("cpu0", "gpu0"), 1: ("cpu1", "gpu1")}
+
+
+@pytest.mark.parametrize("copies", COPIES)
+@pytest.mark.parametrize("broken", ["", "0-1", "1-0", "0-1,1-0"])
+def test_b041_a_pair_that_changes_bytes_goes_through_the_host(
+    gpus: Any, broken: str, copies: int
+) -> None:
+    """Bits flip on the way from one GPU to the other: found at the start, said, and gone round."""
+    pairs = [tuple(map(int, pair.split("-"))) for pair in broken.split(",") if pair]
+    running = gpus(HEADRACE_FAKE_CUDA_BREAK=broken)
+    with Conn(running.address) as conn, Bystander(running.address) as canary:
+        assert through_host(conn) == {
+            (a, b) for one, other in pairs for a in ON_GPU[one] for b in ON_GPU[other]
+        }
+        log = running.log()
+        for a, b in (("cpu0", "cpu1"), ("cpu1", "cpu0")):
+            told = f"copies from {a} to {b} go through the host" in log
+            assert told == ((a, b) in through_host(conn))
+        reply = submit_ping_pong(conn, 3000, 3, n_copies=copies)
+        report = conn.call(raw.EXPLAIN, pb.Explain(handle=reply.handle))[1]
+        ways = {
+            (copy["source"], split["device"]): copy["method"]
+            for split in Explanation(pb.Explanation.FromString(report)).splits
+            for copy in split["inputs"]
+        }
+        assert ways["cpu0", "cpu1"] == ("staged" if (0, 1) in pairs else "direct")
+        assert ways["cpu1", "cpu0"] == ("staged" if (1, 0) in pairs else "direct")
+        for number in range(100 if FULL else 20):
+            data = floats([float(number * 7 + i) for i in range(3000)])
+            assert conn.run(reply.handle, data) == data
+        canary.check()
