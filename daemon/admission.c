@@ -1,68 +1,109 @@
 /*
  * A run counts for every device of its plan from its start to its end. A plan over many devices
- * needs as many runs at once to keep all of them busy, and may have one more.
+ * needs as many runs at once to keep all of them busy, and may have one more. Further runs are
+ * handed to a device only while what it has is short: they hide the way from one run to the next,
+ * and behind a long one there is time for that.
+ *
+ * What a run costs. The time from its start, or from the end of the one before it on its devices if
+ * that is later, to its end; the same for each of its devices. So a stage of a pipeline counts as
+ * long as it holds up the others.
  */
 #include "daemon/admission.h"
 
 #include <stdlib.h>
 
+#include "core/clock.h"
+
+/* Taken for a run of which nothing is known. */
+#define COST_UNKNOWN_NS (UINT64_C(1) * HR_NS_PER_MS)
+
 hr_status hr_admission_init(struct hr_admission *admission, uint32_t device_count,
-                            uint32_t device_runs, struct hr_diag *diag) {
-        *admission =
-                (struct hr_admission){.device_runs = device_runs, .device_count = device_count};
+                            uint32_t device_runs, uint64_t device_ahead_ns,
+                            struct hr_diag *diag) {
+        *admission = (struct hr_admission){.device_runs = device_runs,
+                                           .device_ahead_ns = device_ahead_ns,
+                                           .device_count = device_count};
         hr_list_init(&admission->waiting);
-        admission->in_flight = calloc(device_count, sizeof *admission->in_flight);
-        if (!admission->in_flight)
+        HR_TRY(hr_share_init(&admission->top, NULL, HR_SHARE_WEIGHT, device_count, diag));
+        admission->devices = calloc(device_count, sizeof *admission->devices);
+        if (!admission->devices)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a count of runs");
         return HR_OK;
 }
 
 void hr_admission_deinit(struct hr_admission *admission) {
-        free(admission->in_flight);
-        admission->in_flight = NULL;
+        free(admission->devices);
+        admission->devices = NULL;
+        hr_share_deinit(&admission->top);
 }
 
 static bool fits(const struct hr_admission *admission, const struct hr_pipeline *pipeline) {
-        uint32_t used = 0, most = 0;
+        uint32_t used = 0, most = 0, pipelined, allowed;
+        uint64_t ahead_ns = 0;
 
         for (uint32_t d = 0; d < admission->device_count; d++) {
                 if (!hr_pipeline_uses(pipeline, d))
                         continue;
                 used++;
-                most = HR_MAX(most, admission->in_flight[d]);
+                most = HR_MAX(most, admission->devices[d].in_flight);
+                ahead_ns = HR_MAX(ahead_ns, admission->devices[d].ahead_ns);
         }
-        return most < HR_MAX(admission->device_runs, used > 1 ? used + 1 : 1);
+        pipelined = used > 1 ? used + 1 : 1;
+        allowed = ahead_ns < admission->device_ahead_ns
+                          ? HR_MAX(admission->device_runs, pipelined)
+                          : pipelined;
+        return most < allowed;
 }
 
-static bool share(const struct hr_admission *admission, const struct hr_ticket *a,
-                  const struct hr_ticket *b) {
+static bool share_devices(const struct hr_admission *admission, const struct hr_ticket *a,
+                          const struct hr_ticket *b) {
         for (uint32_t d = 0; d < admission->device_count; d++)
                 if (hr_pipeline_uses(a->pipeline, d) && hr_pipeline_uses(b->pipeline, d))
                         return true;
         return false;
 }
 
-/* Does `a` go before `b`? */
+/* Where its principal and its session stand on the device that is furthest behind. */
+static void lags_find(const struct hr_admission *admission, struct hr_ticket *ticket) {
+        ticket->share_lag = ticket->session_lag = 0;
+        if (!ticket->share)
+                return;
+        for (uint32_t d = 0; d < admission->device_count; d++) {
+                if (!hr_pipeline_uses(ticket->pipeline, d))
+                        continue;
+                ticket->share_lag =
+                        HR_MAX(ticket->share_lag, hr_share_lag(ticket->share->above, d));
+                ticket->session_lag = HR_MAX(ticket->session_lag, hr_share_lag(ticket->share, d));
+        }
+}
+
+static const struct hr_share *principal_of(const struct hr_ticket *ticket) {
+        return ticket->share ? ticket->share->above : NULL;
+}
+
+/* Of two that stand equal, who has had nothing for longer. */
+static bool principal_before(const struct hr_share *a, const struct hr_share *b) {
+        if (!a || !b || a->used == b->used)
+                return (uintptr_t) a < (uintptr_t) b;
+        return a->used < b->used;
+}
+
+/* Does `a` go before `b`? A strict order: first by lags, which are numbers of each ticket alone;
+ * principals with the same one stay together. */
 static bool before(const struct hr_ticket *a, const struct hr_ticket *b) {
         bool a_starves = a->passed >= HR_PASSES_MAX, b_starves = b->passed >= HR_PASSES_MAX;
 
+        if (a->share_lag != b->share_lag)
+                return a->share_lag < b->share_lag;
+        if (principal_of(a) != principal_of(b))
+                return principal_before(principal_of(a), principal_of(b));
         if (a_starves != b_starves)
                 return a_starves;
         if (!a_starves && a->priority != b->priority)
                 return a->priority > b->priority;
+        if (!a_starves && a->session_lag != b->session_lag)
+                return a->session_lag < b->session_lag;
         return a->number < b->number;
-}
-
-static bool may_start(const struct hr_admission *admission, const struct hr_ticket *ticket) {
-        if (!fits(admission, ticket->pipeline))
-                return false;
-        HR_LIST_FOR_EACH(link, &admission->waiting) {
-                const struct hr_ticket *other = HR_CONTAINER_OF(link, struct hr_ticket, link);
-
-                if (other != ticket && before(other, ticket) && share(admission, other, ticket))
-                        return false;
-        }
-        return true;
 }
 
 static void admit(struct hr_admission *admission, struct hr_ticket *ticket) {
@@ -70,12 +111,25 @@ static void admit(struct hr_admission *admission, struct hr_ticket *ticket) {
         HR_LIST_FOR_EACH(link, &admission->waiting) {
                 struct hr_ticket *other = HR_CONTAINER_OF(link, struct hr_ticket, link);
 
-                if (other->number < ticket->number && share(admission, other, ticket))
+                if (other->number < ticket->number &&
+                    principal_of(other) == principal_of(ticket) &&
+                    share_devices(admission, other, ticket))
                         other->passed++;
         }
-        for (uint32_t d = 0; d < admission->device_count; d++)
-                if (hr_pipeline_uses(ticket->pipeline, d))
-                        admission->in_flight[d]++;
+        if (ticket->share)
+                ticket->share->above->used = ++admission->admitted;
+        for (uint32_t d = 0; d < admission->device_count; d++) {
+                struct hr_admission_device *device = &admission->devices[d];
+
+                if (!hr_pipeline_uses(ticket->pipeline, d))
+                        continue;
+                if (ticket->share)
+                        hr_share_use(ticket->share, d, ticket->cost_ns);
+                if (ticket->waits_for_somebody)
+                        continue;
+                device->in_flight++;
+                device->ahead_ns += ticket->cost_ns;
+        }
         ticket->admitted = true;
 }
 
@@ -85,26 +139,60 @@ bool hr_admission_ask(struct hr_admission *admission, struct hr_ticket *ticket,
         ticket->pipeline = pipeline;
         if (ticket->number == 0)
                 ticket->number = ++admission->arrivals;
-        if (may_start(admission, ticket)) {
-                admit(admission, ticket);
-                return true;
-        }
+        if (ticket->cost_ns == 0)
+                ticket->cost_ns = COST_UNKNOWN_NS;
         if (!hr_list_is_linked(&ticket->link))
                 hr_list_append(&admission->waiting, &ticket->link);
+        if (hr_admission_next(admission) != ticket)
+                return false;
+        admit(admission, ticket);
+        return true;
+}
+
+/* How long its devices were the run's alone. */
+static uint64_t cost_of(const struct hr_admission *admission, const struct hr_ticket *ticket,
+                        uint64_t started_ns, uint64_t ended_ns) {
+        for (uint32_t d = 0; d < admission->device_count; d++)
+                if (hr_pipeline_uses(ticket->pipeline, d))
+                        started_ns = HR_MAX(started_ns, admission->devices[d].ended_ns);
+        return ended_ns > started_ns ? ended_ns - started_ns : 0;
+}
+
+static bool somebody_waits_for(const struct hr_admission *admission, uint32_t device) {
+        HR_LIST_FOR_EACH(link, &admission->waiting)
+                if (hr_pipeline_uses(HR_CONTAINER_OF(link, struct hr_ticket, link)->pipeline,
+                                     device))
+                        return true;
         return false;
 }
 
-bool hr_admission_leave(struct hr_admission *admission, struct hr_ticket *ticket) {
+bool hr_admission_leave(struct hr_admission *admission, struct hr_ticket *ticket,
+                        uint64_t started_ns, uint64_t ended_ns, uint64_t *ret_cost_ns) {
+        uint64_t cost_ns;
+
         hr_list_remove(&ticket->link);
         if (!ticket->admitted)
                 return false;
+        cost_ns = cost_of(admission, ticket, started_ns, ended_ns);
         for (uint32_t d = 0; d < admission->device_count; d++) {
+                struct hr_admission_device *device = &admission->devices[d];
+
                 if (!hr_pipeline_uses(ticket->pipeline, d))
                         continue;
-                HR_ASSERT(admission->in_flight[d] > 0);
-                admission->in_flight[d]--;
+                if (ticket->share)
+                        hr_share_correct(ticket->share, d, ticket->cost_ns, cost_ns);
+                if (ticket->waits_for_somebody)
+                        continue;
+                HR_ASSERT(device->in_flight > 0 && device->ahead_ns >= ticket->cost_ns);
+                device->in_flight--;
+                device->ahead_ns -= ticket->cost_ns;
+                device->ended_ns = HR_MAX(device->ended_ns, ended_ns);
+                if (device->in_flight == 0 && !somebody_waits_for(admission, d))
+                        hr_share_idle(&admission->top, d);
         }
         ticket->admitted = false;
+        if (ret_cost_ns)
+                *ret_cost_ns = cost_ns;
         return true;
 }
 
@@ -112,14 +200,40 @@ void hr_admission_forget(struct hr_ticket *ticket) {
         hr_list_remove(&ticket->link);
 }
 
-struct hr_ticket *hr_admission_next(const struct hr_admission *admission) {
-        struct hr_ticket *best = NULL;
+static bool is_blocked(const struct hr_admission *admission, const struct hr_pipeline *pipeline) {
+        for (uint32_t d = 0; d < admission->device_count; d++)
+                if (admission->devices[d].blocked && hr_pipeline_uses(pipeline, d))
+                        return true;
+        return false;
+}
+
+/* The first of those that wait for none of the blocked devices. */
+static struct hr_ticket *first_of(const struct hr_admission *admission) {
+        struct hr_ticket *first = NULL;
 
         HR_LIST_FOR_EACH(link, &admission->waiting) {
                 struct hr_ticket *ticket = HR_CONTAINER_OF(link, struct hr_ticket, link);
 
-                if ((!best || before(ticket, best)) && may_start(admission, ticket))
-                        best = ticket;
+                if (!is_blocked(admission, ticket->pipeline) && (!first || before(ticket, first)))
+                        first = ticket;
         }
-        return best;
+        return first;
+}
+
+/* Who comes first and has no room keeps its devices from the others. At most one round per device,
+ * and one more. */
+struct hr_ticket *hr_admission_next(struct hr_admission *admission) {
+        struct hr_ticket *first;
+
+        if (hr_list_is_empty(&admission->waiting))
+                return NULL;
+        for (uint32_t d = 0; d < admission->device_count; d++)
+                admission->devices[d].blocked = false;
+        HR_LIST_FOR_EACH(link, &admission->waiting)
+                lags_find(admission, HR_CONTAINER_OF(link, struct hr_ticket, link));
+        while ((first = first_of(admission)) && !fits(admission, first->pipeline))
+                for (uint32_t d = 0; d < admission->device_count; d++)
+                        admission->devices[d].blocked = admission->devices[d].blocked ||
+                                                        hr_pipeline_uses(first->pipeline, d);
+        return first;
 }

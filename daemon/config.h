@@ -33,7 +33,7 @@ struct hr_limits {
         uint64_t session_graphs, session_runs, session_state_bytes;
         uint64_t upload_bytes, output_queue_bytes, run_bytes, copies;
         /* The others. */
-        uint64_t device_runs;
+        uint64_t device_runs, device_ahead_ns;
         uint64_t taps, pins, session_device_bytes, session_buffer_bytes;
         uint64_t weights_bytes, weights_tensors, session_weights, session_uploads;
         uint64_t upload_window_bytes, resident_bytes;
@@ -85,6 +85,7 @@ struct hr_config_principal {
         uint8_t token_digest[HR_TOKEN_DIGEST_BYTES]; /* SHA-256 of its token */
         char *certificate;    /* common name of its client certificate; NULL = none */
         uint64_t permissions; /* HR_PERMIT_... */
+        uint64_t weight;      /* its share of the devices */
         bool given[HR_SECTION_KEYS_MAX];
 };
 

@@ -17,6 +17,7 @@
 #include "backends/registry.h"
 #include "core/clock.h"
 #include "core/op.h"
+#include "daemon/share.h"
 
 const char *const hr_config_sections[SECTION_COUNT] = {
         NULL, "daemon", "listen", "tls", "models", "limits", "device", "principal"};
@@ -83,6 +84,8 @@ const struct key hr_config_keys[] = {
         LIMIT(copies, KIND_COUNT, HR_DEFAULT_COPIES, 1, 1024),
         LIMIT(taps, KIND_COUNT, HR_DEFAULT_TAPS, 0, UINT64_C(1) << 20),
         LIMIT(device_runs, KIND_COUNT, HR_DEFAULT_DEVICE_RUNS, 1, UINT64_C(1) << 20),
+        {SECTION_LIMITS, "device_ahead", KIND_DURATION, FIELD(limits.device_ahead_ns),
+         HR_DEFAULT_DEVICE_AHEAD_US *US, 0, DAY, NULL, NULL},
         LIMIT(pins, KIND_COUNT, HR_DEFAULT_PINS, 0, UINT64_C(1) << 20),
         LIMIT(session_device_bytes, KIND_SIZE, HR_DEFAULT_SESSION_DEVICE_BYTES, HR_KIB,
               UINT64_C(1) << 60),
@@ -153,6 +156,8 @@ const struct key hr_config_keys[] = {
          NULL},
         {SECTION_PRINCIPAL, "permissions", KIND_PERMISSIONS, PRINCIPAL_FIELD(permissions), 0, 0, 0,
          "run, load", NULL},
+        {SECTION_PRINCIPAL, "weight", KIND_COUNT, PRINCIPAL_FIELD(weight), HR_SHARE_WEIGHT, 1,
+         HR_SHARE_WEIGHT_MAX, NULL, NULL},
 };
 
 const uint32_t hr_config_key_count = HR_ARRAY_LENGTH(hr_config_keys);

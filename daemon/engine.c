@@ -67,16 +67,25 @@ void hr_job_fail(struct hr_job *job, hr_status status, const char *reason) {
                                                              : "cancelled");
 }
 
-/* True when a job that has not started must not: told to stop, or too late. */
+/* A job that never started, and how long it has waited for that. */
+static void job_fail_unstarted(struct hr_job *job, hr_status status) {
+        hr_job_fail(job, status, NULL);
+        if (status != HR_E_DEADLINE)
+                return;
+        job->diag.field = "queue_ns";
+        job->diag.limit = job->deadline_ns - HR_MIN(job->posted_ns, job->deadline_ns);
+        job->diag.actual = hr_clock_now_ns() - job->posted_ns;
+}
+
 bool hr_job_is_stopped(struct hr_job *job) {
         int stop = atomic_load(&job->stop);
 
         if (stop != HR_OK) {
-                hr_job_fail(job, (hr_status) stop, NULL);
+                job_fail_unstarted(job, (hr_status) stop);
                 return true;
         }
         if (job->deadline_ns && hr_clock_now_ns() >= job->deadline_ns) {
-                hr_job_fail(job, HR_E_DEADLINE, NULL);
+                job_fail_unstarted(job, HR_E_DEADLINE);
                 return true;
         }
         return false;
@@ -243,6 +252,10 @@ bool hr_engine_poll(struct hr_engine *engine) {
 }
 
 /* ---- what there is --------------------------------------------------------------------------- */
+
+struct hr_share *hr_engine_share(struct hr_engine *engine) {
+        return &engine->admission.top;
+}
 
 struct hr_fleet *hr_engine_fleet(struct hr_engine *engine) {
         return engine->fleet;

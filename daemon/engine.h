@@ -91,6 +91,7 @@ struct hr_bound {
         struct hr_pipeline *pipeline;
         struct hr_state **states; /* each distinct one, referenced */
         uint32_t state_count;
+        uint64_t cost_ns; /* private: what a run takes of its devices, by the latest ones */
         struct hr_list
                 settling; /* private: in the engine's list while its workspace is to settle */
 };
@@ -106,7 +107,7 @@ struct hr_chain {
 struct hr_run_job {
         struct hr_job job;
         struct hr_bound *bound;
-        struct hr_ticket ticket; /* its priority is the caller's */
+        struct hr_ticket ticket; /* its priority and share are the caller's */
         /* Of a chain, set by the caller: jobs of the same lane, posted before, that must have ended
          * before this one starts. */
         struct hr_chain *chain;
@@ -176,6 +177,8 @@ void hr_engine_job_keep(struct hr_job *job);
 void hr_engine_turn_take(struct hr_engine *engine);
 void hr_engine_turn_give(struct hr_engine *engine);
 
+/* The devices as a whole, of which principals have shares. Any thread may take its address. */
+struct hr_share *hr_engine_share(struct hr_engine *engine);
 struct hr_fleet *hr_engine_fleet(struct hr_engine *engine);
 struct hr_weights_store *hr_engine_store(struct hr_engine *engine);   /* thread: engine */
 struct hr_plan_cache *hr_engine_plan_cache(struct hr_engine *engine); /* thread: engine */

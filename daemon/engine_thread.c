@@ -179,7 +179,8 @@ hr_status hr_engine_new(const struct hr_engine_config *config, struct hr_diag *d
                 .arg = engine,
         };
         HR_TRY(hr_admission_init(&engine->admission, hr_fleet_device_count(config->fleet),
-                                 (uint32_t) config->config->limits.device_runs, diag));
+                                 (uint32_t) config->config->limits.device_runs,
+                                 config->config->limits.device_ahead_ns, diag));
         HR_TRY(hr_plan_cache_new(config->config->plan_cache_bytes, diag, &engine->plan_cache));
         HR_TRY(hr_weights_store_new(&store_config, diag, &engine->store));
         HR_TRY(hr_thread_start(&engine->thread, "hr-engine", engine_main, engine, diag));

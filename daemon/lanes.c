@@ -134,16 +134,16 @@ static start_result run_start(struct hr_engine *engine, struct hr_job *job) {
                 hr_admission_forget(&run->ticket);
                 return result;
         }
-        /* An observed run may wait for its client: it takes nobody's turn. */
-        if (run->at_tap)
-                return run_hand_over(run);
+        /* An observed run may wait for its client: it comes in its turn, but takes nobody's room. */
+        run->ticket.waits_for_somebody = run->at_tap;
+        run->ticket.cost_ns = run->bound->cost_ns;
         if (!hr_admission_ask(&engine->admission, &run->ticket, run->bound->pipeline)) {
                 engine->stats.turn_waits++;
                 return START_WAIT;
         }
         result = run_hand_over(run);
         if (result != START_OK)
-                (void) hr_admission_leave(&engine->admission, &run->ticket);
+                (void) hr_admission_leave(&engine->admission, &run->ticket, 0, 0, NULL);
         return result;
 }
 
@@ -229,6 +229,18 @@ static void lanes_advance(struct hr_engine *engine) {
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
+/* The devices are free of the run; what it took is what the next one is expected to take. */
+static void run_leave(struct hr_engine *engine, struct hr_run_job *run) {
+        uint64_t cost_ns = 0;
+
+        if (!hr_admission_leave(&engine->admission, &run->ticket, run->run.started_ns,
+                                run->run.ended_ns, &cost_ns) ||
+            hr_outcome_failed(&run->run.outcome))
+                return;
+        run->bound->cost_ns =
+                run->bound->cost_ns ? (3 * run->bound->cost_ns + cost_ns) / 4 : cost_ns;
+}
+
 void hr_lane_job_ended(struct hr_engine *engine, struct hr_job *job) {
         struct hr_lane *lane = job->lane;
         bool held = hr_fleet_holds(engine->fleet);
@@ -241,7 +253,7 @@ void hr_lane_job_ended(struct hr_engine *engine, struct hr_job *job) {
                 for (uint32_t i = 0; i < run->bound->state_count; i++)
                         run->bound->states[i]->runs--;
                 hr_run_finish(&run->run);
-                (void) hr_admission_leave(&engine->admission, &run->ticket);
+                run_leave(engine, run);
                 run->moves = hr_pipeline_moves(run->bound->pipeline);
                 lane->is_observed = lane->is_observed && !run->at_tap;
                 if (hr_pipeline_wants_move(run->bound->pipeline) &&

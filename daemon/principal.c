@@ -16,24 +16,28 @@
 
 struct hr_principals {
         const struct hr_config *config;
+        struct hr_share *devices;
         struct hr_principal *configured; /* one for each section, in order */
         struct hr_list others;           /* those without a section */
         uint32_t next_id;
 };
 
-hr_status hr_principals_new(const struct hr_config *config, struct hr_diag *diag,
-                            struct hr_principals **ret_principals) {
+HR_DEFINE_CLEANUP(struct hr_principals *, hr_principals_freep, hr_principals_free)
+
+hr_status hr_principals_new(const struct hr_config *config, struct hr_share *devices,
+                            struct hr_diag *diag, struct hr_principals **ret_principals) {
+        HR_CLEANUP(hr_principals_freep)
         struct hr_principals *principals = calloc(1, sizeof *principals);
 
-        if (principals)
-                principals->configured =
-                        calloc(HR_MAX(config->principal_count, 1U), sizeof *principals->configured);
-        if (!principals || !principals->configured) {
-                free(principals);
+        if (!principals)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for principals");
-        }
-        principals->config = config;
         hr_list_init(&principals->others);
+        principals->config = config;
+        principals->devices = devices;
+        principals->configured =
+                calloc(HR_MAX(config->principal_count, 1U), sizeof *principals->configured);
+        if (!principals->configured)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for principals");
         for (uint32_t i = 0; i < config->principal_count; i++) {
                 struct hr_principal *principal = &principals->configured[i];
 
@@ -47,16 +51,21 @@ hr_status hr_principals_new(const struct hr_config *config, struct hr_diag *diag
                 };
                 (void) snprintf(principal->name, sizeof principal->name, "%s",
                                 config->principals[i].name);
+                HR_TRY(hr_share_init(&principal->share, devices, config->principals[i].weight,
+                                     devices->device_count, diag));
         }
-        *ret_principals = principals;
+        *ret_principals = HR_STEAL(principals);
         return HR_OK;
 }
 
 struct hr_principals *hr_principals_free(struct hr_principals *principals) {
         if (!principals)
                 return NULL;
-        for (uint32_t i = 0; i < principals->config->principal_count; i++)
-                HR_ASSERT(principals->configured[i].refs == 1);
+        for (uint32_t i = 0; principals->configured && i < principals->config->principal_count;
+             i++) {
+                HR_ASSERT(principals->configured[i].refs <= 1);
+                hr_share_deinit(&principals->configured[i].share);
+        }
         HR_ASSERT(hr_list_is_empty(&principals->others));
         free(principals->configured);
         free(principals);
@@ -77,6 +86,7 @@ struct hr_principal *hr_principal_unref(struct hr_principal *principal) {
                 return NULL;
         HR_ASSERT(!principal->config);
         hr_list_remove(&principal->link);
+        hr_share_deinit(&principal->share);
         free(principal);
         return NULL;
 }
@@ -86,6 +96,7 @@ static hr_status principal_without_section(struct hr_principals *principals, uin
                                            struct hr_diag *diag,
                                            struct hr_principal **ret_principal) {
         struct hr_principal *made;
+        hr_status status;
 
         HR_LIST_FOR_EACH(link, &principals->others) {
                 struct hr_principal *other = HR_CONTAINER_OF(link, struct hr_principal, link);
@@ -105,6 +116,12 @@ static hr_status principal_without_section(struct hr_principals *principals, uin
                 .uid = uid,
                 .permissions = HR_PERMIT_ALL,
         };
+        status = hr_share_init(&made->share, principals->devices, HR_SHARE_WEIGHT,
+                               principals->devices->device_count, diag);
+        if (status != HR_OK) {
+                free(made);
+                return status;
+        }
         if (uid == UINT32_MAX)
                 (void) snprintf(made->name, sizeof made->name, "local");
         else

@@ -16,6 +16,7 @@
 
 #include "core/list.h"
 #include "daemon/charge.h"
+#include "daemon/share.h"
 
 struct hr_principals;
 
@@ -27,11 +28,14 @@ struct hr_principal {
         uint32_t uid;        /* of those without a section */
         uint64_t permissions;
         struct hr_account account; /* what its sessions hold together */
+        struct hr_share share;     /* of the devices; the engine's */
         const struct hr_config_principal *config; /* NULL: has no section */
         char name[HR_DEVICE_NAME_BYTES_MAX + 1];
 };
 
-HR_NODISCARD hr_status hr_principals_new(const struct hr_config *config, struct hr_diag *diag,
+/* devices: what all of them have shares of. */
+HR_NODISCARD hr_status hr_principals_new(const struct hr_config *config, struct hr_share *devices,
+                                         struct hr_diag *diag,
                                          struct hr_principals **ret_principals);
 /* Nobody refers to any of them any more. NULL is a no-op. */
 struct hr_principals *hr_principals_free(struct hr_principals *principals);

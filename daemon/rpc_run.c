@@ -191,7 +191,8 @@ static hr_status run_begin(struct hr_request *request, struct hr_wire_span messa
         request->context = run;
         request->server->stats.runs_in_flight++;
         HR_TRY(outputs_choose(run, object, &wire, diag));
-        run->job.ticket = (struct hr_ticket){.priority = wire.priority};
+        run->job.ticket = (struct hr_ticket){.priority = wire.priority,
+                                              .share = &request->session->share};
         run->traced = wire.trace;
         if (run->traced)
                 HR_TRY(hr_run_trace_expect(object, run, diag));

@@ -361,8 +361,9 @@ static hr_status engine_open(struct hr_server *server, struct hr_diag *diag) {
         copy_faults_log(server->fleet);
         config.fleet = server->fleet;
         HR_TRY(hr_graphs_new(diag, &server->graphs));
-        HR_TRY(hr_principals_new(server->config, diag, &server->principals));
-        return hr_engine_new(&config, diag, &server->engine);
+        HR_TRY(hr_engine_new(&config, diag, &server->engine));
+        return hr_principals_new(server->config, hr_engine_share(server->engine), diag,
+                                 &server->principals);
 }
 
 /* One listener: an inherited socket, else what the configuration says; none of either is fine. */

@@ -235,9 +235,13 @@ hr_status hr_session_new(struct hr_server *server, struct hr_principal *principa
         if (status == HR_OK)
                 status = hr_workspace_new(diag, &session->workspace);
         if (status == HR_OK)
+                status = hr_share_init(&session->share, &principal->share, HR_SHARE_WEIGHT,
+                                       hr_fleet_device_count(server->fleet), diag);
+        if (status == HR_OK)
                 status = hr_account_charge(NULL, &principal->account, &server->config->limits,
                                            HR_CHARGE_SESSIONS, 1, 0, diag);
         if (status != HR_OK) {
+                hr_share_deinit(&session->share);
                 (void) hr_workspace_unref(session->workspace);
                 free(session);
                 return status;
@@ -274,6 +278,7 @@ struct hr_session *hr_session_unref(struct hr_session *session) {
         hr_handles_deinit(&session->handles);
         (void) hr_workspace_unref(session->workspace);
         free(session->evicted);
+        hr_share_deinit(&session->share);
         explicit_bzero(session->token, sizeof session->token);
         hr_account_discharge(NULL, &session->principal->account, HR_CHARGE_SESSIONS, 1);
         session->principal = hr_principal_unref(session->principal);

@@ -114,6 +114,7 @@ struct hr_session {
         uint8_t token[HR_SESSION_TOKEN_BYTES];
         char name[64];
         struct hr_account account;
+        struct hr_share share; /* of the principal's; the engine's */
 };
 
 HR_NODISCARD hr_status hr_session_new(struct hr_server *server, struct hr_principal *principal,

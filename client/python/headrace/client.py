@@ -136,7 +136,8 @@ class GraphHandle(handles.SubmittedGraph):
         (None all, empty none). trace: the result's `trace` tells when each command began and ended.
         observe: is called by this thread with each tap of the graph and its value, while the run
         waits; when it returns False the run ends there with Cancelled (reason TAP_STOP). priority:
-        higher first, among runs of other sessions that wait for the same devices.
+        higher first, among runs of the principal's other sessions that wait for the same devices;
+        between principals the daemon's configuration decides.
         """
         flow = flows.run(self, inputs, outputs, priority, self._client.body_max, trace, observe)
         return self._client.drive(flow, timeout)
