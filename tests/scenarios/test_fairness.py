@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import headrace
@@ -42,25 +43,43 @@ def doubling(name: str = "y") -> headrace.Graph:
     return g
 
 
-class Session:
-    """Runs one thing after the other and notes in `events` what it does, in common order."""
+@dataclass(frozen=True)
+class Times:
+    """Of a run, by the daemon's clock: how fast the clients are does not count."""
 
-    def __init__(self, daemon: Daemon, principal: str, name: str, events: list[str]) -> None:
+    arrived: int
+    started: int
+    ended: int
+
+
+class Session:
+    """A client whose runs are traced."""
+
+    def __init__(self, daemon: Daemon, principal: str) -> None:
         self.client = headrace.connect(daemon.address, credentials=TOKENS[principal].encode())
         self.handle = self.client.submit(doubling(), pins={"*": "cpu0"})
-        self.name, self.events = name, events
+        self.seen: list[Times] = []
 
-    def run(self, value: float) -> None:
-        data = np.full(4, value, np.float32)
-        self.events.append(f"{self.name} asks")
-        assert np.array_equal(self.handle.run({"x": data})["y"], data + data)
-        self.events.append(f"{self.name} ends")
+    def ask(self, value: float) -> Any:
+        return self.handle.run_async({"x": np.full(4, value, np.float32)}, trace=True)
+
+    def take(self, run: Any, value: float) -> Times:
+        result = run.result()
+        assert np.array_equal(result["y"], np.full(4, 2 * value, np.float32))
+        self.seen.append(
+            Times(result.trace.arrived_ns, result.trace.started_ns, result.trace.ended_ns)
+        )
+        return self.seen[-1]
 
     def work(self, stop: threading.Event) -> None:
-        number = 0
-        while not stop.is_set():
-            self.run(float(number))
-            number += 1
+        """Always has a few runs waiting, until told to stop."""
+        waiting = [(self.ask(n), n) for n in range(4)]
+        number = len(waiting)
+        while waiting:
+            self.take(*waiting.pop(0))
+            if not stop.is_set():
+                waiting.append((self.ask(number), number))
+                number += 1
 
 
 class Crowd:
@@ -70,9 +89,10 @@ class Crowd:
         self.sessions, self.stop = sessions, threading.Event()
         self.threads = [threading.Thread(target=s.work, args=(self.stop,)) for s in sessions]
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Crowd:
         for thread in self.threads:
             thread.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop.set()
@@ -81,68 +101,69 @@ class Crowd:
         for session in self.sessions:
             session.client.close()
 
-
-def wait_for(events: list[str], event: str, count: int) -> None:
-    poll = threading.Event()
-    for _ in range(4000):
-        if events.count(event) >= count:
-            return
-        poll.wait(0.005)
-    raise AssertionError(f"{events.count(event)} of {count}: {event}")
+    def wait_for(self, count: int) -> None:
+        """Until every session has seen the end of that many runs."""
+        for _ in range(4000):
+            if all(len(session.seen) >= count for session in self.sessions):
+                return
+            self.stop.wait(0.005)
+        raise AssertionError([len(session.seen) for session in self.sessions])
 
 
 def test_by_weight_whatever_the_number_of_sessions(busy: Daemon) -> None:
     """Seven sessions of the light principal against two of the heavy one: a quarter and three quarters
     of the device."""
-    events: list[str] = []
-    sessions = [Session(busy, "light", "light", events) for _ in range(7)]
-    sessions += [Session(busy, "heavy", "heavy", events) for _ in range(2)]
-    with Crowd(sessions):
-        wait_for(events, "heavy ends", 20)  # everybody is there
-        first = len(events)
-        wait_for(events, "heavy ends", 110)
-        seen = events[first:]
-    light, heavy = seen.count("light ends"), seen.count("heavy ends")
-    assert 0.2 * heavy <= light <= 0.5 * heavy, (light, heavy)  # a third, and what is on its way
+    light = [Session(busy, "light") for _ in range(7)]
+    heavy = [Session(busy, "heavy") for _ in range(2)]
+    with Crowd(light + heavy) as crowd:
+        crowd.wait_for(6)
+    begin = max(session.seen[0].started for session in crowd.sessions)
+    end = min(session.seen[-4].started for session in crowd.sessions)
+    parts = [
+        sum(begin <= run.started < end for session in sessions for run in session.seen)
+        for sessions in (light, heavy)
+    ]
+    assert parts[1] > 40
+    assert 0.25 * parts[1] <= parts[0] <= 0.42 * parts[1], parts
 
 
 def test_a_small_one_waits_for_the_run_on_the_device_only(busy: Daemon) -> None:
     """However many runs the hog has queued, one that asks now and then comes after what is on the
     device."""
-    events: list[str] = []
-    hogs = [Session(busy, "heavy", "hog", events) for _ in range(8)]
-    small = Session(busy, "light", "small", events)
-    with Crowd(hogs):
-        wait_for(events, "hog ends", 16)
-        for number in range(20):
-            small.run(number)
-            wait_for(events, "hog ends", 16 + 3 * (number + 1))
+    hogs = [Session(busy, "heavy") for _ in range(8)]
+    small = Session(busy, "light")
+    with Crowd(hogs) as crowd:
+        for number in range(12):
+            crowd.wait_for(number + 2)
+            small.take(small.ask(number), number)
     small.client.close()
-    asked = [i for i, event in enumerate(events) if event == "small asks"]
-    ended = [i for i, event in enumerate(events) if event == "small ends"]
-    waits = [events[a:b].count("hog ends") for a, b in zip(asked, ended, strict=True)]
-    # The run that was on the device, and one whose end was told meanwhile; nobody's queue of eight.
-    assert sorted(waits)[len(waits) // 2] <= 2, waits
-    assert sum(wait > 3 for wait in waits) <= 1, waits
+    for run in small.seen:
+        between = [
+            other
+            for hog in hogs
+            for other in hog.seen
+            if run.arrived < other.started < run.started
+        ]
+        assert len(between) <= 1, "one may be started while the small one's bytes are read"
+    assert sum(run.started > run.arrived for run in small.seen) == len(small.seen)
 
 
 def test_sessions_of_a_principal_take_turns(busy: Daemon) -> None:
-    """One session with eight graphs, each with a run waiting, is one session all the same."""
-    events: list[str] = []
-    greedy = headrace.connect(busy.address, credentials=TOKENS["heavy"].encode())
-    handles = [greedy.submit(doubling(f"y{i}"), pins={"*": "cpu0"}) for i in range(8)]
-    modest = Session(busy, "heavy", "modest", events)
+    """One session with eight graphs, each with runs waiting, is one session all the same."""
+    greedy, modest = Session(busy, "heavy"), Session(busy, "heavy")
+    handles = [
+        greedy.client.submit(doubling(f"y{i}"), pins={"*": "cpu0"}) for i in range(8)
+    ]
     data = np.ones(4, np.float32)
-    runs = [handle.run_async({"x": data}) for _ in range(5) for handle in handles]
-    for number in range(10):
-        modest.run(number)
-        events.append(str(sum(run.done() for run in runs)))
-    done = [int(event) for event in events if event.isdigit()]
-    assert done[-1] < len(runs), "ten runs of the modest one come before forty of the greedy one"
-    for run in runs:
-        assert run.result()[0][0] == 2
-    modest.client.close()
-    greedy.close()
+    with Crowd([modest]) as crowd:
+        crowd.wait_for(2)
+        many = [handle.run_async({"x": data}, trace=True) for _ in range(4) for handle in handles]
+        traces = [run.result().trace for run in many]
+    begun = max(trace.arrived_ns for trace in traces)
+    mine = [run.started for run in modest.seen if run.started > begun][:10]
+    theirs = sum(mine[0] < trace.started_ns < mine[-1] for trace in traces)
+    assert 7 <= theirs <= 11, "one of theirs for each of mine"
+    greedy.client.close()
 
 
 def test_b083_never_started_after_its_deadline(busy: Daemon) -> None:
@@ -152,7 +173,7 @@ def test_b083_never_started_after_its_deadline(busy: Daemon) -> None:
         data = np.ones(4, np.float32)
         started = client.stats().value("runs_started_total")
         front = [handle.run_async({"x": data}) for _ in range(60)]
-        for _ in range(3):
+        for _ in range(2):
             with pytest.raises(errors.DeadlineExceeded) as caught:
                 handle.run({"x": data}, timeout=0.05)
             if caught.value.field:  # the daemon's answer, not the client's own clock
