@@ -150,15 +150,19 @@ void hr_conns_reap(struct hr_server *server) {
 
 /* ---- requests in flight ---------------------------------------------------------------------- */
 
+/* One table for all connections, so that idle ones pay nothing for it. Clients count up; the
+ * multiplication spreads any other habit. */
 static struct hr_request **conn_bucket(struct hr_conn *conn, uint64_t id) {
-        /* Clients count up; the multiplication spreads any other habit. */
-        return &conn->buckets[(id * UINT64_C(0x9E3779B97F4A7C15) >> 32) % HR_CONN_BUCKETS];
+        uint64_t key = id ^ ((uint64_t) (uintptr_t) conn >> 4);
+
+        return &conn->server->requests[(key * UINT64_C(0x9E3779B97F4A7C15) >> 32) %
+                                       HR_REQUEST_BUCKETS];
 }
 
 struct hr_request *hr_conn_find(struct hr_conn *conn, uint64_t id) {
         struct hr_request *request = *conn_bucket(conn, id);
 
-        while (request && request->id != id)
+        while (request && (request->id != id || request->conn != conn))
                 request = request->next;
         return request;
 }

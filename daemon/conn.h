@@ -22,8 +22,6 @@
 
 struct hr_request;
 
-#define HR_CONN_BUCKETS 16U
-
 typedef enum hr_conn_stage {
         HR_CONN_HEADER,
         HR_CONN_MESSAGE,
@@ -58,7 +56,6 @@ struct hr_conn {
         uint64_t opened_ns, read_ns, closing_ns;
         /* Requests in flight. */
         struct hr_list requests;
-        struct hr_request *buckets[HR_CONN_BUCKETS];
         uint32_t request_count;
         /* Out. */
         struct hr_list outputs;

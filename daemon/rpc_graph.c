@@ -233,7 +233,7 @@ static void submit_done(struct hr_job *job) {
 }
 
 static hr_status submit_start(struct hr_request *request, struct hr_diag *diag) {
-        (void) diag;
+        HR_TRY(hr_session_need_workspace(request->session, diag));
         hr_request_post_work(request, submit_work, submit_done);
         return HR_OK;
 }

@@ -120,6 +120,7 @@ static hr_status reserve_begin(struct hr_request *request, struct hr_wire_span m
         if (!reserving)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a request");
         request->context = reserving;
+        HR_TRY(hr_session_need_workspace(request->session, diag)); /* before a reservation */
         HR_TRY(hr_wire_reserve_decode(message, &request->arena, diag, &wire));
         HR_TRY(hr_charge(&none, wire.graph_count, most, "session_graphs", diag));
         HR_TRY(bindings_begin(request, &wire, reserving, diag));

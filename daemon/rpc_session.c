@@ -5,6 +5,7 @@
  * longer) known is refused without ending the connection, so that the client can say hello again
  * without it.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/log.h"
@@ -82,8 +83,15 @@ static hr_status session_find(struct hr_conn *conn, const struct hr_wire_hello *
                 conn->session = hr_session_ref(session);
                 session->closing_ns = 0;
         } else {
-                HR_TRY(hr_session_new(conn->server, conn->principal, diag, &conn->session));
-                memcpy(conn->session->name, hello->session_name, sizeof conn->session->name);
+                char *name = *hello->session_name ? strdup(hello->session_name) : NULL;
+                hr_status status = hr_session_new(conn->server, conn->principal, diag, &session);
+
+                if (status != HR_OK) {
+                        free(name);
+                        return status;
+                }
+                session->name = name;
+                conn->session = session;
         }
         return HR_OK;
 }

@@ -26,6 +26,7 @@ struct hr_graphs;
 #define HR_WINDOW_BYTES 16384U
 
 #define HR_GRPC_CODES 17U
+#define HR_REQUEST_BUCKETS 4096U
 
 struct hr_server_stats {
         uint64_t connections, connections_total, connections_refused;
@@ -57,6 +58,7 @@ struct hr_server {
         uint32_t listener_count;
         struct hr_list conns, conns_over;
         struct hr_list sessions;
+        struct hr_request *requests[HR_REQUEST_BUCKETS]; /* in flight, by connection and id */
         struct hr_list idle_requests;
         uint32_t idle_request_count;
         struct hr_list deadlines; /* of requests that have one */

@@ -233,8 +233,6 @@ hr_status hr_session_new(struct hr_server *server, struct hr_principal *principa
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a session");
         status = hr_random(session->token, sizeof session->token, diag);
         if (status == HR_OK)
-                status = hr_workspace_new(diag, &session->workspace);
-        if (status == HR_OK)
                 status = hr_share_init(&session->share, &principal->share, HR_SHARE_WEIGHT,
                                        hr_fleet_device_count(server->fleet), diag);
         if (status == HR_OK)
@@ -242,7 +240,6 @@ hr_status hr_session_new(struct hr_server *server, struct hr_principal *principa
                                            HR_CHARGE_SESSIONS, 1, 0, diag);
         if (status != HR_OK) {
                 hr_share_deinit(&session->share);
-                (void) hr_workspace_unref(session->workspace);
                 free(session);
                 return status;
         }
@@ -258,6 +255,10 @@ hr_status hr_session_new(struct hr_server *server, struct hr_principal *principa
         server->stats.sessions++;
         *ret_session = session;
         return HR_OK;
+}
+
+hr_status hr_session_need_workspace(struct hr_session *session, struct hr_diag *diag) {
+        return session->workspace ? HR_OK : hr_workspace_new(diag, &session->workspace);
 }
 
 struct hr_session *hr_session_ref(struct hr_session *session) {
@@ -278,6 +279,7 @@ struct hr_session *hr_session_unref(struct hr_session *session) {
         hr_handles_deinit(&session->handles);
         (void) hr_workspace_unref(session->workspace);
         free(session->evicted);
+        free(session->name);
         hr_share_deinit(&session->share);
         explicit_bzero(session->token, sizeof session->token);
         hr_account_discharge(NULL, &session->principal->account, HR_CHARGE_SESSIONS, 1);

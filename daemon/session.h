@@ -101,7 +101,8 @@ struct hr_session {
         struct hr_list link; /* in the server's list */
         struct hr_list conns;
         struct hr_lane lane;
-        struct hr_workspace *workspace; /* compute memory of its graphs. The engine's */
+        struct hr_workspace *workspace; /* compute memory of its graphs, once it has any. The
+                                         * engine's */
         struct hr_list bounds;          /* graphs that hold pipelines. The engine's */
         struct hr_handles handles;
         struct hr_list graphs; /* those with a handle, the latest use last */
@@ -112,7 +113,7 @@ struct hr_session {
         uint64_t closing_ns; /* when it closes unless a connection joins; 0 = it has connections */
         struct hr_principal *principal; /* referenced */
         uint8_t token[HR_SESSION_TOKEN_BYTES];
-        char name[64];
+        char *name; /* NULL = none */
         struct hr_account account;
         struct hr_share share; /* of the principal's; the engine's */
 };
@@ -121,6 +122,8 @@ HR_NODISCARD hr_status hr_session_new(struct hr_server *server, struct hr_princi
                                       struct hr_diag *diag, struct hr_session **ret_session);
 struct hr_session *hr_session_ref(struct hr_session *session);
 struct hr_session *hr_session_unref(struct hr_session *session);
+/* From now on it has a workspace. Before work that makes graphs is posted. HR_E_EXHAUSTED. */
+HR_NODISCARD hr_status hr_session_need_workspace(struct hr_session *session, struct hr_diag *diag);
 /* Drops every handle; the session is freed with its last reference. Idempotent. */
 void hr_session_close(struct hr_session *session);
 /* The last connection has left: closes at once, or when the grace time has passed. */

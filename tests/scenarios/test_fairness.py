@@ -7,11 +7,13 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import headrace
 import numpy as np
 import pytest
+import raw
 from headrace import errors
 from run_daemon import Daemon, device
 
@@ -183,3 +185,30 @@ def test_b083_never_started_after_its_deadline(busy: Daemon) -> None:
         for run in front:
             assert run.result()["y"][0] == 2
         assert client.stats().value("runs_started_total") == started + 60
+
+
+def resident_bytes(daemon: Daemon) -> int:
+    rollup = Path(f"/proc/{daemon.process.pid}/smaps_rollup").read_text()
+    return 1024 * next(
+        int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Anonymous:")
+    )
+
+
+def test_an_idle_connection_costs_a_kibibyte(launch: Callable[..., Daemon]) -> None:
+    """Each with a session of its own, after a hello and a ping."""
+    daemon = launch(devices=[device("host", threads=1)])
+    count, conns = 400, []
+    try:
+        for _ in range(32):  # what is taken once, and what malloc takes ahead
+            conns.append(raw.Conn(daemon.address))
+            conns[-1].ping()
+        before = resident_bytes(daemon)
+        for _ in range(count):
+            conns.append(raw.Conn(daemon.address))
+            conns[-1].ping()
+        grown = resident_bytes(daemon) - before
+        assert grown <= 1024 * count, grown / count
+        assert conns[0].stats()["sessions"] == 32 + count
+    finally:
+        for conn in conns:
+            conn.close()
