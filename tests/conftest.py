@@ -24,31 +24,8 @@ for folder in ("tests/tools", "tests/integration", "client/python"):
     if str(ROOT / folder) not in sys.path:
         sys.path.insert(0, str(ROOT / folder))
 
-from run_daemon import Daemon, build_folder, device  # noqa: E402
-
-HOST = device("host", backend="cpu", threads=1)
-THREE_DEVICES = (
-    device("cpu0", backend="cpu", threads=1, memory="isolated"),
-    device("cpu1", backend="cpu", threads=1, memory="isolated"),
-    HOST,
-)
-if os.environ.get("HEADRACE_TEST_BACKEND") == "cuda":
-    # The same names, so that every test says what it always says.
-    THREE_DEVICES = (
-        device("cpu0", backend="cuda", gpu=0), device("cpu1", backend="cuda", gpu=1), HOST
-    )  # fmt: skip
-
-
-def require_daemon() -> None:
-    program = build_folder() / "daemon" / "headraced"
-    if not program.exists():
-        pytest.skip(f"no {program}: build first, or set HEADRACE_BUILD")
-
-
-def start_daemon(**keys: Any) -> Daemon:
-    require_daemon()
-    return Daemon(**keys)
-
+from devices import HOST, THREE_DEVICES, require_daemon, start_daemon  # noqa: E402, F401
+from run_daemon import Daemon  # noqa: E402
 
 @pytest.fixture
 def launch() -> Iterator[Callable[..., Daemon]]:

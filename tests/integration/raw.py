@@ -15,6 +15,7 @@ import struct
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,12 +157,19 @@ class RawError(Exception):
         super().__init__(f"{self.code} {self.reason}: {self.words}")
 
 
+# How to come in at other doors than unix and tcp: kind of address -> function of its rest.
+OPENERS: dict[str, Callable[[str], Any]] = {}
+
+
 class Conn:
     """One connection. Says hello unless told not to."""
 
     def __init__(self, address: str, hello: bool = True, session: str = "") -> None:
         kind, rest = address.split(":", 1)
-        if kind == "unix":
+        self.socket: Any
+        if kind in OPENERS:
+            self.socket = OPENERS[kind](rest)
+        elif kind == "unix":
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self.socket.settimeout(TIMEOUT_S)
             self.socket.connect(rest)

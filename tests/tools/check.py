@@ -321,6 +321,7 @@ def suites(full: bool) -> list[Suite]:
         mypy_suite(),
         pytest_suite("python", ["tests/python"], at_main),
         pytest_suite("integration", ["tests/integration"], at_main),
+        pytest_suite("hostile", ["tests/hostile"], at_main),
         pytest_suite("scenarios", ["tests/scenarios"], at_main),
         # On two GPUs of the fake driver; built only where the CUDA toolkit is.
         pytest_suite(
@@ -346,6 +347,7 @@ def suites(full: bool) -> list[Suite]:
     if full:
         found += [
             pytest_suite("integration-sanitized", ["tests/integration"], at_asan),
+            pytest_suite("hostile-sanitized", ["tests/hostile"], at_asan),
             pytest_suite("scenarios-sanitized", ["tests/scenarios"], at_asan),
             meson_suite(
                 "c-threads",

@@ -18,7 +18,7 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Any]:
     """Little of everything."""
-    from conftest import start_daemon
+    from devices import start_daemon
 
     running = start_daemon(
         devices=[
@@ -72,7 +72,7 @@ def refused(function: Callable[..., Any], *args: Any, **keys: Any) -> raw.RawErr
 
 
 @pytest.mark.parametrize("floats", [2**61 - 16, 2**40, 2**28, 2 * MIB + 1])
-def test_b07_one_huge_state(address: str, floats: int) -> None:
+def test_B07_one_huge_state(address: str, floats: int) -> None:
     with Conn(address) as conn:
         try:
             alloc(conn, floats)
@@ -85,7 +85,7 @@ def test_b07_one_huge_state(address: str, floats: int) -> None:
         free(conn, alloc(conn, 1000))
 
 
-def test_c23_more_than_the_device_has(address: str) -> None:
+def test_C23_more_than_the_device_has(address: str) -> None:
     with Conn(address) as conn:
         error = refused(alloc, conn, MIB // 2, "tiny")
         assert error.error.actual >= 2 * MIB and 0 < error.error.limit <= MIB
@@ -95,7 +95,7 @@ def test_c23_more_than_the_device_has(address: str) -> None:
         assert conn.call(raw.STATE_READ, pb.StateRead(**where))[1] == bytes(4000)
 
 
-def test_b07_many_small_ones_sum_exactly(address: str) -> None:
+def test_B07_many_small_ones_sum_exactly(address: str) -> None:
     with Conn(address) as conn:
         for _ in range(3):
             kept = [alloc(conn, MIB // 4) for _ in range(5)]
@@ -110,7 +110,7 @@ def test_b07_many_small_ones_sum_exactly(address: str) -> None:
             free(conn, big)
 
 
-def test_b08_a_second_session_has_its_own_quota(address: str) -> None:
+def test_B08_a_second_session_has_its_own_quota(address: str) -> None:
     with Conn(address) as first, Conn(address) as second:
         held = alloc(first, MIB)
         other = alloc(second, MIB)
@@ -142,7 +142,7 @@ def test_upload_over_the_limit(address: str) -> None:
         assert (error.error.limit, error.error.actual) == (32 * MIB, 4 * floats)
 
 
-def test_b07_declared_and_aborted(address: str) -> None:
+def test_B07_declared_and_aborted(address: str) -> None:
     """Announces much, sends little, gives up; again and again: nothing adds up."""
     tensors = [("t", F32, [2 * MIB], b"")]
     manifest = raw.manifest(tensors).SerializeToString()
@@ -158,7 +158,7 @@ def test_b07_declared_and_aborted(address: str) -> None:
             assert caught.value.code == raw.CANCELLED
 
 
-def test_b08_uploads_at_once(address: str) -> None:
+def test_B08_uploads_at_once(address: str) -> None:
     manifest = raw.manifest([("t", F32, [1000], b"")]).SerializeToString()
     message = pb.WeightsPut(name="up", total_bytes=4000)
     with Conn(address) as conn:
@@ -168,7 +168,7 @@ def test_b08_uploads_at_once(address: str) -> None:
             conn.call(raw.CANCEL, pb.Cancel(request_id=call))
 
 
-def test_b08_counts_of_everything(address: str) -> None:
+def test_B08_counts_of_everything(address: str) -> None:
     tensors = [("t", F32, [4], bytes(16))]
     with Conn(address) as conn:
         sets = [conn.put(f"set{i}", tensors) for i in range(5)]
@@ -219,7 +219,7 @@ def wide(floats: int, nodes: int) -> Graph:
     return graph
 
 
-def test_c23_graph_that_does_not_fit(address: str) -> None:
+def test_C23_graph_that_does_not_fit(address: str) -> None:
     with Conn(address) as conn:
         error = refused(conn.submit, wide(MIB, 8))
         assert error.error.actual > error.error.limit > 0 and error.words

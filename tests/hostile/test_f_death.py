@@ -29,7 +29,7 @@ SUM = struct.pack("<8f", *(float(i + i + 8) for i in range(8)))
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Any]:
     """`slow` takes 50 ms for each of its splits; the bystander's state lies on cpu1."""
-    from conftest import start_daemon
+    from devices import start_daemon
 
     running = start_daemon(
         devices=[
@@ -88,7 +88,7 @@ def test_slow_graph_is_slow_and_right(address: str) -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_f1_gone_in_mid_run(address: str, end: str, daemon: Any) -> None:
+def test_F01_gone_in_mid_run(address: str, end: str, daemon: Any) -> None:
     """20 splits of 50 ms: it stops at the next one, not at the end."""
     conn = Conn(address)
     handle = submit_slow(conn, 20)
@@ -122,7 +122,7 @@ def test_b080_queued_runs_go_with_their_client(address: str, end: str) -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_f1_gone_with_many_runs_in_flight(address: str, end: str) -> None:
+def test_F01_gone_with_many_runs_in_flight(address: str, end: str) -> None:
     for _ in range(20):
         conn = Conn(address)
         handle = conn.submit(add_graph()).handle
@@ -133,7 +133,7 @@ def test_f1_gone_with_many_runs_in_flight(address: str, end: str) -> None:
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
-def test_f1_gone_in_mid_frame(address: str, end: str, share: float) -> None:
+def test_F01_gone_in_mid_frame(address: str, end: str, share: float) -> None:
     body = os.urandom(200000)
     message = pb.Run(handle=7).SerializeToString()
     frame = raw.header(raw.RUN, 5, len(message), len(body)) + message + body
@@ -145,7 +145,7 @@ def test_f1_gone_in_mid_frame(address: str, end: str, share: float) -> None:
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("where", ["cpu1", "host", "slow"])
-def test_f1_gone_in_an_upload(address: str, end: str, where: str) -> None:
+def test_F01_gone_in_an_upload(address: str, end: str, where: str) -> None:
     data = bytes(4 << 20)
     tensors = [("t", F32, [1 << 20], data)]
     message = pb.WeightsPut(
@@ -159,7 +159,7 @@ def test_f1_gone_in_an_upload(address: str, end: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_f1_gone_while_a_long_reply_is_written(address: str, end: str) -> None:
+def test_F01_gone_while_a_long_reply_is_written(address: str, end: str) -> None:
     graph = Graph()
     x = graph.leaf(INPUT, F32, [16], "x")
     graph.node("REPEAT", F32, [4 << 20], (x,), output=True)
@@ -174,7 +174,7 @@ def test_f1_gone_while_a_long_reply_is_written(address: str, end: str) -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_f1_gone_while_reading_a_state(address: str, end: str) -> None:
+def test_F01_gone_while_reading_a_state(address: str, end: str) -> None:
     for where in ("cpu1", "slow", "host"):
         conn = Conn(address)
         alloc, _ = conn.call(
@@ -190,7 +190,7 @@ def test_f1_gone_while_reading_a_state(address: str, end: str) -> None:
         ENDS[end](conn)
 
 
-def test_f1_gone_while_its_state_is_written_by_a_run(address: str) -> None:
+def test_F01_gone_while_its_state_is_written_by_a_run(address: str) -> None:
     graph = Graph()
     x = graph.leaf(INPUT, F32, [8], "x")
     s = graph.leaf(STATE, F32, [8], "s")
