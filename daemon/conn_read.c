@@ -18,6 +18,7 @@
 
 #define READ_ROUNDS_MAX 16                 /* reads before others have their turn */
 #define READ_BYTES_MAX (UINT64_C(2) << 20) /* likewise */
+#define STRANGER_BYTES 64U                  /* read beyond what is due before the hello */
 
 static void conn_frame_done(struct hr_conn *conn) {
         if (conn->stage == HR_CONN_DEAF)
@@ -177,9 +178,20 @@ static size_t conn_receive(struct hr_conn *conn, struct iovec *parts, size_t par
         return 0;
 }
 
+/* How much of the window a read may fill. Of a stranger no more is taken than what is due, and little
+ * beyond it: whoever speaks another protocol, or floods, has not been read when it is cut. */
+static size_t conn_window_bytes(const struct hr_conn *conn) {
+        if (conn->session)
+                return HR_WINDOW_BYTES;
+        if (conn->stage == HR_CONN_MESSAGE)
+                return conn->header.message_bytes - conn->filled + STRANGER_BYTES;
+        return HR_FRAME_HEADER_BYTES - conn->filled + STRANGER_BYTES;
+}
+
 /* Where the next bytes go: the rest of a body, then the window. */
 static size_t conn_read_once(struct hr_conn *conn, bool only_buffered, bool *ret_again) {
         uint8_t *window = conn->server->window;
+        const size_t window_bytes = conn_window_bytes(conn);
         struct iovec parts[2];
         size_t part_count = 0, direct = 0, got;
 
@@ -187,10 +199,10 @@ static size_t conn_read_once(struct hr_conn *conn, bool only_buffered, bool *ret
                 direct = conn->body_left;
                 parts[part_count++] = (struct iovec){conn->body_to, direct};
         }
-        parts[part_count++] = (struct iovec){window, HR_WINDOW_BYTES};
+        parts[part_count++] = (struct iovec){window, window_bytes};
         got = conn_receive(conn, parts, part_count, only_buffered);
         /* The end of a TLS stream may lie behind the last bytes, and no event tells of it. */
-        *ret_again = conn->stream.tls ? got > 0 : got == direct + HR_WINDOW_BYTES;
+        *ret_again = conn->stream.tls ? got > 0 : got == direct + window_bytes;
         if (got == 0)
                 return 0;
         conn->read_ns = hr_clock_now_ns();

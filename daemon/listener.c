@@ -121,10 +121,14 @@ static void listener_poll_cb(uv_poll_t *handle, int status, int events) {
 
         (void) status;
         (void) events;
-        for (int i = 0; i < ACCEPTS_PER_EVENT && listener->accepting; i++)
-                if (!listener_accept_one(listener))
+        /* Each may be the last that there is a place for. */
+        for (int i = 0; i < ACCEPTS_PER_EVENT && listener->accepting; i++) {
+                const bool go_on = listener_accept_one(listener);
+
+                hr_server_accept_update(listener->server);
+                if (!go_on)
                         break;
-        hr_server_accept_update(listener->server);
+        }
 }
 
 void hr_listener_accept(struct hr_listener *listener, bool accept) {

@@ -119,6 +119,8 @@ void hr_stream_end(struct hr_stream *stream) {
 bool hr_stream_peer_vanished(const struct hr_stream *stream) {
         struct pollfd poll_fd = {.fd = stream->fd};
 
+        if (stream->tls && hr_tls_is_cut_off(stream->tls))
+                return true;
         return !stream->is_tcp && poll(&poll_fd, 1, 0) > 0 &&
                (poll_fd.revents & (POLLHUP | POLLERR | POLLNVAL));
 }

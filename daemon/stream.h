@@ -37,5 +37,6 @@ bool hr_stream_has_unsent(const struct hr_stream *stream);
 hr_stream_event hr_stream_flush(struct hr_stream *stream);
 /* Nothing more will be sent: says so to the peer. */
 void hr_stream_end(struct hr_stream *stream);
-/* A peer that has closed both directions of a Unix socket can be told from one that still reads. */
+/* A peer that has closed both directions of a Unix socket, or whose TLS ended without saying so, can be
+ * told from one that still reads. */
 bool hr_stream_peer_vanished(const struct hr_stream *stream);

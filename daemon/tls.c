@@ -263,6 +263,10 @@ void hr_tls_end(struct hr_tls *tls, int fd) {
         (void) hr_tls_flush(tls, fd);
 }
 
+bool hr_tls_is_cut_off(const struct hr_tls *tls) {
+        return tls->ended && !(SSL_get_shutdown(tls->ssl) & SSL_RECEIVED_SHUTDOWN);
+}
+
 bool hr_tls_common_name(const struct hr_tls *tls, char ret_name[HR_TLS_NAME_BYTES]) {
         X509 *certificate = SSL_get0_peer_certificate(tls->ssl);
         int bytes;

@@ -48,5 +48,7 @@ void hr_tls_end(struct hr_tls *tls, int fd);
 const char *hr_tls_words(const struct hr_tls *tls);
 
 #define HR_TLS_NAME_BYTES 65
+/* The socket has ended, and the peer had not said so: it is gone, not done with sending. */
+bool hr_tls_is_cut_off(const struct hr_tls *tls);
 /* The common name of the client's verified certificate. False: it has shown none. */
 bool hr_tls_common_name(const struct hr_tls *tls, char ret_name[HR_TLS_NAME_BYTES]);

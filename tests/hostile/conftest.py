@@ -8,10 +8,11 @@ address       the daemon's address at that door
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
     return made
 
 
-def start_behind(door: str, papers: Papers, **keys: Any) -> Daemon:
+def _start_behind(door: str, papers: Papers, **keys: Any) -> Daemon:
     """A daemon with a Unix socket and what the door needs. Behind TLS the tests' own certificate
     and user are one principal."""
     sections = {name: dict(values) for name, values in keys.pop("sections", {}).items()}
@@ -87,9 +88,15 @@ def address_at(door: str, daemon: Daemon) -> str:
     return str(found)
 
 
+@pytest.fixture(scope="session")
+def start_behind(papers: Papers) -> Callable[..., Daemon]:
+    """start_behind(door, **keys): for a module's own `daemon`, which stops it."""
+    return functools.partial(_start_behind, papers=papers)
+
+
 @pytest.fixture(scope="module")
 def daemon(door: str, papers: Papers, model_folder: Path) -> Iterator[Daemon]:
-    running = start_behind(door, papers, devices=THREE_DEVICES, models=[model_folder])
+    running = _start_behind(door, papers, devices=THREE_DEVICES, models=[model_folder])
     yield running
     running.stop()
 
@@ -106,7 +113,7 @@ def launch_behind(door: str, papers: Papers) -> Iterator[Any]:
     running: list[Daemon] = []
 
     def start(**keys: Any) -> str:
-        running.append(start_behind(door, papers, **keys))
+        running.append(_start_behind(door, papers, **keys))
         start.daemon = running[-1]  # type: ignore[attr-defined]
         return address_at(door, running[-1])
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import raw
+from expect import refused, served
 from raw import F32, NOT_FOUND, Conn, add_graph, pb
 
 pytestmark = pytest.mark.usefixtures("guarded")
@@ -31,6 +32,8 @@ def requests(handle: int) -> dict[str, tuple[int, Any, bytes]]:
 
 
 METHODS = list(requests(0))
+REASONS = {"RUN": "GRAPH", "EXPLAIN": "GRAPH", "RELEASE": "GRAPH", "DROP": "WEIGHTS",
+           "TENSORS": "WEIGHTS"}  # fmt: skip
 
 
 class Owned:
@@ -47,7 +50,7 @@ class Owned:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_unknown_foreign_and_wrong_kind(address: str, method: str) -> None:
+def test_B05_unknown_foreign_and_wrong_kind(address: str, method: str) -> None:
     kinds = {"RUN": 0, "EXPLAIN": 0, "RELEASE": 0, "DROP": 1, "TENSORS": 1}
     with Conn(address) as owner, Conn(address) as stranger:
         owned = Owned(owner)
@@ -55,42 +58,26 @@ def test_unknown_foreign_and_wrong_kind(address: str, method: str) -> None:
         words = set()
         for handle in [0, 1, 2**63, 2**64 - 1, *owned.all]:
             error = stranger.fails(*requests(handle)[method])
-            assert error.code == NOT_FOUND, (method, handle)
+            refused(error, NOT_FOUND, REASONS.get(method, "STATE"))
             words.add((error.reason, error.words))
         assert len(words) == 1, "an oracle: foreign handles answer in other words"
         for handle in wrong_kind:
-            assert owner.fails(*requests(handle)[method]).code == NOT_FOUND
+            error = owner.fails(*requests(handle)[method])
+            refused(error, NOT_FOUND, REASONS.get(method, "STATE"))
         assert owner.run(owned.graph, bytes(64)) == bytes(32)
 
 
 @pytest.mark.parametrize("kind", ["weights", "states"])
-def test_foreign_bindings(address: str, kind: str) -> None:
+def test_B05_foreign_bindings(address: str, kind: str) -> None:
     with Conn(address) as owner, Conn(address) as stranger:
         owned = Owned(owner)
         for handle in [7, 2**64 - 1, *owned.all]:
             error = stranger.submit_fails(add_graph(8), **{kind: [handle]})
-            assert error.code == NOT_FOUND
+            refused(error, NOT_FOUND, kind.upper() if kind == "weights" else "STATE")
+        served(stranger)
 
 
-def test_released_and_reused(address: str) -> None:
-    """A handle is dead for ever, also when its place is taken again."""
-    with Conn(address) as conn:
-        dead: list[int] = []
-        for _ in range(50):
-            handle = conn.submit(add_graph(8)).handle
-            assert handle not in dead
-            conn.call(raw.RELEASE, pb.Release(handle=handle))
-            dead.append(handle)
-            for old in dead[-5:]:
-                assert conn.fails(raw.RUN, pb.Run(handle=old), bytes(64)).code == NOT_FOUND
-                assert conn.fails(raw.RELEASE, pb.Release(handle=old)).code == NOT_FOUND
-        alive = conn.submit(add_graph(8)).handle
-        for old in dead:
-            assert conn.fails(raw.RUN, pb.Run(handle=old), bytes(64)).code == NOT_FOUND
-        assert conn.run(alive, bytes(64)) == bytes(32)
-
-
-def test_guessed_neighbours(address: str) -> None:
+def test_B05_guessed_neighbours(address: str) -> None:
     """Sequential and one-bit guesses around real handles of another session."""
     rng = random.Random(5)
     with Conn(address) as owner, Conn(address) as guesser:
@@ -100,10 +87,11 @@ def test_guessed_neighbours(address: str) -> None:
         guesses |= {rng.randrange(2**64) for _ in range(300)}
         for guess in guesses:
             guesser.send(raw.EXPLAIN, pb.Explain(handle=guess), call_id=1000 + guess % 2**40)
-            assert guesser.frame().error.code == NOT_FOUND
+            refused(guesser.frame(), NOT_FOUND, "GRAPH")
+        served(guesser)
 
 
-def test_session_token_is_needed_to_join(address: str) -> None:
+def test_B05_session_token_is_needed_to_join(address: str) -> None:
     with Conn(address) as owner:
         owned = Owned(owner)
         hello = pb.Hello(
@@ -117,10 +105,11 @@ def test_session_token_is_needed_to_join(address: str) -> None:
         wrong[-1] ^= 1
         with Conn(address, hello=False) as thief:
             hello.resume_token = bytes(wrong)
-            assert thief.fails(raw.HELLO, hello).code == NOT_FOUND
+            refused(thief.fails(raw.HELLO, hello), NOT_FOUND, "SESSION")
+        served(owner)
 
 
-def test_session_ends_with_its_last_connection(address: str) -> None:
+def test_B05_session_ends_with_its_last_connection(address: str) -> None:
     with Conn(address) as owner:
         token = owner.greeting.session_token
         Owned(owner)
@@ -128,4 +117,4 @@ def test_session_ends_with_its_last_connection(address: str) -> None:
         raw.eventually(lambda: watcher.stats()["sessions"] <= 2)
     with Conn(address, hello=False) as late:
         hello = pb.Hello(protocol_min=1, protocol_max=1, resume_token=token)
-        assert late.fails(raw.HELLO, hello).code == NOT_FOUND
+        refused(late.fails(raw.HELLO, hello), NOT_FOUND, "SESSION")

@@ -18,26 +18,23 @@ from typing import Any
 
 import pytest
 import raw
+from expect import SUM, TWO, refused, served
 from raw import F32, INPUT, MORE, STATE, Conn, Graph, add_graph, pb
 from run_daemon import device
 
-HERE = Path(__file__).resolve().parent
-TWO = struct.pack("<16f", *range(16))
-SUM = struct.pack("<8f", *(float(i + i + 8) for i in range(8)))
+HERE = Path(raw.__file__).resolve().parent
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Any]:
+def daemon(door: str, start_behind: Any) -> Iterator[Any]:
     """`slow` takes 50 ms for each of its splits; the bystander's state lies on cpu1."""
-    from devices import start_daemon
-
-    running = start_daemon(
+    running = start_behind(
+        door,
         devices=[
             device("slow", threads=1, memory="isolated", delay="50ms"),
             device("cpu1", threads=1, memory="isolated"),
             device("host", threads=1),
         ],
-        tcp=True,
     )
     yield running
     running.stop()
@@ -85,6 +82,8 @@ def test_slow_graph_is_slow_and_right(address: str) -> None:
         out = conn.run(handle, struct.pack("<8f", *range(8)))
         assert time.monotonic() - begun > 0.14
         assert struct.unpack("<8f", out) == tuple(float(i) for i in range(8))
+    with Conn(address) as after:
+        served(after)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -100,10 +99,12 @@ def test_F01_gone_in_mid_run(address: str, end: str, daemon: Any) -> None:
         raw.eventually(lambda: watcher.stats()["graphs"] == 1, 3.0)  # the bystander's
     if not (address.startswith("tcp") and end == "close"):  # which looks like a half-close at first
         assert time.monotonic() - gone < 0.6, "the run went on without its client"
+    with Conn(address) as after:
+        served(after)
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_b080_queued_runs_go_with_their_client(address: str, end: str) -> None:
+def test_F01_B080_queued_runs_go_with_their_client(address: str, end: str) -> None:
     conn = Conn(address)
     handle = submit_slow(conn, 4)
     for _ in range(10):
@@ -119,6 +120,8 @@ def test_b080_queued_runs_go_with_their_client(address: str, end: str) -> None:
         assert time.monotonic() - begun < 0.6, "waited for the runs of somebody who is gone"
         time.sleep(0.2)
         assert other.stats()[splits] - before < 10, "of 40 splits"
+    with Conn(address) as after:
+        served(after)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -129,6 +132,8 @@ def test_F01_gone_with_many_runs_in_flight(address: str, end: str) -> None:
         for _ in range(30):
             conn.send(raw.RUN, pb.Run(handle=handle), TWO)
         ENDS[end](conn)
+    with Conn(address) as after:
+        served(after)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -141,6 +146,8 @@ def test_F01_gone_in_mid_frame(address: str, end: str, share: float) -> None:
         conn = Conn(address)
         conn.raw(frame[: int(len(frame) * share)])
         ENDS[end](conn)
+    with Conn(address) as after:
+        served(after)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -156,6 +163,8 @@ def test_F01_gone_in_an_upload(address: str, end: str, where: str) -> None:
         call = conn.send(raw.PUT, message, raw.manifest(tensors).SerializeToString(), flags=MORE)
         conn.stream(call, data[:sent], last=sent == len(data))
         ENDS[end](conn)
+    with Conn(address) as after:
+        served(after)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -171,6 +180,8 @@ def test_F01_gone_while_a_long_reply_is_written(address: str, end: str) -> None:
         time.sleep(wait)
         conn.socket.recv(1000)
         ENDS[end](conn)
+    with Conn(address) as after:
+        served(after)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -188,6 +199,8 @@ def test_F01_gone_while_reading_a_state(address: str, end: str) -> None:
         )
         conn.stream(call, bytes(2 << 20), last=False)
         ENDS[end](conn)
+    with Conn(address) as after:
+        served(after)
 
 
 def test_F01_gone_while_its_state_is_written_by_a_run(address: str) -> None:
@@ -207,6 +220,8 @@ def test_F01_gone_while_its_state_is_written_by_a_run(address: str) -> None:
             conn.send(raw.RUN, pb.Run(handle=handle), bytes(32))
         time.sleep(0.02)
         conn.close()
+    with Conn(address) as after:
+        served(after)
 
 
 # ---- processes that are really killed ------------------------------------------------------------
@@ -234,9 +249,9 @@ ACTIONS = {
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_killed(address: str, action: str) -> None:
+def test_F01_killed(daemon: Any, action: str) -> None:
     begin, loop = ACTIONS[action]
-    source = textwrap.dedent(CHILD).format(here=str(HERE), address=address, action=begin, loop=loop)
+    source = textwrap.dedent(CHILD).format(here=str(HERE), address=daemon.address, action=begin, loop=loop)
     child = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
     try:
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
@@ -246,17 +261,19 @@ def test_killed(address: str, action: str) -> None:
         child.wait()
         if child.stdout:
             child.stdout.close()
+    with Conn(daemon.address) as after:
+        served(after)
 
 
-def test_stopped_client_holds_up_nobody(address: str) -> None:
+def test_F01_stopped_client_holds_up_nobody(daemon: Any) -> None:
     """SIGSTOP in the middle of everything; others go on at full speed."""
     begin, loop = ACTIONS["flooding"]
-    source = textwrap.dedent(CHILD).format(here=str(HERE), address=address, action=begin, loop=loop)
+    source = textwrap.dedent(CHILD).format(here=str(HERE), address=daemon.address, action=begin, loop=loop)
     child = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
     try:
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
         child.send_signal(signal.SIGSTOP)
-        with Conn(address) as conn:
+        with Conn(daemon.address) as conn:
             handle = conn.submit(add_graph()).handle
             begun = time.monotonic()
             for _ in range(100):
@@ -267,12 +284,14 @@ def test_stopped_client_holds_up_nobody(address: str) -> None:
         child.wait()
         if child.stdout:
             child.stdout.close()
+    with Conn(daemon.address) as after:
+        served(after)
 
 
 # ---- cancelling ----------------------------------------------------------------------------------
 
 
-def test_b081_cancelling_one_leaves_the_other(address: str) -> None:
+def test_F01_B081_cancelling_one_leaves_the_other(address: str) -> None:
     rounds = 300 if os.environ.get("HEADRACE_FULL") else 40
     with Conn(address) as keeper, Conn(address) as canceller:
         handle = keeper.submit(add_graph()).handle
@@ -284,9 +303,11 @@ def test_b081_cancelling_one_leaves_the_other(address: str) -> None:
             assert keeper.reply(own)[1] == SUM
             seen = {canceller.frame().call_id for _ in range(2)}
             assert run in seen and len(seen) == 2, number
+    with Conn(address) as after:
+        served(after)
 
 
-def test_cancel_stops_at_the_next_split(address: str) -> None:
+def test_F01_cancel_stops_at_the_next_split(address: str) -> None:
     with Conn(address) as conn:
         handle = submit_slow(conn, 20)
         run = conn.send(raw.RUN, pb.Run(handle=handle), bytes(32))
@@ -296,15 +317,17 @@ def test_cancel_stops_at_the_next_split(address: str) -> None:
         assert reply.found
         with pytest.raises(raw.RawError) as caught:
             conn.reply(run)
-        assert caught.value.code == raw.CANCELLED
+        refused(caught.value, raw.CANCELLED, "CANCELLED")
         assert time.monotonic() - begun < 0.5
         again, _ = conn.call(raw.CANCEL, pb.Cancel(request_id=run))
         assert not again.found
         out = conn.run(submit_slow(conn, 1), bytes(32))
         assert out == bytes(32)
+    with Conn(address) as after:
+        served(after)
 
 
-def test_b083_deadline_of_a_queued_run(address: str) -> None:
+def test_C26_B083_deadline_of_a_queued_run(address: str) -> None:
     """50 ms behind half a second: answered in time, once, and never started."""
     with Conn(address) as conn:
         handle = submit_slow(conn, 10, n_copies=1)
@@ -315,17 +338,22 @@ def test_b083_deadline_of_a_queued_run(address: str) -> None:
         for call in late:
             with pytest.raises(raw.RawError) as caught:
                 conn.reply(call)
-            assert caught.value.code == raw.DEADLINE
+            refused(caught.value, raw.DEADLINE, "DEADLINE")
         assert time.monotonic() - begun < 0.45
         assert conn.reply(first)[1] == bytes(32)
         conn.ping()
         assert not conn.held, "a second reply"
+    with Conn(address) as after:
+        served(after)
 
 
-def test_deadline_of_a_running_run(address: str) -> None:
+def test_C26_deadline_of_a_running_run(address: str) -> None:
     with Conn(address) as conn:
         handle = submit_slow(conn, 20)
         begun = time.monotonic()
         error = conn.fails(raw.RUN, pb.Run(handle=handle), bytes(32), timeout_ms=120)
-        assert error.code == raw.DEADLINE and time.monotonic() - begun < 0.6
+        refused(error, raw.DEADLINE, "DEADLINE")
+        assert time.monotonic() - begun < 0.6
         assert conn.run(submit_slow(conn, 1), bytes(32)) == bytes(32)
+    with Conn(address) as after:
+        served(after)
