@@ -49,6 +49,17 @@ void hr_outcome_end(struct hr_outcome *outcome) {
                                                   * that */
 }
 
+void hr_outcome_reach(struct hr_outcome *outcome, uint32_t steps) {
+        unsigned seen;
+
+        if (!outcome)
+                return;
+        seen = atomic_load_explicit(&outcome->reached, memory_order_relaxed);
+        while (seen < steps &&
+               !atomic_compare_exchange_weak(&outcome->reached, &seen, steps)) {
+        }
+}
+
 bool hr_outcome_failed(struct hr_outcome *outcome) {
         int phase;
 

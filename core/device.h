@@ -57,6 +57,8 @@ typedef enum hr_buffer_usage {
 /* What became of a run. Zeroed is "running". */
 struct hr_outcome {
         atomic_int phase; /* 0 running, 1 being written, 2 failed: diag is valid, 3 ended well */
+        atomic_uint reached; /* steps of the run, in the order of its plan, up to the last one that
+                              * has begun; others before it may not have */
         struct hr_diag diag;
 };
 
@@ -67,6 +69,9 @@ hr_status hr_outcome_fail(struct hr_outcome *outcome, hr_status status, const ch
                           uint32_t node, const char *format, ...);
 /* The run is over: whatever fails or cancels it from now on changes nothing. Thread: any. */
 void hr_outcome_end(struct hr_outcome *outcome);
+/* A queue begins to compute; `steps` are those up to the last of the command's, in the order of the
+ * run's plan (hr_steps.before). Thread: any. */
+void hr_outcome_reach(struct hr_outcome *outcome, uint32_t steps);
 /* True once a failure or a cancellation is recorded. */
 bool hr_outcome_failed(struct hr_outcome *outcome);
 /* The failure, or NULL while there is none. Waits for a writer that is between its two steps. */
@@ -109,6 +114,7 @@ struct hr_step {
 struct hr_steps {
         uint32_t count;
         const struct hr_step *steps;
+        uint32_t before; /* steps of the plan's splits before this one */
 };
 
 /* Nodes of one split, as optimize() sees them: they compute something, one after the other, and

@@ -215,9 +215,12 @@ static void foreign_wait(struct hr_event *event, uint64_t spin_ns) {
 static void command_compute(struct host_queue *queue, const struct command *command) {
         if (queue->config.delay_us && !hr_outcome_failed(command->outcome))
                 (void) usleep(queue->config.delay_us);
-        if (!hr_outcome_failed(command->outcome))
-                queue->config.compute(command->program, command->first, command->count,
-                                      queue->team, command->outcome);
+        if (hr_outcome_failed(command->outcome))
+                return;
+        hr_outcome_reach(command->outcome,
+                         command->program->steps->before + command->first + command->count);
+        queue->config.compute(command->program, command->first, command->count, queue->team,
+                              command->outcome);
 }
 
 /* False: the queue ends. */

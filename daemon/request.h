@@ -56,7 +56,7 @@ struct hr_request {
         struct hr_object *object; /* referenced */
         void *reply_memory;       /* freed with the request */
         size_t reply_bytes;       /* used of it */
-        uint32_t *written;        /* states that a stopped run has written, for the error;
+        uint32_t *written;        /* states that a failed run has written, for the error;
                                    * likewise */
         uint32_t written_count;
         uint8_t *digest;          /* of the graph that was not found, for the error; in the arena */

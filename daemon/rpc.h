@@ -73,3 +73,7 @@ HR_NODISCARD hr_status hr_rpc_placed(struct hr_request *request,
 void hr_rpc_devices(struct hr_server *server, struct hr_wire_device *devices);
 /* A run of the plan has ended well. */
 void hr_splits_count(struct hr_server *server, const struct hr_plan *plan);
+/* Notes, for the error, the states that a run of the graph has written, or may have, which failed or
+ * waits at a tap. The first call counts. */
+void hr_written_note(struct hr_request *request, struct hr_object *object,
+                     const struct hr_run *run);

@@ -264,10 +264,24 @@ static hr_status run_trace(struct hr_request *request, struct hr_diag *diag) {
         return HR_OK;
 }
 
+void hr_written_note(struct hr_request *request, struct hr_object *object,
+                     const struct hr_run *run) {
+        uint32_t most = hr_graph_entry_graph(hr_graph_object(object)->entry)->leaf_count;
+
+        if (!run->pipeline || request->written)
+                return;
+        request->written = hr_arena_alloc(&request->arena, ((uint64_t) most + 1) * sizeof(uint32_t),
+                                          sizeof(uint32_t));
+        if (request->written)
+                request->written_count = hr_run_written_states(run, request->written, most);
+}
+
 static void run_end(struct hr_job *job) {
         struct hr_request *request = job->arg;
         const struct hr_graph_run *run = request->context;
 
+        if (job->status != HR_OK)
+                hr_written_note(request, request->object, &run->job.run);
         hr_evict_lost(request, request->object, job);
         hr_request_finish(job, run->traced ? run_trace : run_finish);
 }

@@ -365,8 +365,10 @@ static void failure_choose(struct hr_request *request, const struct sequence *se
                         request->job.diag = sequence->steps[i].job.job.diag;
                 }
         }
-        if (found != HR_DIAG_NO_INDEX)
-                (void) step_failed(found, request->job.status, &request->job.diag);
+        if (found == HR_DIAG_NO_INDEX)
+                return;
+        (void) step_failed(found, request->job.status, &request->job.diag);
+        hr_written_note(request, sequence->steps[found].object, &sequence->steps[found].job.run);
 }
 
 static void step_done(struct hr_job *job) {

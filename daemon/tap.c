@@ -40,18 +40,6 @@ void hr_tap_begin(struct hr_request *request, struct hr_graph_run *run) {
 
 /* ---- going on -------------------------------------------------------------------------------- */
 
-/* What a run that is told to stop has written, for its reply. */
-static void note_written(struct hr_request *request) {
-        struct hr_graph_run *run = run_of(request);
-        uint32_t most = hr_graph_entry_graph(hr_graph_object(request->object)->entry)->leaf_count;
-
-        request->written = hr_arena_alloc(&request->arena, ((uint64_t) most + 1) * sizeof(uint32_t),
-                                          sizeof(uint32_t));
-        if (request->written)
-                request->written_count =
-                        hr_run_written_states(&run->job.run, request->written, most);
-}
-
 static void go_on(struct hr_request *request) {
         struct hr_graph_run *run = run_of(request);
 
@@ -62,7 +50,7 @@ static void go_on(struct hr_request *request) {
 }
 
 static void stop(struct hr_request *request, hr_status status, const char *reason) {
-        note_written(request);
+        hr_written_note(request, request->object, &run_of(request)->job.run);
         request->server->stats.taps_stopped++;
         hr_run_cancel(&run_of(request)->job.run, status, reason);
         go_on(request);

@@ -329,8 +329,8 @@ HR_NODISCARD hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run 
  * end of an observed run no other run may be started that shares memory with it: none on the
  * workspace of its pipeline, and none on its states. */
 void hr_run_resume(struct hr_run *run);
-/* Leaves (ids, in no order) of kind STATE that a run waiting at a tap has written so far; at most
- * `capacity`, returns how many. */
+/* Leaves (ids, in no order) of kind STATE that a run which waits at a tap, or has ended before its
+ * end, has written or may have; at most `capacity`, returns how many. */
 uint32_t hr_run_written_states(const struct hr_run *run, uint32_t *leaves, uint32_t capacity);
 /* Stops at the next split boundary. Thread: any. Idempotent; harmless after the end. */
 void hr_run_cancel(struct hr_run *run, hr_status status, const char *reason);

@@ -75,6 +75,9 @@ uint32_t hr_plan_tap_tensor(const struct hr_plan *plan, uint32_t tap) {
 }
 
 /* ---- What a stopped run has written ------------------------------------------------------------
+ *
+ * Up to where it waits everything submitted happens. Of a run that has ended, what its devices had
+ * begun when it failed: later computations did nothing.
  */
 
 static void add_state(const struct hr_plan *plan, const struct hr_graph *graph, uint32_t root,
@@ -92,19 +95,21 @@ static void add_state(const struct hr_plan *plan, const struct hr_graph *graph, 
 uint32_t hr_run_written_states(const struct hr_run *run, uint32_t *leaves, uint32_t capacity) {
         const struct hr_plan *plan = run->pipeline->plan;
         const struct hr_graph *graph = run->pipeline->graph;
-        uint32_t count = 0;
+        uint32_t reached = run->waits ? HR_NO_INDEX : atomic_load(&run->outcome.reached);
+        uint32_t count = 0, end = 0;
 
         for (uint32_t i = 0; i < run->next_command; ++i) {
                 const struct hr_command *command = &plan->tape.commands[i];
-                const struct hr_plan_split *split;
+                uint32_t first;
 
-                if (command->to.where == HR_WHERE_HOME) /* carried back */
+                if (command->to.where == HR_WHERE_HOME && end <= reached) /* carried back */
                         add_state(plan, graph, command->to_holds, leaves, &count, capacity);
                 if (command->code != HR_COMMAND_COMPUTE)
                         continue;
-                split = &plan->splits[command->index];
-                for (uint32_t k = command->first; k < command->first + command->count; ++k) {
-                        uint32_t node = plan->steps[split->step_first + k];
+                first = plan->splits[command->index].step_first + command->first;
+                end = first + command->count;
+                for (uint32_t k = first; k < HR_MIN(end, reached); ++k) {
+                        uint32_t node = plan->steps[k];
 
                         if (!plan->result_copy || plan->result_copy[node] == HR_NO_COPY)
                                 add_state(plan, graph, plan->root[plan->leaf_count + node], leaves,

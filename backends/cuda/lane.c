@@ -377,6 +377,7 @@ void cuda_lane_compute(struct cuda_lane *lane, struct cuda_program *program, uin
         if (!command_begins(lane, outcome))
                 return;
         lane_use(lane, outcome);
+        hr_outcome_reach(outcome, program->program.steps->before + first + count);
         if (!is_whole || !cuda_replay_launch(program, lane->stream, &result))
                 result = launch_steps(lane, program, first, count, &step);
         if (result != CUDA_SUCCESS) {

@@ -37,6 +37,8 @@ void fake_foreign_wait(struct hr_event *event) {
 static void compute(struct fake_device *device, const struct fake_command *command) {
         const struct hr_steps *steps = command->compute.program->steps;
 
+        hr_outcome_reach(command->outcome,
+                         steps->before + command->compute.first + command->compute.count);
         for (uint32_t i = 0; i < command->compute.count && !device->config.sizes_only; ++i) {
                 if (hr_outcome_failed(command->outcome))
                         return;

@@ -333,6 +333,28 @@ def test_a_client_that_vanishes(daemon: Daemon) -> None:
             time.sleep(0.01)
 
 
+@pytest.mark.parametrize("where", range(5))
+def test_a_cancel_names_what_has_been_written(daemon: Daemon, where: int) -> None:
+    """Cancelled where it waits, at a b w c or d: w writes the state."""
+    with Conn(daemon.address) as conn:
+        tensors = raw.manifest([("s", raw.F32, [N], b"")]).SerializeToString()
+        held = conn.call(raw.STATE_ALLOC, pb.StateAlloc(), tensors)[0].handle
+        where_pinned = [pb.Pin(pattern=name, device=one) for name, one in PINS.items()]
+        handle = conn.submit(
+            chain().encode(), states=[held], taps=range(2, 7), pins=where_pinned, n_copies=2
+        ).handle
+        run = conn.send(RUN, pb.Run(handle=handle, observe=True), bytes(4 * N))
+        for tap in range(where):
+            take_tap(conn, run)
+            assert answer(conn, run, tap)
+        take_tap(conn, run)
+        conn.call(raw.CANCEL, pb.Cancel(request_id=run))
+        with pytest.raises(raw.RawError) as caught:
+            conn.reply(run)
+        assert caught.value.code == CANCELLED and caught.value.reason != "TAP_STOP"
+        assert list(caught.value.error.written) == ([1] if where >= 2 else [])
+
+
 def stat(conn: Conn, name: str) -> float:
     _, body = conn.call(raw.STATS)
     return float(next(s.value for s in pb.Stats.FromString(body).stats if s.name == name))

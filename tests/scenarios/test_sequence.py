@@ -138,6 +138,33 @@ def test_errors_name_the_step(daemon: Any) -> None:
         assert np.array_equal(good[0]["rows"], [[10, 11], [0, 1]])
 
 
+def test_a_failing_step_names_what_it_has_written(daemon: Any) -> None:
+    """Steps before it have written their states whole; of its own, those it got to."""
+    g = headrace.Graph()
+    x = g.input("x", (4,))
+    ids = g.input("ids", (1,), "i32")
+    first, second = g.state("first", (4,), "f32"), g.state("second", (4,), "f32")
+    kept = g.name(g.cpy(x, first), "a.kept")
+    picked = g.name(g.get_rows(g.reshape(kept, (4, 1)), ids), "b.picked")
+    g.output(g.name(g.cpy(g.add(x, picked), second), "a.late"), "y")
+    with headrace.connect(daemon.address) as client:
+        states = client.state({"first": ("f32", (4,)), "second": ("f32", (4,))}, {"*": "cpu0"})
+        handle = client.submit(g, states=[states], pins=PINS)
+
+        def step(value: float, row: int) -> Step:
+            return Step(handle, {"x": np.full(4, value), "ids": np.array([row], np.int32)})
+
+        with pytest.raises(HeadraceError) as caught:
+            client.sequence([step(1, 0), step(2, 9), step(3, 1)])
+        assert caught.value.step == 1
+        assert [g.tensor(t).name for t in caught.value.written] == ["first"]
+        assert states.read("first").tolist() == [2] * 4
+        assert states.read("second").tolist() == [2] * 4  # of the step before
+        with pytest.raises(HeadraceError) as caught:
+            handle.run({"x": np.full(4, 5), "ids": np.array([-1], np.int32)})
+        assert [g.tensor(t).name for t in caught.value.written] == ["first"]
+
+
 def test_stops_between_steps(launch: Callable[..., Any]) -> None:
     slow = launch(devices=[device("cpu0", threads=1, delay="30ms"), device("host", threads=1)])
     g = headrace.Graph()

@@ -14,8 +14,8 @@ class HeadraceError(Exception):
     code: gRPC's number. reason: a stable token. words: for people. node: index among the graph's
     nodes; tensor: id among leaves, then nodes; field: column, key or parameter; limit and actual:
     what was allowed and what was asked; retry_after: seconds; digest: of a graph that was evicted;
-    written: ids of the states that a run has written, or may have, which was stopped at a tap; step: of
-    a sequence.
+    written: ids of the states that a run has written, or may have, which failed, was cancelled or was
+    stopped at a tap; step: of a sequence, written is then about it.
     """
 
     code: int = 2
