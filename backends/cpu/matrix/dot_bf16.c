@@ -13,6 +13,7 @@
 #define ROWS 4
 #define STEP 32    /* elements of a vector */
 #define CHUNK 2048 /* elements of which ROWS rows stay in the first-level cache */
+#define MANY 9     /* as in dot_float.c */
 
 LANES_INLINE __m512bh load_pairs(const uint8_t *at, const __mmask32 mask) {
         return (__m512bh) _mm512_maskz_loadu_epi16(mask, at);
@@ -106,16 +107,19 @@ static void float_dot_bf16(uint32_t type, const uint8_t *base, uint64_t stride, 
                                    spare, ret_out, out_stride);
                 return;
         }
-        for (uint32_t r = 0, step; r < rows; r += step) {
+        for (uint32_t from = 0, to; from < rows; from = to) {
                 int64_t first = 0;
 
-                step = rows - r >= ROWS ? ROWS : 1;
+                to = HR_MIN(from + (width >= MANY ? rows : ROWS), rows);
                 do { /* once when k is 0: zeros */
                         int64_t end = k - first > CHUNK ? first + CHUNK : k;
 
-                        (step == ROWS ? multiply_four : multiply_one)(
-                                base + stride * r, stride, columns, column_stride, width, first,
-                                end, ret_out + r, out_stride);
+                        for (uint32_t r = from, step; r < to; r += step) {
+                                step = to - r >= ROWS ? ROWS : 1;
+                                (step == ROWS ? multiply_four : multiply_one)(
+                                        base + stride * r, stride, columns, column_stride, width,
+                                        first, end, ret_out + r, out_stride);
+                        }
                         first = end;
                 } while (first < k);
         }

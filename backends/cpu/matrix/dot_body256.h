@@ -139,28 +139,15 @@ LANES_INLINE void dot_width(const uint8_t *tile, const uint8_t *columns, uint32_
         }
 }
 
-/* Quantises column by column and interleaves. offset: what the weights' bytes are too large by. */
+/* offset: what the weights' bytes are too large by. */
 static void pack_columns(const float *const *values, uint32_t width, int64_t k,
                          const struct shape shape, int offset, uint8_t *ret_columns) {
         struct columns at = columns_at(ret_columns, k, (int) width, shape);
-        uint32_t *q = (uint32_t *) at.q, quants[BLOCK / 4];
-        int32_t *bias = (int32_t *) at.bias, sums[16];
-        float *sum = (float *) at.sum, *scale = (float *) at.scale;
+        const struct activation to = {.q = (uint32_t *) at.q,
+                                .sums = (int32_t *) at.bias,
+                                .factor = -offset,
+                                .scale = (float *) at.scale,
+                                .product = shape.has_minimum ? (float *) at.sum : NULL};
 
-        for (uint32_t c = 0; c < width; c++)
-                for (int64_t b = 0; b < k / BLOCK; b++) {
-                        const int64_t g0 = b * BLOCK / shape.group;
-                        struct activation one = {(int8_t *) quants, sums, &scale[b * width + c],
-                                                 NULL};
-
-                        CPU_ISA(activate_q8_K)
-                        (values[c] + b * BLOCK, BLOCK, (unsigned) shape.group, &one);
-                        for (int j = 0; j < BLOCK / 4; j++)
-                                q[(b * BLOCK / 4 + j) * width + c] = quants[j];
-                        for (int g = 0; g < BLOCK / shape.group; g++) {
-                                bias[(g0 + g) * width + c] = -offset * sums[g];
-                                if (shape.has_minimum)
-                                        sum[(g0 + g) * width + c] = (float) sums[g];
-                        }
-                }
+        CPU_ISA(activate_q8_K)(values, width, k, (uint32_t) shape.group, &to);
 }

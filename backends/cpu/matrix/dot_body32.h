@@ -12,7 +12,9 @@
  *   result          = ((p0 + p4) + (p2 + p6)) + ((p1 + p5) + (p3 + p7)) + low
  *
  * Eight sums for each of 16 rows and 8 columns are more than there are registers: a tile is walked
- * several times, PARTS dwords of each block and COLUMNS columns at a time.
+ * several times, PARTS dwords of each block and COLUMNS columns at a time. The processor's units
+ * for dot products of bytes are those for fused multiply-adds, too, so that this order leaves at
+ * most 8 of 17 of their peak: eight of each for a block, and the product of the scales.
  */
 #pragma once
 
@@ -22,8 +24,8 @@
 #define DWORDS 8
 
 #if CPU_LANES == 16
-#define PARTS 4
-#define COLUMNS 4
+#define PARTS 8
+#define COLUMNS 3
 #else
 #define PARTS 2
 #define COLUMNS 4
@@ -77,12 +79,16 @@ LANES_INLINE void dot_parts(const lanes_u *w, const lanes_f *scale, const struct
                 for (int i = 0; i < PARTS; i++)
                         sum[c][i] = lanes_set_f(0);
         for (int64_t b = 0; b < blocks; b++) {
-                lanes_f factor[COLUMNS];
+                lanes_f factor[2][COLUMNS];
 
 #pragma GCC unroll 8
-                for (int c = 0; c < count; c++)
-                        factor[c] = (shape.is_halved ? scale[2 * b + first / 4] : scale[b]) *
-                                    lanes_set_f(at->scale[b * width + c0 + c]);
+                for (int c = 0; c < count; c++) {
+                        const lanes_f a = lanes_set_f(at->scale[b * width + c0 + c]);
+
+                        factor[0][c] = factor[1][c] = scale[shape.is_halved ? 2 * b : b] * a;
+                        if (shape.is_halved)
+                                factor[1][c] = scale[2 * b + 1] * a;
+                }
 #pragma GCC unroll 8
                 for (int i = 0; i < PARTS; i++) {
                         const int64_t dword = b * DWORDS + first + i;
@@ -90,7 +96,7 @@ LANES_INLINE void dot_parts(const lanes_u *w, const lanes_f *scale, const struct
 #pragma GCC unroll 8
                         for (int c = 0; c < count; c++)
                                 sum[c][i] = lanes_fma(
-                                        factor[c],
+                                        factor[(first + i) / 4][c],
                                         dot_dword(w[dword], at, dword * width + c0 + c, shape),
                                         sum[c][i]);
                 }
@@ -111,30 +117,38 @@ LANES_INLINE lanes_f add_parts(const lanes_f *part) {
         return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
-LANES_INLINE lanes_f add_minimums(const lanes_f *minimum, const struct columns *at, const int width,
-                                  const int c, int64_t blocks) {
-        lanes_f low = lanes_set_f(0);
+/* low of `width` columns at once: one chain of steps each. */
+LANES_INLINE void add_minimums(const lanes_f *minimum, const struct columns *at, const int width,
+                               int64_t blocks, lanes_f *ret_low) {
+        lanes_f low[CPU_WIDTH];
 
+#pragma GCC unroll 8
+        for (int c = 0; c < width; c++)
+                low[c] = lanes_set_f(0);
         for (int64_t b = 0; b < blocks; b++)
-                low = lanes_fma(minimum[b], lanes_set_f(at->sum[b * width + c]), low);
-        return low;
+#pragma GCC unroll 8
+                for (int c = 0; c < width; c++)
+                        low[c] = lanes_fma(minimum[b], lanes_set_f(at->sum[b * width + c]), low[c]);
+#pragma GCC unroll 8
+        for (int c = 0; c < width; c++)
+                ret_low[c] = low[c];
 }
 
+/* Columns `c0` .. `c0 + count - 1` of a group. low: of each column of the group. */
 LANES_INLINE void dot_columns(const uint8_t *tile, const struct columns *at, const int width,
                               const int c0, const int count, int64_t k, const struct shape shape,
-                              float *ret_out) {
+                              const lanes_f *low, float *ret_out) {
         const lanes_u *w = (const lanes_u *) tile;
         const lanes_f *scale = (const lanes_f *) (tile + k * CPU_LANES);
-        const int64_t blocks = k / BLOCK;
         lanes_f part[COLUMNS][DWORDS];
 
         for (int first = 0; first < DWORDS; first += PARTS)
-                dot_parts(w, scale, at, width, c0, count, first, blocks, shape, part);
+                dot_parts(w, scale, at, width, c0, count, first, k / BLOCK, shape, part);
         for (int c = 0; c < count; c++) {
                 lanes_f result = add_parts(part[c]);
 
                 if (shape.has_minimum)
-                        result = result + add_minimums(scale + blocks, at, width, c0 + c, blocks);
+                        result = result + low[c0 + c];
                 lanes_store_f(ret_out + (c0 + c) * CPU_LANES, result);
         }
 }
@@ -142,12 +156,15 @@ LANES_INLINE void dot_columns(const uint8_t *tile, const struct columns *at, con
 LANES_INLINE void dot_group(const uint8_t *tile, const uint8_t *columns, const int width, int64_t k,
                             const struct shape shape, float *ret_out) {
         const struct columns at = columns_at(columns, k, width, shape);
+        const lanes_f *scale = (const lanes_f *) (tile + k * CPU_LANES);
+        lanes_f low[CPU_WIDTH];
 
-        if (width % COLUMNS)
-                dot_columns(tile, &at, width, 0, width, k, shape, ret_out);
-        else
-                for (int c = 0; c < width; c += COLUMNS)
-                        dot_columns(tile, &at, width, c, COLUMNS, k, shape, ret_out);
+        if (shape.has_minimum)
+                add_minimums(scale + k / BLOCK, &at, width, k / BLOCK, low);
+#pragma GCC unroll 8
+        for (int c = 0; c < width; c += COLUMNS)
+                dot_columns(tile, &at, width, c, width - c < COLUMNS ? width - c : COLUMNS, k,
+                            shape, low, ret_out);
 }
 
 LANES_INLINE void dot_width(const uint8_t *tile, const uint8_t *columns, uint32_t width, int64_t k,
@@ -188,33 +205,14 @@ LANES_INLINE void dot_block(const lanes_u *w, const lanes_f *scale, lanes_f mini
                 *low = lanes_fma(minimum, lanes_set_f(at->sum[block]), *low);
 }
 
-/* Quantises column by column and interleaves. */
 static void pack_columns(const float *const *values, uint32_t width, int64_t k,
                          const struct shape shape, uint8_t *ret_columns) {
         struct columns at = columns_at(ret_columns, k, (int) width, shape);
-        uint32_t *q = (uint32_t *) at.q;
-        int32_t *bias = (int32_t *) at.bias;
-        float *sum = (float *) at.sum, *scale = (float *) at.scale;
-        uint32_t quants[DWORDS];
-        int32_t total;
-        float product;
+        const struct activation to = {.q = (uint32_t *) at.q,
+                                .dword_sums = shape.offset ? (int32_t *) at.bias : NULL,
+                                .factor = -shape.offset,
+                                .scale = (float *) at.scale,
+                                .product = shape.has_minimum ? (float *) at.sum : NULL};
 
-        for (uint32_t c = 0; c < width; c++)
-                for (int64_t b = 0; b < k / BLOCK; b++) {
-                        struct activation one = {(int8_t *) quants, &total, &scale[b * width + c],
-                                                 shape.has_minimum ? &product : NULL};
-
-                        CPU_ISA(activate_q8)(values[c] + b * BLOCK, BLOCK, &one);
-                        for (int j = 0; j < DWORDS; j++) {
-                                const int8_t *four = (const int8_t *) &quants[j];
-
-                                q[(b * DWORDS + j) * width + c] = quants[j];
-                                if (shape.offset)
-                                        bias[(b * DWORDS + j) * width + c] =
-                                                -shape.offset *
-                                                (four[0] + four[1] + four[2] + four[3]);
-                        }
-                        if (shape.has_minimum)
-                                sum[b * width + c] = product;
-                }
+        CPU_ISA(activate_q8)(values, width, k, &to);
 }

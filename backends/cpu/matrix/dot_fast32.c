@@ -108,27 +108,16 @@ LANES_INLINE void dot_width(const uint8_t *tile, const uint8_t *columns, uint32_
         }
 }
 
-/* Quantises column by column and interleaves. */
 static void pack_columns(const float *const *values, uint32_t width, int64_t k,
                          const struct shape shape, uint8_t *ret_columns) {
         struct columns at = columns_at(ret_columns, k, (int) width, shape);
-        uint32_t *q = (uint32_t *) at.q, quants[DWORDS];
-        int32_t *bias = (int32_t *) at.bias, total;
-        float *sum = (float *) at.sum, *scale = (float *) at.scale, product;
+        const struct activation to = {.q = (uint32_t *) at.q,
+                                .sums = shape.has_minimum ? NULL : (int32_t *) at.bias,
+                                .factor = -shape.offset,
+                                .scale = (float *) at.scale,
+                                .product = shape.has_minimum ? (float *) at.sum : NULL};
 
-        for (uint32_t c = 0; c < width; c++)
-                for (int64_t b = 0; b < k / BLOCK; b++) {
-                        struct activation one = {(int8_t *) quants, &total, &scale[b * width + c],
-                                                 shape.has_minimum ? &product : NULL};
-
-                        CPU_ISA(activate_q8)(values[c] + b * BLOCK, BLOCK, &one);
-                        for (int j = 0; j < DWORDS; j++)
-                                q[(b * DWORDS + j) * width + c] = quants[j];
-                        if (shape.has_minimum)
-                                sum[b * width + c] = product;
-                        else
-                                bias[b * width + c] = -shape.offset * total;
-                }
+        CPU_ISA(activate_q8)(values, width, k, &to);
 }
 
 static const struct shape shape_plain = {false, false, 1};

@@ -3,14 +3,17 @@
  *
  * float_dot keeps one accumulator vector per result and walks k in order, so that a result's bits
  * depend on its row and column alone. Chunks of k are summed one after the other, so that a block
- * of rows stays in the first-level cache while the columns pass. When many columns use them, rows
- * of f16 and bf16 are widened first: side by side but not a power of two apart, where they would
- * fall into the same few places of the cache.
+ * of rows stays in the first-level cache while the columns pass, and with many columns their chunk
+ * in the second-level one while all rows do. Rows of f16 and bf16 are widened while they are
+ * loaded; by plain C, where that is slow and many columns use them, before: side by side but not a
+ * power of two apart, where they would fall into the same few places of the cache.
  */
 #include "backends/cpu/matrix/tables.h"
 
 #define ROWS 4
-#define FEW 8   /* columns up to which rows of 16 bits are widened again and again */
+/* Columns up to which rows of 16 bits are widened again and again. */
+#define FEW (CPU_LANES > 4 ? UINT32_MAX : 8)
+#define MANY 9 /* columns from which on all rows take a chunk of k before the next one */
 
 LANES_INLINE lanes_f load_row(uint32_t type, const uint8_t *row, int64_t i) {
         if (type == HR_TYPE_F16)
@@ -180,28 +183,48 @@ void CPU_ISA(float_column)(uint32_t type, const float *values, int64_t k, uint8_
         }
 }
 
+/* Elements [first, end) of all rows and columns. */
+struct piece {
+        uint32_t type;
+        uint64_t stride, column_stride, out_stride;
+        const uint8_t *columns;
+        uint32_t width;
+        float *spare;
+};
+
+static uint32_t multiply_rows(const struct piece *piece, const uint8_t *base, uint32_t rows,
+                              int64_t first, int64_t end, float *ret_out) {
+        const bool widen = piece->type != HR_TYPE_F32 && piece->width > FEW;
+        const uint32_t step = rows >= ROWS ? ROWS : 1;
+        rows_fn four = dot_4_f32, one = dot_1_f32;
+        const uint8_t *row[ROWS];
+
+        if (piece->type == HR_TYPE_F16 && !widen)
+                four = dot_4_f16, one = dot_1_f16;
+        else if (piece->type == HR_TYPE_BF16 && !widen)
+                four = dot_4_bf16, one = dot_1_bf16;
+        take_rows(piece->type, base, piece->stride, step, widen, first, end, piece->spare, row);
+        (step == ROWS ? four : one)(row, piece->columns, piece->column_stride, piece->width, first,
+                                    end, ret_out, piece->out_stride);
+        return step;
+}
+
 void CPU_ISA(float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
                         const uint8_t *columns, uint64_t column_stride, uint32_t width, int64_t k,
                         float *spare, float *ret_out, uint64_t out_stride) {
-        const bool widen = type != HR_TYPE_F32 && width > FEW;
-        rows_fn four = dot_4_f32, one = dot_1_f32;
+        const struct piece piece = {type, stride, column_stride, out_stride, columns, width, spare};
+        const uint32_t together = width >= MANY ? rows : ROWS;
 
-        if (type == HR_TYPE_F16 && !widen)
-                four = dot_4_f16, one = dot_1_f16;
-        else if (type == HR_TYPE_BF16 && !widen)
-                four = dot_4_bf16, one = dot_1_bf16;
-        for (uint32_t r = 0, step; r < rows; r += step) {
+        for (uint32_t from = 0, to; from < rows; from = to) {
                 int64_t first = 0;
 
-                step = rows - r >= ROWS ? ROWS : 1;
+                to = HR_MIN(from + together, rows);
                 do { /* once when k is 0: zeros */
                         int64_t end = k - first > CPU_FLOAT_CHUNK ? first + CPU_FLOAT_CHUNK : k;
-                        const uint8_t *row[ROWS];
 
-                        take_rows(type, base + stride * r, stride, step, widen, first, end, spare,
-                                  row);
-                        (step == ROWS ? four : one)(row, columns, column_stride, width, first, end,
-                                                    ret_out + r, out_stride);
+                        for (uint32_t r = from; r < to;)
+                                r += multiply_rows(&piece, base + stride * r, to - r, first, end,
+                                                   ret_out + r);
                         first = end;
                 } while (first < k);
         }

@@ -93,6 +93,29 @@ LANES_INLINE lanes_f lanes_max(lanes_f a, lanes_f b) {
         return (lanes_f) _mm256_max_ps(F(a), F(b));
 }
 
+LANES_INLINE lanes_u lanes_max_u(lanes_u a, lanes_u b) {
+        return (lanes_u) _mm256_max_epu32(U(a), U(b));
+}
+
+LANES_INLINE uint32_t lanes_largest(lanes_u v) {
+        __m128i m = _mm_max_epu32(_mm256_castsi256_si128(U(v)), _mm256_extracti128_si256(U(v), 1));
+
+        m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
+        m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1));
+        return (uint32_t) _mm_cvtsi128_si32(m);
+}
+
+/* The lowest byte of each lane. */
+LANES_INLINE void lanes_store_bytes(uint8_t *p, lanes_u v) {
+        const __m256i low = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+                                             -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1,
+                                             -1, -1, -1, -1);
+        __m256i taken = _mm256_shuffle_epi8(U(v), low);
+
+        _mm_storel_epi64((__m128i *) p, _mm_or_si128(_mm256_castsi256_si128(taken),
+                                                     _mm256_extracti128_si256(taken, 1)));
+}
+
 LANES_INLINE lanes_f lanes_load_f(const float *p) {
         return (lanes_f) _mm256_loadu_ps(p);
 }

@@ -131,6 +131,19 @@ LANES_INLINE lanes_f lanes_max(lanes_f a, lanes_f b) {
         return (lanes_f) _mm512_max_ps(F(a), F(b));
 }
 
+LANES_INLINE lanes_u lanes_max_u(lanes_u a, lanes_u b) {
+        return (lanes_u) _mm512_max_epu32(U(a), U(b));
+}
+
+LANES_INLINE uint32_t lanes_largest(lanes_u v) {
+        return (uint32_t) _mm512_reduce_max_epu32(U(v));
+}
+
+/* The lowest byte of each lane. */
+LANES_INLINE void lanes_store_bytes(uint8_t *p, lanes_u v) {
+        _mm_storeu_si128((__m128i *) p, _mm512_cvtepi32_epi8(U(v)));
+}
+
 LANES_INLINE lanes_f lanes_load_f(const float *p) {
         return (lanes_f) _mm512_loadu_ps(p);
 }

@@ -77,6 +77,24 @@ LANES_INLINE lanes_f lanes_max(lanes_f a, lanes_f b) {
         return r;
 }
 
+LANES_INLINE lanes_u lanes_max_u(lanes_u a, lanes_u b) {
+        lanes_u above = (lanes_u) (a > b);
+
+        return (a & above) | (b & ~above);
+}
+
+LANES_INLINE uint32_t lanes_largest(lanes_u v) {
+        uint32_t a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
+
+        return a > b ? a : b;
+}
+
+/* The lowest byte of each lane. */
+LANES_INLINE void lanes_store_bytes(uint8_t *p, lanes_u v) {
+        for (int i = 0; i < 4; i++)
+                p[i] = (uint8_t) v[i];
+}
+
 LANES_INLINE lanes_f lanes_load_f(const float *p) {
         lanes_f v;
 

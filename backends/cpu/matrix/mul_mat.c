@@ -19,9 +19,16 @@
 /* Rows of a tile of floats: more where a block of columns is used by all of them. */
 #define FLOAT_TILE_ROWS 16
 #define FLOAT_TILE_ROWS_MANY 64
-/* From so many columns on. Those that are copied anyway are then apart by no power of two, which
- * would make them compete for a few places of the caches. */
+/* From so many columns on. */
 #define FLOAT_COLUMNS_MANY 9
+/* Tiles that a thread has of them at least, where there are rows enough. */
+#define TILES_OF_THREAD 6
+/* Bytes of a column that are multiplied with all rows of a tile before the next ones. */
+#define FLOAT_CHUNK_BYTES (CPU_FLOAT_CHUNK * sizeof(float))
+/* Columns that are apart by a multiple of this compete for a few places of the caches: from
+ * FLOAT_COLUMNS_APART on they are copied, and lie apart by something else. */
+#define CACHE_PERIOD 4096
+#define FLOAT_COLUMNS_APART 4
 #define FLOAT_COLUMN_GAP 64
 
 struct product {
@@ -61,10 +68,11 @@ static struct product product_of(const struct hr_step *step, const struct cpu_do
         p.m = p.a->ne[1];
         p.n = p.b->ne[1];
         p.batches = p.b->ne[2] * p.b->ne[3];
-        p.in_place =
-                p.a->type == HR_TYPE_F32 && p.b->type == HR_TYPE_F32 && p.b->nb[0] == sizeof(float);
+        p.in_place = p.a->type == HR_TYPE_F32 && p.b->type == HR_TYPE_F32 &&
+                     p.b->nb[0] == sizeof(float) &&
+                     (p.n < FLOAT_COLUMNS_APART || p.b->nb[1] % CACHE_PERIOD != 0);
         p.column_bytes = cpu_column_bytes(p.tile, p.k);
-        if (p.tile->is_float && p.n >= FLOAT_COLUMNS_MANY)
+        if (p.tile->is_float && p.n >= FLOAT_COLUMNS_APART)
                 p.column_bytes = cpu_plus(p.column_bytes, FLOAT_COLUMN_GAP);
         columns = cpu_times(p.n > 0 ? (uint64_t) p.n : 0, (uint64_t) p.batches);
         p.shared_bytes = p.in_place ? 0 : cpu_round_up(cpu_times(columns, p.column_bytes));
@@ -187,22 +195,41 @@ static const uint8_t *prepare_columns(const struct cpu_call *call, const struct 
         return columns;
 }
 
+/* Columns that a tile of rows is multiplied with before the next ones. */
+static int64_t columns_of_block(const struct product *p) {
+        uint64_t bytes = p->tile->is_float ? HR_MIN(p->column_bytes, FLOAT_CHUNK_BYTES)
+                                           : p->column_bytes;
+        int64_t columns = p->k > 0 ? COLUMN_BLOCK_BYTES / (int64_t) bytes : p->n;
+
+        return HR_MAX(columns, 24) / 24 * 24; /* a multiple of widths 8 and 6 */
+}
+
+/* Rows of a tile: of floats as many as leave every thread its share. */
+static int64_t rows_of_tile(const struct product *p, int64_t blocks, uint32_t threads) {
+        int64_t rows = FLOAT_TILE_ROWS_MANY;
+
+        if (!p->tile->is_float)
+                return p->lanes;
+        while (rows > FLOAT_TILE_ROWS &&
+               (p->n < FLOAT_COLUMNS_MANY ||
+                p->m * p->batches * blocks < rows * TILES_OF_THREAD * threads))
+                rows /= 2;
+        return rows;
+}
+
 static void mul_mat_run(const struct cpu_call *call) {
         const struct product p = product_of(call->step, call->dot);
         uint8_t *own = call->scratch + p.shared_bytes + p.thread_bytes * call->thread;
-        const int64_t step_rows = !p.tile->is_float             ? p.lanes
-                                  : p.n >= FLOAT_COLUMNS_MANY ? FLOAT_TILE_ROWS_MANY
-                                                              : FLOAT_TILE_ROWS;
-        const int64_t tiles = (p.m + step_rows - 1) / step_rows;
-        int64_t block_columns, blocks, first, end, packed = -1;
+        int64_t step_rows, tiles, block_columns, blocks, first, end, packed = -1;
         const uint8_t *columns;
 
         if (p.m == 0 || p.n == 0 || p.batches == 0)
                 return;
         columns = prepare_columns(call, &p, own);
-        block_columns = p.k > 0 ? COLUMN_BLOCK_BYTES / (int64_t) p.column_bytes : p.n;
-        block_columns = HR_MAX(block_columns, 24) / 24 * 24; /* a multiple of widths 8 and 6 */
+        block_columns = columns_of_block(&p);
         blocks = (p.n + block_columns - 1) / block_columns;
+        step_rows = rows_of_tile(&p, blocks, call->threads);
+        tiles = (p.m + step_rows - 1) / step_rows;
         while (cpu_next_range(call, p.batches * tiles * blocks, &first, &end))
                 for (; first < end; first++) {
                         int64_t tile = first / blocks, batch = tile / tiles;

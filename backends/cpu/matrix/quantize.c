@@ -150,12 +150,13 @@ void CPU_ISA(quantize_q8_0)(const float *values, void *ret_row, int64_t count) {
         uint8_t *block = ret_row;
 
         for (; count > 0; count -= 32, block += 34, values += 32) {
-                int32_t sum;
+                uint32_t quants[8];
                 float d;
-                struct activation one = {(int8_t *) (block + 2), &sum, &d, NULL};
+                struct activation one = {.q = quants, .scale = &d};
 
-                CPU_ISA(activate_q8)(values, 32, &one);
+                CPU_ISA(activate_q8)(&values, 1, 32, &one);
                 cpu_write_half(block, d);
+                memcpy(block + 2, quants, sizeof quants);
         }
 }
 

@@ -19,16 +19,21 @@ X(f16) X(bf16) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(q2_K) X(q3_K)
                                         X(mxfp4) X(nvfp4) X(q1_0) X(q2_0)
 #undef X
 
-        /* activation.c: quantises one column; the arrays are as in dot.h with width 1. */
-        struct activation {
-        int8_t *q;      /* k */
-        int32_t *sums;  /* k / group: sum of q over the group */
-        float *scale;   /* k / span */
-        float *product; /* k / span: the stored d * sum (q8_1), or NULL */
+/* activation.c: where `width` columns go; arrays as in dot.h. */
+struct activation {
+        uint32_t *q;         /* [k / 4][width]: four quants each */
+        int32_t *sums;       /* [k / group][width]: factor * sum of q; q8_0, q8_1: NULL will do */
+        int32_t *dword_sums; /* [k / 4][width]: the same over four elements, or NULL; not q8_K */
+        int32_t factor;
+        float *scale;        /* [k / span][width] */
+        float *product;      /* q8_1: [k / span][width], the stored d * sum; q8_K:
+                              * [k / group][width], the sum itself; or NULL */
 };
 
-void CPU_ISA(activate_q8)(const float *values, int64_t k, const struct activation *ret);
-void CPU_ISA(activate_q8_K)(const float *values, int64_t k, unsigned group,
+/* Quantises k floats of each column. group of q8_0 and q8_1: 32; of q8_K: 16 or 32. */
+void CPU_ISA(activate_q8)(const float *const *values, uint32_t width, int64_t k,
+                          const struct activation *ret);
+void CPU_ISA(activate_q8_K)(const float *const *values, uint32_t width, int64_t k, uint32_t group,
                             const struct activation *ret);
 
 /* dot_block32.c, dot_block256.c, dot_iq.c, dot_few.c, dot_float.c */
