@@ -6,10 +6,11 @@
  * an error of one request instead of the end of the daemon. Small buffers come from the allocator,
  * where the sanitizers guard their ends; large ones are mapped, zero pages until touched.
  *
- * What devices compute in is mapped from a few pages on. In the allocator's heap the memory of one
- * device would lie behind that of another, and processors fetch ahead past the end of what a thread
- * reads: lines that the neighbour writes would wander between the two, and two stages of a pipeline
- * would slow each other down.
+ * What devices compute in is mapped from a few pages on, with addresses that lead nowhere before and
+ * behind it. Processors fetch ahead past the end of what a thread reads, across the end of a page as
+ * well, and the system puts one mapping right below the one before: lines that a neighbour writes
+ * would wander to and fro between two processors, and a stage of a pipeline would take a third
+ * longer where these have no cache in common.
  */
 #include "core/host.h"
 
@@ -19,10 +20,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define MAPPED_FROM_BYTES ((uint64_t) 1 << 20)
 #define HUGE_FROM_BYTES ((uint64_t) 4 << 20)
 #define COMPUTE_MAPPED_FROM_BYTES ((uint64_t) 16 << 10)
+/* Before and behind mapped memory; that of a huge page where there are such, so that they fit. */
+#define GAP_BYTES ((uint64_t) 64 << 10)
+#define HUGE_GAP_BYTES ((uint64_t) 2 << 20)
 
 /* Where the allocator guards the ends of what it gives, it gives all but the large. */
 #if defined(__SANITIZE_ADDRESS__)
@@ -85,11 +90,44 @@ void hr_host_memory(uint64_t *ret_free, uint64_t *ret_total) {
         *ret_total = total;
 }
 
+/* Pages, and the gap on either side of them. */
+static uint64_t map_room(uint64_t bytes) {
+        uint64_t page = (uint64_t) sysconf(_SC_PAGESIZE);
+
+        return (bytes + page - 1) / page * page;
+}
+
+static uint64_t map_gap(uint64_t bytes) {
+        return bytes >= HUGE_FROM_BYTES ? HUGE_GAP_BYTES : GAP_BYTES;
+}
+
+static void memory_unmap(void *base, uint64_t bytes) {
+        uint64_t gap = map_gap(bytes);
+
+        (void) munmap((uint8_t *) base - gap, (size_t) (map_room(bytes) + 2 * gap));
+}
+
+static void *memory_map(uint64_t bytes) {
+        uint64_t gap = map_gap(bytes), room = map_room(bytes);
+        uint8_t *whole = mmap(NULL, (size_t) (room + 2 * gap), PROT_NONE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+        if (whole == MAP_FAILED)
+                return NULL;
+        if (mprotect(whole + gap, (size_t) room, PROT_READ | PROT_WRITE) != 0) {
+                memory_unmap(whole + gap, bytes);
+                return NULL;
+        }
+        if (bytes >= HUGE_FROM_BYTES)
+                (void) madvise(whole + gap, (size_t) room, MADV_HUGEPAGE);
+        return whole + gap;
+}
+
 static void host_buffer_destroy(struct hr_buffer *buffer) {
         struct host_buffer *host = HR_CONTAINER_OF(buffer, struct host_buffer, buffer);
 
         if (host->is_mapped)
-                (void) munmap(buffer->base, (size_t) buffer->bytes);
+                memory_unmap(buffer->base, buffer->bytes);
         else
                 free(buffer->base);
         free(host);
@@ -112,17 +150,6 @@ static hr_status memory_refuse(const struct hr_device *device, uint64_t asked, u
                 diag->actual = asked;
         }
         return HR_E_EXHAUSTED;
-}
-
-static void *memory_map(uint64_t bytes) {
-        void *base = mmap(NULL, (size_t) bytes, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-        if (base == MAP_FAILED)
-                return NULL;
-        if (bytes >= HUGE_FROM_BYTES)
-                (void) madvise(base, (size_t) bytes, MADV_HUGEPAGE);
-        return base;
 }
 
 static void *memory_allocate(uint64_t bytes, uint32_t align) {
@@ -153,7 +180,7 @@ hr_status hr_host_buffer_new(struct hr_device *device, const struct hr_buffer_ki
         host = calloc(1, sizeof *host);
         if (!base || !host) {
                 if (base && is_mapped)
-                        (void) munmap(base, (size_t) bytes);
+                        memory_unmap(base, bytes);
                 else
                         free(base);
                 free(host);
