@@ -289,3 +289,138 @@ def test_sequence_with_asyncio(daemon: Any) -> None:
             assert results[1]["y"][0] == 4
 
     asyncio.run(main())
+
+
+# ---- step by step --------------------------------------------------------------------------------
+
+
+def doubling(client: Any, pinned: str = "*") -> Any:
+    g = headrace.Graph()
+    x = g.input("x", (4,))
+    g.output(g.add(x, x), "y")
+    return client.submit(g, pins={pinned: "cpu0"})
+
+
+def doublings(handle: Any, count: int) -> list[Step]:
+    """1, 2, 4 ... are doubled."""
+    return [Step(handle, {"x": np.ones(4)})] + [
+        Step(handle, feeds={"x": (i, "y")}) for i in range(count - 1)
+    ]
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_steps_are_told_as_they_end(daemon: Any, copies: int) -> None:
+    """In order, each once, the same results in one reply, by callback and by iteration."""
+    g = headrace.Graph()
+    x = g.input("x", (4,))
+    y = g.name(g.scale(x, 2.0), "a.y")
+    g.output(g.name(g.add(y, x), "b.z"), "z")
+    g.output(y, "y")
+    with headrace.connect(daemon.address) as client:
+        handle = client.submit(g, pins=PINS, n_copies=copies)
+        steps = [Step(handle, {"x": np.arange(4)}, outputs=["z"])]
+        steps += [Step(handle, feeds={"x": (i, "z")}, outputs=["y", "z"][: i % 3]) for i in range(9)]
+        plain = client.sequence(steps)
+        told: list[tuple[int, Any]] = []
+        results = client.sequence(steps, on_step=lambda i, r: told.append((i, r)))
+        assert [i for i, _ in told] == list(range(10))
+        iterated = list(client.sequence_steps(steps))
+        for one, other, third, (_, seen) in zip(plain, results, iterated, told, strict=True):
+            for more in (other, third, seen):
+                assert [v.tobytes() for v in one] == [v.tobytes() for v in more]
+
+
+def test_a_step_arrives_before_the_next_has_ended(launch: Callable[..., Any]) -> None:
+    """What is told is not held back: at the callback of a step the rest is still under way."""
+    slow = launch(devices=[device("cpu0", threads=1, delay="60ms"), device("host", threads=1)])
+    with headrace.connect(slow.address) as client, headrace.connect(slow.address) as watcher:
+        seen: list[float] = []
+        for result in client.sequence_steps(doublings(doubling(client), 4)):
+            seen.append(float(result["y"][0]))
+            if len(seen) < 4:
+                assert watcher.stats().value("runs_in_flight") > 0
+        assert seen == [2, 4, 8, 16]
+
+
+def test_leaving_early_cancels_the_rest(launch: Callable[..., Any]) -> None:
+    slow = launch(devices=[device("cpu0", threads=1, delay="30ms"), device("host", threads=1)])
+    with headrace.connect(slow.address) as client:
+        handle = doubling(client)
+        steps = doublings(handle, 20)
+        before = client.stats().value("runs_started_total")
+        for number, result in enumerate(client.sequence_steps(steps)):
+            assert result["y"][0] == 2.0 ** (number + 1)
+            if number == 2:
+                break
+
+        def stop(number: int, result: Any) -> None:
+            if number == 1:
+                raise KeyError("enough")
+
+        with pytest.raises(KeyError):
+            client.sequence(steps, on_step=stop)
+        client.sync()
+        stats = client.stats()
+        assert stats.value("runs_started_total") - before < 20
+        assert stats.value("runs_in_flight") == 0
+        assert client.sequence(steps)[-1]["y"][0] == 2.0**20
+
+
+def test_steps_before_a_failure_are_told(daemon: Any) -> None:
+    rows = headrace.Graph()
+    ids = rows.input("ids", (1,), "i32")
+    table = rows.constant(np.arange(12, dtype=np.float32).reshape(6, 2))
+    rows.output(rows.get_rows(table, ids), "rows")
+    with headrace.connect(daemon.address) as client:
+        handle = client.submit(rows)
+        steps = [Step(handle, {"ids": np.array([i], np.int32)}) for i in (1, 3, 6, 2)]
+        seen = []
+        with pytest.raises(HeadraceError) as caught:
+            for result in client.sequence_steps(steps):
+                seen.append(result["rows"].tolist())
+        assert caught.value.step == 2
+        assert seen == [[[2, 3]], [[6, 7]]]
+
+
+def test_steps_of_a_graph_that_was_evicted(launch: Callable[..., Any]) -> None:
+    """The graph is submitted again, and each step told once."""
+    small = launch(sections={"limits": {"session_graphs": 2}})
+    with headrace.connect(small.address) as client:
+        handle = doubling(client, "-")
+        for width in (5, 6, 7):
+            g = headrace.Graph()
+            g.output(g.relu(g.input("x", (width,))), "y")
+            client.submit(g)
+        out = [r["y"][0] for r in client.sequence_steps(doublings(handle, 5))]
+        assert out == [2, 4, 8, 16, 32]
+
+
+def test_steps_with_asyncio(launch: Callable[..., Any]) -> None:
+    slow = launch(devices=[device("cpu0", threads=1, delay="10ms"), device("host", threads=1)])
+
+    async def main() -> None:
+        async with await headrace.aio.connect(slow.address) as client:
+            g = headrace.Graph()
+            x = g.input("x", (4,))
+            g.output(g.add(x, x), "y")
+            handle = await client.submit(g, pins={"*": "cpu0"})
+            steps = doublings(handle, 6)
+            seen = [float(r["y"][0]) async for r in client.sequence_steps(steps)]
+            assert seen == [2, 4, 8, 16, 32, 64]
+            told: list[int] = []
+            results = await client.sequence(steps, on_step=lambda i, r: told.append(i))
+            assert told == list(range(6)) and results[5]["y"][0] == 64
+            early = client.sequence_steps(doublings(handle, 30))
+            assert (await anext(early))["y"][0] == 2
+            await early.aclose()
+            await client.sync()
+            assert (await client.stats()).value("runs_in_flight") == 0
+
+            def stop(number: int, result: Any) -> None:
+                raise KeyError("enough")
+
+            with pytest.raises(KeyError):
+                await client.sequence(steps, on_step=stop)
+            assert (await client.sequence(steps))[0]["y"][0] == 2
+
+    asyncio.run(main())

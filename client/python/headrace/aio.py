@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -27,6 +27,7 @@ from headrace.flows import (
     Flow,
     Inputs,
     Observe,
+    OnPart,
     OnProgress,
     OnTap,
     Placement,
@@ -44,6 +45,7 @@ from headrace.wire import (
     Failure,
     GoingAway,
     Kind,
+    Part,
     Progress,
     Reply,
     Tapped,
@@ -65,6 +67,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._uploads: dict[int, Call] = {}
         self._watchers: dict[int, OnProgress] = {}
         self._observers: dict[int, OnTap] = {}
+        self._parts: dict[int, OnPart] = {}
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -101,6 +104,8 @@ class _Connection(asyncio.BufferedProtocol):
                 self._tell(event)
             elif isinstance(event, Tapped):
                 self._show(event)
+            elif isinstance(event, Part):
+                self._take(event)
             elif isinstance(event, Failure) and event.call_id == 0:
                 self.fail(event.error)
             else:
@@ -121,6 +126,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._uploads.clear()
         self._watchers.clear()
         self._observers.clear()
+        self._parts.clear()
 
     def _show(self, event: Tapped) -> None:
         """Shows a tap and answers; what a callback raises ends its call."""
@@ -147,10 +153,24 @@ class _Connection(asyncio.BufferedProtocol):
             if future is not None and not future.done():
                 future.set_exception(error)
 
+    def _take(self, event: Part) -> None:
+        """Passes one of several replies on; what a callback raises ends its call."""
+        taker = self._parts.get(event.call_id)
+        if taker is None:
+            return
+        try:
+            taker(event.message, event.body)
+        except Exception as error:
+            del self._parts[event.call_id]
+            future = self._replies.get(event.call_id)
+            if future is not None and not future.done():
+                future.set_exception(error)
+
     def _end(self, event: Reply | Failure) -> None:
         self._uploads.pop(event.call_id, None)
         self._watchers.pop(event.call_id, None)
         self._observers.pop(event.call_id, None)
+        self._parts.pop(event.call_id, None)
         future = self._replies.pop(event.call_id, None)
         if future is None or future.done():
             return
@@ -186,6 +206,7 @@ class _Connection(asyncio.BufferedProtocol):
             stream=request.stream,
             timeout_ms=timeout_ms,
             into=request.into,
+            parts=request.part is not None,
         )
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._replies[call.call_id] = future
@@ -195,6 +216,8 @@ class _Connection(asyncio.BufferedProtocol):
             self._watchers[call.call_id] = request.progress
         if request.observe is not None:
             self._observers[call.call_id] = request.observe
+        if request.part is not None:
+            self._parts[call.call_id] = request.part
         self._write(call.frames)
         try:
             return await asyncio.wait_for(future, None if timeout is None else timeout + GRACE_S)
@@ -212,6 +235,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._uploads.pop(call.call_id, None)
         self._watchers.pop(call.call_id, None)
         self._observers.pop(call.call_id, None)
+        self._parts.pop(call.call_id, None)
         if self.failure is None and call.call_id in self.wire.calls:
             self.wire.abandon(call.call_id)
             self._write(self.wire.cancel(call.call_id))
@@ -478,10 +502,41 @@ class AsyncClient:
         return AsyncReservation(self, await self.drive(flow, timeout))
 
     async def sequence(
-        self, steps: Sequence[sequences.Step], *, priority: int = 0, timeout: float | None = None
+        self,
+        steps: Sequence[sequences.Step],
+        *,
+        on_step: sequences.OnStep | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
     ) -> list[handles.RunResult]:
-        """Runs chained in the daemon, in one request; see client.Client.sequence()."""
-        return await self.drive(sequences.sequence(steps, priority, self.body_max), timeout)
+        """Runs chained in the daemon, in one request; see client.Client.sequence(). on_step is called
+        by the loop.
+        """
+        flow = sequences.sequence(steps, priority, self.body_max, on_step)
+        return await self.drive(flow, timeout)
+
+    async def sequence_steps(
+        self,
+        steps: Sequence[sequences.Step],
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> AsyncIterator[handles.RunResult]:
+        """As sequence(), but each step's result as soon as the step has ended. Leaving it early
+        (aclose()) cancels the rest.
+        """
+        found: asyncio.Queue[handles.RunResult | None] = asyncio.Queue()
+        flow = sequences.sequence(
+            steps, priority, self.body_max, lambda _, result: found.put_nowait(result)
+        )
+        work = asyncio.ensure_future(self.drive(flow, timeout))
+        work.add_done_callback(lambda _: found.put_nowait(None))
+        try:
+            while (result := await found.get()) is not None:
+                yield result
+            await work
+        finally:
+            work.cancel()
 
     async def reset(self, *, timeout: float | None = None) -> handles.ReservationInfo:
         """Drops all reservations of the session; see client.Client.reset()."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -51,21 +52,34 @@ class Operation(Generic[T]):
                 into=request.into,
                 progress=request.progress,
                 observe=request.observe,
+                part=request.part,
             )
         except StopIteration as stop:
             self._value, self._pending = stop.value, None
         except Exception as failure:
             self._error, self._pending = failure, None
 
+    def _turn(self, timeout: float | None, *, until_news: bool) -> None:
+        """Waits for the answer to the last request, or with until_news for any callback."""
+        assert self._pending is not None
+        try:
+            reply = self._transport.wait(self._pending, timeout, until_news=until_news)
+        except HeadraceError as error:
+            self._advance(None, error)
+        else:
+            if reply is not None:
+                self._advance(reply, None)
+
+    def step(self) -> bool:
+        """Waits until a callback has been called or the operation is over; False when it is over."""
+        if self._pending is not None:
+            self._turn(None, until_news=True)
+        return self._pending is not None
+
     def result(self, timeout: float | None = None) -> T:
         """The result; raises what went wrong. TimeoutError when `timeout` seconds pass first."""
         while self._pending is not None:
-            try:
-                reply = self._transport.wait(self._pending, timeout)
-            except HeadraceError as error:
-                self._advance(None, error)
-            else:
-                self._advance(reply, None)
+            self._turn(timeout, until_news=False)
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]
@@ -403,14 +417,45 @@ class Client:
         return Reservation(self, self.drive(flow, timeout))
 
     def sequence(
-        self, steps: Sequence[sequences.Step], *, priority: int = 0, timeout: float | None = None
+        self,
+        steps: Sequence[sequences.Step],
+        *,
+        on_step: sequences.OnStep | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
     ) -> list[handles.RunResult]:
         """Runs chained in the daemon, in one request: the results are those of run() after run().
 
         A step's inputs come with it, or are outputs of earlier steps of the same type and length,
         which never leave the daemon. The first failure ends the sequence; its error names the step.
+        on_step: is called by this thread with each step's number and result, in order, as soon as the
+        step has ended; the daemon then replies step by step.
         """
-        return self.drive(sequences.sequence(steps, priority, self.body_max), timeout)
+        return self.drive(sequences.sequence(steps, priority, self.body_max, on_step), timeout)
+
+    def sequence_steps(
+        self,
+        steps: Sequence[sequences.Step],
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Iterator[handles.RunResult]:
+        """As sequence(), but an iterator: each step's result as soon as the step has ended. Leaving it
+        early cancels the rest.
+        """
+        found: deque[handles.RunResult] = deque()
+        flow = sequences.sequence(
+            steps, priority, self.body_max, lambda _, result: found.append(result)
+        )
+        operation = self.begin(flow, timeout)
+        try:
+            while operation.step():
+                while found:
+                    yield found.popleft()
+            yield from found
+            operation.result()
+        finally:
+            operation.cancel()
 
     def reset(self, *, timeout: float | None = None) -> handles.ReservationInfo:
         """Drops all reservations of the session, gives back what no submitted graph needs, and counts

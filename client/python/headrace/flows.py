@@ -36,6 +36,8 @@ Inputs = Mapping[str, Any] | Sequence[Any]
 OnProgress = Callable[[int, int], None]
 # Takes the id of a tap's tensor and its bytes; False ends the run.
 OnTap = Callable[[int, memoryview], bool]
+# Takes the message and the body of one of several replies.
+OnPart = Callable[[bytes, memoryview], None]
 # The user's: takes the tensor and its value.
 Observe = Callable[[Tensor, Array], bool | None]
 # Nodes, or globs over their names.
@@ -56,6 +58,7 @@ class Request:
     stream: bool = False
     progress: OnProgress | None = None
     observe: OnTap | None = None
+    part: OnPart | None = None
 
 
 Flow = Generator[Request, Reply, T]

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,10 @@ from headrace.handles import SubmittedGraph
 from headrace.ops.base import Tensor
 from headrace.types import Array, as_bytes
 from headrace.wire import Kind, parse
+
+
+# Takes a step's number and result.
+OnStep = Callable[[int, handles.RunResult], None]
 
 
 @dataclass(frozen=True)
@@ -98,10 +102,31 @@ def wanted_outputs(step: Step) -> Sequence[Tensor]:
     return [step.graph.outputs[p] for p in positions]
 
 
+class _Telling:
+    """Takes the replies of a sequence that answers step by step."""
+
+    def __init__(self, steps: Sequence[Step], on_step: OnStep) -> None:
+        self.steps, self.on_step = steps, on_step
+        self.results: list[handles.RunResult] = []
+
+    def take(self, message: bytes, body: memoryview) -> None:
+        """The next step's reply."""
+        number = len(self.results)
+        if number >= len(self.steps):
+            raise ProtocolError(f"more than {number} steps", reason="PROTOCOL")
+        reply = parse(pb.SequenceReply, message)
+        memory = np.frombuffer(body, np.uint8)
+        self.results += step_results(self.steps[number : number + 1], reply, memory)
+        self.on_step(number, self.results[-1])
+
+
 def sequence(
-    steps: Sequence[Step], priority: int, body_max: int
+    steps: Sequence[Step], priority: int, body_max: int, on_step: OnStep | None = None
 ) -> Flow[list[handles.RunResult]]:
-    """Runs chained in the daemon. Graphs that were evicted are submitted again, once."""
+    """Runs chained in the daemon, with on_step answered one by one. Graphs that were evicted are
+    submitted again, once.
+    """
+    telling = _Telling(steps, on_step) if on_step is not None else None
     body = [part for step in steps for part in step_body(step)]
     total = sum(map(len, body))
     memory = np.empty(sum(t.nbytes for step in steps for t in wanted_outputs(step)), np.uint8)
@@ -112,8 +137,15 @@ def sequence(
             steps=[step_message(step, steps) for step in steps],
             input_bytes=total if total > body_max else 0,
             priority=priority,
+            each=telling is not None,
         )
-        return Request(Kind.SEQUENCE, message.SerializeToString(), body, memory.data)
+        return Request(
+            Kind.SEQUENCE,
+            message.SerializeToString(),
+            body,
+            memory.data,
+            part=telling.take if telling is not None else None,
+        )
 
     for _ in seen:
         try:
@@ -126,4 +158,9 @@ def sequence(
             yield from renewed(lost[0], seen[id(lost[0])][1], body_max)
     else:
         reply = yield request()
-    return step_results(steps, parse(pb.SequenceReply, reply.message), memory)
+    if telling is None:
+        return step_results(steps, parse(pb.SequenceReply, reply.message), memory)
+    telling.take(reply.message, reply.body)
+    if len(telling.results) != len(steps):
+        raise ProtocolError(f"{len(telling.results)} steps of {len(steps)}", reason="PROTOCOL")
+    return telling.results

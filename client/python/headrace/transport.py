@@ -29,6 +29,7 @@ from headrace.wire import (
     Event,
     Failure,
     GoingAway,
+    Part,
     Progress,
     Reply,
     Tapped,
@@ -93,7 +94,8 @@ class Pending:
     """One call that has been sent: its reply or error once there is one."""
 
     __slots__ = (
-        "call", "deadline", "error", "granted", "news", "observe", "progress", "reply", "waiter",
+        "call", "deadline", "error", "granted", "news", "observe", "part", "progress", "reply",
+        "waiter",
     )  # fmt: skip
 
     def __init__(
@@ -102,12 +104,14 @@ class Pending:
         deadline: float | None,
         progress: Callable[[int, int], None] | None = None,
         observe: Callable[[int, memoryview], bool] | None = None,
+        part: Callable[[bytes, memoryview], None] | None = None,
     ) -> None:
         self.call = call
         self.deadline = deadline
         self.progress = progress
         self.observe = observe
-        self.news: list[Progress | Tapped] = []
+        self.part = part
+        self.news: list[Progress | Tapped | Part] = []
         self.reply: Reply | None = None
         self.error: HeadraceError | None = None
         self.granted = False
@@ -153,9 +157,11 @@ class Transport:
         into: memoryview | None = None,
         progress: Callable[[int, int], None] | None = None,
         observe: Callable[[int, memoryview], bool] | None = None,
+        part: Callable[[bytes, memoryview], None] | None = None,
     ) -> Pending:
         """Sends a request. A body that needs credit is sent on by whoever waits for the reply, who
-        also calls `progress` and `observe`.
+        also calls `progress`, `observe` and `part`; with `part` there may be several replies, and the
+        last one is the call's.
         """
         timeout_ms = 0 if timeout is None else min(max(1, int(timeout * 1000)), 0xFFFFFFFF)
         deadline = None if timeout is None else time.monotonic() + timeout + GRACE_S
@@ -163,31 +169,44 @@ class Transport:
             with self._state:
                 self._check()
                 call = self.wire.call(
-                    kind, message, body, stream=stream, timeout_ms=timeout_ms, into=into
-                )
-                pending = Pending(call, deadline, progress, observe)
+                    kind, message, body, stream=stream, timeout_ms=timeout_ms, into=into,
+                    parts=part is not None,
+                )  # fmt: skip
+                pending = Pending(call, deadline, progress, observe, part)
                 self._pending[call.call_id] = pending
             self._send(call.frames)
         return pending
 
-    def wait(self, pending: Pending, timeout: float | None = None) -> Reply:
+    def wait(
+        self, pending: Pending, timeout: float | None = None, *, until_news: bool = False
+    ) -> Reply | None:
         """The reply; raises its error. TimeoutError when `timeout` seconds pass first (the call
-        goes on), DeadlineExceeded when the daemon is silent past the call's deadline.
+        goes on), DeadlineExceeded when the daemon is silent past the call's deadline. until_news:
+        None as soon as a callback has been called.
         """
+        limit = None if timeout is None else time.monotonic() + timeout
         try:
-            self._wait(pending, None if timeout is None else time.monotonic() + timeout)
+            told = self._wait(pending, limit, until_news)
         finally:
             # This thread may have been chosen to read and not have needed to.
             if self._waiting:
                 with self._state:
                     self._hand_over()
+        if told and until_news:
+            return None
         if pending.error is not None:
             raise pending.error
         assert pending.reply is not None
         return pending.reply
 
-    def _wait(self, pending: Pending, limit: float | None) -> None:
-        while not pending.done:
+    def _wait(self, pending: Pending, limit: float | None, until_news: bool) -> bool:
+        """Returns whether callbacks were called, if that is what it is to wait for."""
+        while True:
+            done = pending.done  # asked first: what was told before the end is there by then
+            if self._tell(pending) and until_news:
+                return True
+            if done:
+                return False
             while pending.call.uploading and self._upload(pending):
                 pass
             now = time.monotonic()
@@ -195,21 +214,26 @@ class Transport:
                 self.cancel(
                     pending, DeadlineExceeded("no answer within the deadline", reason="DEADLINE")
                 )
-                break
+                return False
             if limit is not None and now >= limit:
                 raise TimeoutError("the call is still running")
             ends = [end for end in (limit, pending.deadline) if end is not None]
             self._progress(pending, min(ends) - now if ends else None)
-            self._tell(pending)
 
-    def _tell(self, pending: Pending) -> None:
-        """Passes on what the daemon has said of the call's progress. No lock is held."""
+    def _tell(self, pending: Pending) -> bool:
+        """Passes on what the daemon has said of the call's progress, if it has. No lock is held."""
+        told = False
         while pending.news:
             news = pending.news.pop(0)
+            told = True
             if isinstance(news, Tapped):
                 self._answer(news, stop=not (pending.observe or _go_on)(news.tensor, news.body))
+            elif isinstance(news, Part):
+                if pending.part is not None:
+                    pending.part(news.message, news.body)
             elif pending.progress is not None:
                 pending.progress(news.done, news.total)
+        return told
 
     def _answer(self, tapped: Tapped, *, stop: bool) -> None:
         with self._sending:
@@ -356,7 +380,7 @@ class Transport:
             pending = self._pending.get(event.call_id)
             if pending is not None:
                 pending.granted = True
-        elif isinstance(event, Progress | Tapped):
+        elif isinstance(event, Progress | Tapped | Part):
             pending = self._pending.get(event.call_id)
             if pending is None or (isinstance(event, Progress) and pending.progress is None):
                 return None

@@ -176,6 +176,15 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """One of several replies to a call that asked for them; the last one is its Reply."""
+
+    call_id: int
+    message: bytes
+    body: memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """A call has ended badly; call_id 0: no call of ours is meant."""
 
@@ -219,7 +228,7 @@ class GoingAway:
     retry_after: float
 
 
-Event = Reply | Failure | Credit | Progress | Tapped | GoingAway
+Event = Reply | Part | Failure | Credit | Progress | Tapped | GoingAway
 
 
 @dataclass(slots=True)
@@ -239,6 +248,7 @@ class Call:
     call_id: int
     kind: int
     into: memoryview | None
+    parts: bool = False
     frames: list[Buffer] = field(default_factory=list)
     body: list[memoryview] = field(default_factory=list)
     left: int = 0
@@ -249,6 +259,7 @@ class Call:
     abandoned: bool = False
     message: bytes = b""
     filled: int = 0
+    taken: int = 0
     pieces: list[bytearray] = field(default_factory=list)
     tap: _Tap | None = None
 
@@ -295,19 +306,21 @@ class Wire:
         stream: bool = False,
         timeout_ms: int = 0,
         into: memoryview | None = None,
+        parts: bool = False,
     ) -> Call:
         """Begins a request. Send call.frames in order; while call.uploading, send upload(call).
 
         A body of at most body_max bytes travels in the request's frame; a longer one, whose total
         the message has declared, follows under credit. `stream`: body[0] is the body in this
         sense, and the rest follows it under credit as a second sequence with offsets of its own.
+        `parts`: every frame of the reply is a reply of its own, one after the other in `into`.
         """
         if len(message) > self.message_max:
             raise ValueError(f"a message of {len(message)} bytes, at most {self.message_max}")
         views = [_flat(part) for part in body if len(part)]
         first, second = (views[:1], views[1:]) if stream else (views, [])
         sizes = [sum(map(len, first)), sum(map(len, second))]
-        call = Call(self._next_id, kind, into)
+        call = Call(self._next_id, kind, into, parts)
         self._next_id += 1
         inline = first if sizes[0] <= self.body_max else []
         size = sizes.pop(0) if inline else 0
@@ -467,7 +480,7 @@ class Wire:
                 f"frame type {head.type} where {expected} was due", reason="BAD_TYPE"
             )
         elif not call.begun:
-            call.message, call.begun = message, True
+            call.message, call.begun = message, not call.parts
         if call.into is not None and not head.flags & ERROR:
             end = call.filled + head.body_bytes
             if end > len(call.into):
@@ -523,6 +536,10 @@ class Wire:
             del self.calls[head.call_id]
             if not call.abandoned:
                 self._events.append(Reply(head.call_id, call.message, _joined(call)))
+        elif call.parts and not call.abandoned:
+            self._events.append(Part(head.call_id, call.message, _joined(call)))
+            call.pieces = []
+            call.taken = call.filled
 
     def _pushed(self, head: Header, message: bytes, call: Call | None) -> None:
         if head.type == Kind.GOAWAY:
@@ -564,7 +581,7 @@ class Wire:
 
 def _joined(call: Call) -> memoryview:
     if call.into is not None:
-        return call.into[: call.filled]
+        return call.into[call.taken : call.filled]
     if len(call.pieces) == 1:
         return memoryview(call.pieces[0])
     return memoryview(b"".join(call.pieces))
