@@ -147,7 +147,7 @@ int main(int argc, char **argv) {
         threads_find(argv[2], &threads);
         graph = wire_graph_double(FLOATS);
         fd = wire_connect(&address, wire_address_parse(argv[1], &address));
-        wire_hello(fd);
+        wire_hello(fd, NULL);
         handle = wire_submit(fd, graph, shape.burst);
         for (uint32_t i = 0; i < bursts;) {
                 double took = measure_burst(fd, handle, &threads, &shape);

@@ -133,7 +133,7 @@ int main(int argc, char **argv) {
         if (!times)
                 wire_give_up("no memory");
         daemon_fd = wire_connect(&address, size);
-        wire_hello(daemon_fd);
+        wire_hello(daemon_fd, NULL);
         graph = wire_graph_double(FLOATS);
         handle = wire_submit(daemon_fd, graph, 0);
         (void) hr_graph_unref(graph);

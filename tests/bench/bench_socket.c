@@ -20,59 +20,11 @@
 #include "scheduler/scheduler.h"
 #include "tests/bench/wire_client.h"
 
-#define SIDE 64
-#define FLOATS (SIDE * SIDE)
+#define FLOATS (WIRE_CHAIN_SIDE * WIRE_CHAIN_SIDE)
 #define SLOTS_MAX 16
 #define FILL_RUNS 4U /* before the clock starts */
 
 static float input[FLOATS];
-
-/* ---- the graph --------------------------------------------------------------------------------
- */
-
-static void tensor_set(struct hr_graph *graph, uint32_t id, uint32_t op) {
-        struct hr_tensor *tensor = &graph->tensors[id];
-        struct hr_diag diag = {0};
-
-        tensor->type = HR_TYPE_F32;
-        tensor->op = op;
-        tensor->view_base = HR_TENSOR_NONE;
-        tensor->ne[0] = tensor->ne[1] = SIDE;
-        tensor->ne[2] = tensor->ne[3] = 1;
-        wire_must(hr_tensor_set_contiguous(tensor, &diag), &diag);
-}
-
-/* x; then h = norm(x h), `layers` times. */
-static struct hr_graph *graph_new(uint32_t layers) {
-        const struct hr_graph_sizes sizes = {
-                .leaf_count = 1, .node_count = 2 * layers, .source_count = 3 * layers};
-        const struct hr_graph_limits limits = {.tensor_bytes_max = 1 << 30};
-        const float epsilon = 1e-6F;
-        struct hr_graph *graph;
-        struct hr_diag diag = {0};
-        uint32_t used = 0;
-
-        wire_must(hr_graph_new(&sizes, &diag, &graph), &diag);
-        tensor_set(graph, 0, HR_OP_NONE);
-        graph->tensors[0].leaf_kind = HR_LEAF_INPUT;
-        graph->tensors[0].flags = HR_TENSOR_INPUT;
-        for (uint32_t id = 1; id <= 2 * layers; id++) {
-                bool product = id % 2;
-                struct hr_tensor *tensor = &graph->tensors[id];
-
-                tensor_set(graph, id, product ? HR_OP_MUL_MAT : HR_OP_RMS_NORM);
-                tensor->source_first = used;
-                tensor->source_count = product ? 2 : 1;
-                if (product)
-                        graph->sources[used++] = 0;
-                else
-                        memcpy(&tensor->params[0], &epsilon, sizeof epsilon);
-                graph->sources[used++] = id - 1;
-        }
-        graph->tensors[2 * layers].flags |= HR_TENSOR_OUTPUT;
-        wire_must(hr_graph_validate(graph, &limits, &diag), &diag);
-        return graph;
-}
 
 /* ---- through the socket ------------------------------------------------------------------------
  */
@@ -214,9 +166,9 @@ int main(int argc, char **argv) {
                 wire_give_up("nothing to measure");
         for (uint32_t i = 0; i < FLOATS; i++)
                 input[i] = (float) (i % 17) - 8.0F;
-        graph = graph_new(layers);
+        graph = wire_graph_chain(layers);
         fd = wire_connect(&address, wire_address_parse(argv[1], &address));
-        wire_hello(fd);
+        wire_hello(fd, NULL);
         handle = wire_submit(fd, graph, slots);
         inside_init(&inside, graph, slots);
         for (int i = 0; i < repetitions; i++) {

@@ -161,7 +161,7 @@ void wire_exchange(int fd, const struct wire_frame *request, struct wire_frame *
 /* ---- requests ---------------------------------------------------------------------------------
  */
 
-void wire_hello(int fd) {
+void wire_hello(int fd, const char *token) {
         static struct hr_wire_hello hello;
         static struct wire_frame request, reply;
         uint8_t message[WIRE_MESSAGE_BYTES];
@@ -170,6 +170,10 @@ void wire_hello(int fd) {
 
         hello.protocol_min = hello.protocol_max = HR_WIRE_PROTOCOL;
         strcpy(hello.client_name, "bench");
+        if (token) {
+                hello.credentials_bytes = (uint32_t) strnlen(token, sizeof hello.credentials);
+                memcpy(hello.credentials, token, hello.credentials_bytes);
+        }
         wire_must(hr_wire_hello_encode(&hello, message, sizeof message, &diag, &bytes), &diag);
         wire_frame_make(&request, HR_FRAME_HELLO, 1, message, bytes, NULL, 0);
         wire_exchange(fd, &request, &reply);
@@ -225,5 +229,48 @@ struct hr_graph *wire_graph_double(int64_t floats) {
         graph->tensors[1].flags = HR_TENSOR_OUTPUT;
         graph->tensors[1].source_count = 2;
         graph->sources[0] = graph->sources[1] = 0;
+        return graph;
+}
+
+static void chain_tensor_set(struct hr_graph *graph, uint32_t id, uint32_t op) {
+        struct hr_tensor *tensor = &graph->tensors[id];
+        struct hr_diag diag = {0};
+
+        tensor->type = HR_TYPE_F32;
+        tensor->op = op;
+        tensor->view_base = HR_TENSOR_NONE;
+        tensor->ne[0] = tensor->ne[1] = WIRE_CHAIN_SIDE;
+        tensor->ne[2] = tensor->ne[3] = 1;
+        wire_must(hr_tensor_set_contiguous(tensor, &diag), &diag);
+}
+
+struct hr_graph *wire_graph_chain(uint32_t layers) {
+        const struct hr_graph_sizes sizes = {
+                .leaf_count = 1, .node_count = 2 * layers, .source_count = 3 * layers};
+        const struct hr_graph_limits limits = {.tensor_bytes_max = 1 << 30};
+        const float epsilon = 1e-6F;
+        struct hr_graph *graph;
+        struct hr_diag diag = {0};
+        uint32_t used = 0;
+
+        wire_must(hr_graph_new(&sizes, &diag, &graph), &diag);
+        chain_tensor_set(graph, 0, HR_OP_NONE);
+        graph->tensors[0].leaf_kind = HR_LEAF_INPUT;
+        graph->tensors[0].flags = HR_TENSOR_INPUT;
+        for (uint32_t id = 1; id <= 2 * layers; id++) {
+                bool product = id % 2;
+                struct hr_tensor *tensor = &graph->tensors[id];
+
+                chain_tensor_set(graph, id, product ? HR_OP_MUL_MAT : HR_OP_RMS_NORM);
+                tensor->source_first = used;
+                tensor->source_count = product ? 2 : 1;
+                if (product)
+                        graph->sources[used++] = 0;
+                else
+                        memcpy(&tensor->params[0], &epsilon, sizeof epsilon);
+                graph->sources[used++] = id - 1;
+        }
+        graph->tensors[2 * layers].flags |= HR_TENSOR_OUTPUT;
+        wire_must(hr_graph_validate(graph, &limits, &diag), &diag);
         return graph;
 }

@@ -49,7 +49,8 @@ void wire_frame_read(int fd, struct wire_frame *frame);
 void wire_frame_check(const struct wire_frame *frame);
 /* One request, one reply. */
 void wire_exchange(int fd, const struct wire_frame *request, struct wire_frame *ret_reply);
-void wire_hello(int fd);
+/* token: NULL = none. */
+void wire_hello(int fd, const char *token);
 /* Returns the graph's handle; 0 slots leave their number to the daemon. */
 uint64_t wire_submit(int fd, const struct hr_graph *graph, uint32_t slots);
 /* Fills the request of a run with these inputs. */
@@ -57,3 +58,6 @@ void wire_run_make(uint64_t handle, uint64_t request_id, const void *input, size
                    struct wire_frame *ret_request);
 /* y = x + x, of so many floats. The caller unrefs it. */
 struct hr_graph *wire_graph_double(int64_t floats);
+#define WIRE_CHAIN_SIDE 64
+/* x; then h = norm(x h), `layers` times; all of them WIRE_CHAIN_SIDE squared. Likewise. */
+struct hr_graph *wire_graph_chain(uint32_t layers);
