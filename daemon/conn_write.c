@@ -60,6 +60,8 @@ static size_t conn_write(struct hr_conn *conn, struct iovec *parts, size_t part_
                 hr_conn_stream_failed(conn);
                 return 0;
         }
+        if (hr_stream_has_unsent(&conn->stream)) /* taken by TLS, not yet by the socket */
+                hr_conn_poll_update(conn);
         return sent;
 }
 

@@ -41,7 +41,7 @@ static hr_status tree_close_leaf(struct hr_tree_digest *tree, struct hr_diag *di
         if (!EVP_DigestFinal_ex(tree->leaf, digest, NULL) ||
             !EVP_DigestUpdate(tree->root, digest, sizeof digest) ||
             !EVP_DigestInit_ex(tree->leaf, EVP_sha256(), NULL))
-                return hr_fail(diag, HR_E_INTERNAL, "digest library failed");
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a digest");
         tree->leaf_bytes = 0;
         return HR_OK;
 }
@@ -55,7 +55,7 @@ hr_status hr_tree_digest_update(struct hr_tree_digest *tree, const void *bytes, 
                 size_t part = (size_t) HR_MIN(size, HR_DIGEST_LEAF_BYTES - tree->leaf_bytes);
 
                 if (!EVP_DigestUpdate(tree->leaf, next, part))
-                        return hr_fail(diag, HR_E_INTERNAL, "digest library failed");
+                        return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a digest");
                 tree->leaf_bytes += part;
                 tree->bytes += part;
                 next += part;
@@ -72,7 +72,7 @@ hr_status hr_tree_digest_finish(struct hr_tree_digest *tree, struct hr_diag *dia
         if (tree->leaf_bytes > 0)
                 HR_TRY(tree_close_leaf(tree, diag));
         if (!EVP_DigestFinal_ex(tree->root, ret_digest, NULL))
-                return hr_fail(diag, HR_E_INTERNAL, "digest library failed");
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a digest");
         hr_tree_digest_deinit(tree);
         return HR_OK;
 }

@@ -76,7 +76,9 @@ static hr_status file_map(struct hr_weights_file *file, struct hr_diag *diag) {
         struct stat facts;
         void *base;
 
-        if (fstat(file->fd, &facts) < 0 || facts.st_size <= 0)
+        if (fstat(file->fd, &facts) < 0)
+                return hr_fail_reason(diag, HR_E_DATA_LOSS, "FILE", "the file cannot be examined");
+        if (facts.st_size <= 0)
                 return hr_fail_reason(diag, HR_E_INVALID, "GGUF", "the file is empty");
         file->identity = (struct hr_file_identity){
                 .device = facts.st_dev,

@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "door" not in metafunc.fixturenames:
         return
     doors = getattr(metafunc.module, "DOORS", ("unix", "tls"))
-    if "address" not in metafunc.fixturenames:
+    if not {"address", "rig"} & set(metafunc.fixturenames):
         doors = ("unix",)
     metafunc.parametrize("door", doors, scope="module", indirect=True)
 
