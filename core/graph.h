@@ -94,3 +94,11 @@ struct hr_graph_limits {
 HR_NODISCARD hr_status hr_graph_validate(struct hr_graph *graph,
                                          const struct hr_graph_limits *limits,
                                          struct hr_diag *diag);
+
+/*
+ * Fills in what validation would demand of tensor `id`, a node whose op, sources and parameters are
+ * set: type, extents, strides, view. Extents, type and strides that the op leaves open (RESHAPE,
+ * VIEW, CONT, REPEAT, ...) are taken from the node as it is. For who builds graphs; leaves and nodes
+ * may be mixed, as long as sources have smaller ids. Failures as of hr_graph_validate().
+ */
+HR_NODISCARD hr_status hr_graph_infer(struct hr_graph *graph, uint32_t id, struct hr_diag *diag);

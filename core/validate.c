@@ -218,6 +218,20 @@ static hr_status check_memory(struct hr_infer *infer) {
         return HR_OK;
 }
 
+static hr_status find_inference(struct hr_infer *infer, hr_infer_fn *ret_fn) {
+        uint32_t op = infer->node->op;
+
+        HR_INFER_NEED(hr_op_info(op) && op != HR_OP_NONE, "OP", "%" PRIu32 " is no op of a node",
+                      op);
+        *ret_fn = hr_infer_lookup(op);
+        if (*ret_fn)
+                return HR_OK;
+        (void) hr_infer_refuse(infer, "OP", "not supported by any device");
+        if (infer->diag && infer->diag->has_node && infer->diag->status == HR_E_INVALID)
+                infer->diag->status = HR_E_UNSUPPORTED;
+        return HR_E_UNSUPPORTED;
+}
+
 static hr_status check_node(const struct hr_graph *graph, const struct hr_graph_limits *limits,
                             uint32_t id, struct hr_diag *diag) {
         const struct hr_tensor *node = &graph->tensors[id];
@@ -225,15 +239,7 @@ static hr_status check_node(const struct hr_graph *graph, const struct hr_graph_
         struct hr_infer *infer = &context;
         hr_infer_fn fn;
 
-        HR_INFER_NEED(hr_op_info(node->op) && node->op != HR_OP_NONE, "OP",
-                      "%" PRIu32 " is no op of a node", node->op);
-        fn = hr_infer_lookup(node->op);
-        if (!fn) {
-                (void) hr_infer_refuse(infer, "OP", "not supported by any device");
-                if (diag && diag->has_node && diag->status == HR_E_INVALID)
-                        diag->status = HR_E_UNSUPPORTED;
-                return HR_E_UNSUPPORTED;
-        }
+        HR_TRY(find_inference(infer, &fn));
         HR_INFER_NEED(node->leaf_kind == HR_LEAF_NOT, "LEAF", "a node with a leaf kind");
         HR_INFER_NEED(!(node->flags & ~WIRE_FLAGS) && !(node->flags & HR_TENSOR_INPUT), "FLAG",
                       "flags %#" PRIx32, node->flags);
@@ -312,5 +318,28 @@ hr_status hr_graph_validate(struct hr_graph *graph, const struct hr_graph_limits
                 HR_TRY(check_node(graph, limits, graph->leaf_count + node, diag));
         HR_TRY(list_ends(graph, diag));
         graph->frozen = true;
+        return HR_OK;
+}
+
+hr_status hr_graph_infer(struct hr_graph *graph, uint32_t id, struct hr_diag *diag) {
+        struct hr_tensor *node = &graph->tensors[id];
+        struct hr_infer context = { .graph = graph, .id = id, .node = node, .diag = diag };
+        struct hr_infer *infer = &context;
+        hr_infer_fn fn;
+
+        HR_ASSERT(!graph->frozen);
+        HR_TRY(find_inference(infer, &fn));
+        HR_TRY(gather_sources(infer));
+        HR_TRY(fn(infer));
+        node->type = infer->type;
+        memcpy(node->ne, infer->ne, sizeof node->ne);
+        if (infer->is_view) {
+                node->view_base = infer->view_base;
+                node->view_offset = infer->view_offset;
+        }
+        if (infer->is_view || infer->has_strides)
+                memcpy(node->nb, infer->nb, sizeof node->nb);
+        else
+                HR_TRY(hr_tensor_set_contiguous(node, diag));
         return HR_OK;
 }

@@ -479,3 +479,37 @@ struct hr_wire_stat {
 HR_NODISCARD hr_status hr_wire_stats_encode(const struct hr_wire_stat *stats, uint32_t count,
                                             uint8_t *buffer, size_t capacity, struct hr_diag *diag,
                                             size_t *ret_bytes);
+
+/* ---- the client's side ----------------------------------------------------------------------- */
+
+HR_NODISCARD hr_status hr_wire_weights_put_encode(const struct hr_wire_weights_put *put,
+                                                  uint8_t *buffer, size_t capacity,
+                                                  struct hr_diag *diag, size_t *ret_bytes);
+HR_NODISCARD hr_status hr_wire_weights_load_encode(const struct hr_wire_weights_load *load,
+                                                   uint8_t *buffer, size_t capacity,
+                                                   struct hr_diag *diag, size_t *ret_bytes);
+HR_NODISCARD hr_status hr_wire_state_alloc_encode(const struct hr_wire_state_alloc *alloc,
+                                                  uint8_t *buffer, size_t capacity,
+                                                  struct hr_diag *diag, size_t *ret_bytes);
+HR_NODISCARD hr_status hr_wire_state_range_encode(const struct hr_wire_state_range *range,
+                                                  uint8_t *buffer, size_t capacity,
+                                                  struct hr_diag *diag, size_t *ret_bytes);
+/* WeightsPutReply or WeightsLoadReply: of the set handle, tensors and bytes; *ret_already is false
+ * in the former. */
+HR_NODISCARD hr_status hr_wire_set_reply_decode(struct hr_wire_span message, bool load,
+                                                struct hr_diag *diag,
+                                                struct hr_wire_set_info *ret_set,
+                                                bool *ret_already);
+/* Without the list of devices. */
+HR_NODISCARD hr_status
+hr_wire_state_alloc_reply_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                 struct hr_wire_state_alloc_reply *ret_reply);
+/* Lists and their texts in the arena. */
+HR_NODISCARD hr_status hr_wire_devices_reply_decode(struct hr_wire_span message,
+                                                    struct hr_arena *arena, struct hr_diag *diag,
+                                                    const struct hr_wire_device **ret_devices,
+                                                    uint32_t *ret_count);
+HR_NODISCARD hr_status hr_wire_stats_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                            struct hr_diag *diag,
+                                            const struct hr_wire_stat **ret_stats,
+                                            uint32_t *ret_count);

@@ -69,3 +69,6 @@ pb_callback_t hr_codec_put_items(struct hr_codec_items *items);
 
 /* An item of struct hr_wire_device_bytes. */
 bool hr_codec_device_bytes_put(pb_ostream_t *stream, const void *data, uint32_t index);
+
+/* An item of struct hr_wire_rule. */
+bool hr_codec_rule_put(pb_ostream_t *stream, const void *data, uint32_t index);

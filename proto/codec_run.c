@@ -76,15 +76,6 @@ static bool pin_put(pb_ostream_t *stream, const void *data, uint32_t index) {
         return pb_encode_submessage(stream, headrace_v1_Pin_fields, &wire);
 }
 
-static bool rule_put(pb_ostream_t *stream, const void *data, uint32_t index) {
-        const struct hr_wire_rule *rule = (const struct hr_wire_rule *) data + index;
-        headrace_v1_PlacementRule wire = headrace_v1_PlacementRule_init_zero;
-
-        hr_codec_text_copy(wire.pattern, sizeof wire.pattern, rule->pattern);
-        hr_codec_text_copy(wire.device, sizeof wire.device, rule->device);
-        return pb_encode_submessage(stream, headrace_v1_PlacementRule_fields, &wire);
-}
-
 hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *buffer,
                                 size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
         struct hr_codec_numbers weights = {submit->weights, submit->weight_count, 8};
@@ -98,7 +89,7 @@ hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *bu
         struct hr_codec_items planned = {
                 .data = submit->planned,
                 .count = submit->planned_count,
-                .encode = rule_put,
+                .encode = hr_codec_rule_put,
         };
         headrace_v1_Submit wire = {
                 .graph_bytes = submit->graph_bytes,

@@ -42,7 +42,7 @@ CLEAN = {
         f"{room}/README.md": "One line.\n"
         for room in (
             "core", "backends", "backends/cpu", "backends/blas", "backends/cuda", "scheduler",
-            "proto", "daemon", "tests",
+            "proto", "daemon", "client/c", "tests",
         )
     },
 }  # fmt: skip

@@ -1,0 +1,358 @@
+/*
+ * Calls, waiting, and the reading role.
+ *
+ * There is no thread of its own: whoever waits for a reply reads, one thread at a time. It hands
+ * what it gets to the calls that it belongs to, and passes the role on when its own call has
+ * ended.
+ */
+#include "client/c/channel_priv.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* How long the daemon's own answer to a deadline is waited for. */
+#define GRACE_NS INT64_C(2000000000)
+/* A waiting thread looks around that often. */
+#define SLICE_NS INT64_C(500000000)
+#define BODY_BYTES_BEFORE_HELLO (1U << 20)
+
+/* ---- time ------------------------------------------------------------------------------------ */
+
+int64_t hr_client_now_ns(void) {
+        struct timespec now;
+
+        (void) clock_gettime(CLOCK_MONOTONIC, &now);
+        return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+int64_t hr_client_deadline(int64_t timeout_ms, int64_t default_ms) {
+        int64_t ms = timeout_ms ? timeout_ms : default_ms;
+
+        if (ms < 0 || ms > INT64_MAX / 2000000)
+                return HR_CLIENT_NEVER;
+        return hr_client_now_ns() + ms * 1000000;
+}
+
+int hr_client_poll_ms(int64_t deadline_ns) {
+        int64_t left = deadline_ns == HR_CLIENT_NEVER ? SLICE_NS
+                                                      : deadline_ns - hr_client_now_ns();
+
+        return (int) ((HR_MAX(HR_MIN(left, SLICE_NS), 0) + 999999) / 1000000);
+}
+
+bool hr_client_is_past(int64_t deadline_ns) {
+        return deadline_ns != HR_CLIENT_NEVER && hr_client_now_ns() >= deadline_ns;
+}
+
+/* ---- open and close -------------------------------------------------------------------------- */
+
+static enum headrace_status channel_new(const struct headrace_stream *stream, bool own_stream,
+                                        struct headrace_error *error,
+                                        struct hr_channel **ret_channel) {
+        struct hr_channel *channel = calloc(1, sizeof *channel);
+
+        if (channel)
+                channel->scratch = malloc(HR_CHANNEL_SCRATCH_BYTES);
+        if (!channel || !channel->scratch) {
+                free(channel);
+                stream->close(stream->data);
+                return hr_client_fail_memory(error);
+        }
+        channel->stream = *stream;
+        channel->own_stream = own_stream;
+        (void) pthread_mutex_init(&channel->sending, NULL);
+        (void) pthread_mutex_init(&channel->state, NULL);
+        channel->body_max = BODY_BYTES_BEFORE_HELLO;
+        channel->next_id = 1;
+        *ret_channel = channel;
+        return HEADRACE_OK;
+}
+
+enum headrace_status hr_channel_open(const char *address, const struct headrace_stream *stream,
+                                     int64_t deadline_ns, struct headrace_error *error,
+                                     struct hr_channel **ret_channel) {
+        struct headrace_stream socket;
+        enum headrace_status status;
+
+        if (stream)
+                return channel_new(stream, true, error, ret_channel);
+        status = hr_socket_open(address, deadline_ns, error, &socket);
+        if (status != HEADRACE_OK)
+                return status;
+        return channel_new(&socket, false, error, ret_channel);
+}
+
+void hr_channel_close(struct hr_channel *channel) {
+        if (!channel)
+                return;
+        channel->stream.close(channel->stream.data);
+        while (channel->calls) { /* only abandoned ones can be left */
+                struct hr_call *call = channel->calls;
+
+                channel->calls = call->next;
+                hr_call_destroy(call);
+        }
+        (void) pthread_mutex_destroy(&channel->sending);
+        (void) pthread_mutex_destroy(&channel->state);
+        free(channel->scratch);
+        free(channel);
+}
+
+void hr_channel_set_body_max(struct hr_channel *channel, uint32_t body_bytes_max) {
+        channel->body_max = body_bytes_max;
+}
+
+uint32_t hr_channel_body_max(const struct hr_channel *channel) {
+        return channel->body_max;
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+struct hr_call *hr_channel_find(struct hr_channel *channel, uint64_t id) {
+        struct hr_call *call = channel->calls;
+
+        while (call && call->id != id)
+                call = call->next;
+        return call;
+}
+
+void hr_channel_forget(struct hr_channel *channel, struct hr_call *call) {
+        struct hr_call **at = &channel->calls;
+
+        while (*at && *at != call)
+                at = &(*at)->next;
+        if (*at)
+                *at = call->next;
+        if (channel->target == call)
+                channel->target = NULL;
+}
+
+void hr_call_destroy(struct hr_call *call) {
+        if (!call)
+                return;
+        (void) pthread_cond_destroy(&call->changed);
+        free(call->message);
+        free(call->body);
+        free(call->into);
+        free(call);
+}
+
+void hr_channel_break(struct hr_channel *channel, const struct headrace_error *error) {
+        if (!channel->failed) {
+                channel->failed = true;
+                channel->failure = *error;
+        }
+        for (struct hr_call *call = channel->calls; call; call = call->next)
+                if (call->waiting)
+                        (void) pthread_cond_signal(&call->changed);
+}
+
+static struct hr_call *call_new(const struct hr_request *request, int64_t deadline_ns) {
+        struct hr_call *call = calloc(1, sizeof *call);
+        pthread_condattr_t monotonic;
+
+        if (!call)
+                return NULL;
+        (void) pthread_condattr_init(&monotonic);
+        (void) pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+        (void) pthread_cond_init(&call->changed, &monotonic);
+        (void) pthread_condattr_destroy(&monotonic);
+        call->kind = request->kind;
+        call->deadline_ns = deadline_ns;
+        if (request->into) {
+                call->into = calloc(request->into_count + 1, sizeof *call->into);
+                if (!call->into) {
+                        hr_call_destroy(call);
+                        return NULL;
+                }
+                if (request->into_count)
+                        memcpy(call->into, request->into,
+                               request->into_count * sizeof *call->into);
+                call->into_at = call->into;
+                call->into_count = request->into_count;
+                for (size_t i = 0; i < request->into_count; i++)
+                        call->into_left += call->into[i].iov_len;
+        }
+        return call;
+}
+
+/* ---- the reading role ------------------------------------------------------------------------ */
+
+void hr_channel_hand_over(struct hr_channel *channel) {
+        for (struct hr_call *call = channel->calls; call && !channel->reading; call = call->next)
+                if (call->waiting) {
+                        (void) pthread_cond_signal(&call->changed);
+                        return;
+                }
+}
+
+void hr_channel_wait_some(struct hr_channel *channel, struct hr_call *call, int64_t deadline_ns) {
+        struct pollfd ready = {.fd = channel->stream.poll_fd, .events = POLLIN};
+
+        if (channel->reading) {
+                int64_t until = hr_client_now_ns() + hr_client_poll_ms(deadline_ns) * INT64_C(1000000);
+                const struct timespec at = {.tv_sec = until / 1000000000,
+                                            .tv_nsec = until % 1000000000};
+
+                call->waiting = true;
+                (void) pthread_cond_timedwait(&call->changed, &channel->state, &at);
+                call->waiting = false;
+                return;
+        }
+        channel->reading = true;
+        if (channel->own_stream)
+                hr_channel_receive(channel, call);
+        if (!call->ended && !call->credit && !channel->failed) {
+                int count;
+
+                (void) pthread_mutex_unlock(&channel->state);
+                count = poll(&ready, 1, hr_client_poll_ms(deadline_ns));
+                (void) pthread_mutex_lock(&channel->state);
+                if (count > 0)
+                        hr_channel_receive(channel, call);
+        }
+        channel->reading = false;
+        hr_channel_hand_over(channel);
+}
+
+bool hr_channel_draining(struct hr_channel *channel) {
+        bool draining;
+
+        (void) pthread_mutex_lock(&channel->state);
+        if (!channel->reading)
+                hr_channel_receive(channel, NULL);
+        draining = channel->draining || channel->failed;
+        (void) pthread_mutex_unlock(&channel->state);
+        return draining;
+}
+
+/* ---- calls from the outside ------------------------------------------------------------------ */
+
+enum headrace_status hr_channel_start(struct hr_channel *channel, const struct hr_request *request,
+                                      int64_t deadline_ns, struct headrace_error *error,
+                                      struct hr_call **ret_call) {
+        struct hr_call *call;
+        enum headrace_status status;
+
+        if (request->message_bytes > HR_WIRE_MESSAGE_BYTES_MAX)
+                return hr_client_fail(error, HEADRACE_EXHAUSTED, "MESSAGE",
+                                      "a message of %zu bytes", request->message_bytes);
+        call = call_new(request, deadline_ns);
+        if (!call)
+                return hr_client_fail_memory(error);
+        (void) pthread_mutex_lock(&channel->state);
+        call->id = channel->next_id++;
+        call->next = channel->calls;
+        channel->calls = call;
+        (void) pthread_mutex_unlock(&channel->state);
+        status = hr_channel_send(channel, call, request, error);
+        if (status != HEADRACE_OK) {
+                hr_call_free(channel, call);
+                return status;
+        }
+        *ret_call = call;
+        return HEADRACE_OK;
+}
+
+/* A request whose answer nobody waits for. */
+static void send_and_forget(struct hr_channel *channel, const struct hr_request *request) {
+        struct hr_call *call;
+
+        if (hr_channel_start(channel, request, hr_client_deadline(1000, 1000), NULL, &call) !=
+            HEADRACE_OK)
+                return;
+        (void) pthread_mutex_lock(&channel->state);
+        if (call->ended) {
+                hr_channel_forget(channel, call);
+                hr_call_destroy(call);
+        } else {
+                call->abandoned = true;
+        }
+        (void) pthread_mutex_unlock(&channel->state);
+}
+
+void hr_channel_cancel(struct hr_channel *channel, const struct hr_call *call) {
+        uint8_t message[16];
+        size_t bytes;
+
+        if (hr_wire_fixed64_encode(call->id, message, sizeof message, NULL, &bytes) == HR_OK)
+                send_and_forget(channel, &(struct hr_request){.kind = HR_FRAME_CANCEL,
+                                                              .message = message,
+                                                              .message_bytes = bytes});
+}
+
+void hr_call_free(struct hr_channel *channel, struct hr_call *call) {
+        bool open;
+
+        if (!call)
+                return;
+        (void) pthread_mutex_lock(&channel->state);
+        open = !call->ended && !channel->failed;
+        (void) pthread_mutex_unlock(&channel->state);
+        if (open && call->kind != HR_FRAME_CANCEL)
+                hr_channel_cancel(channel, call);
+        (void) pthread_mutex_lock(&channel->state);
+        if (call->ended || channel->failed) {
+                hr_channel_forget(channel, call);
+                hr_call_destroy(call);
+        } else {
+                /* Its memory may go: what still comes is thrown away. */
+                call->abandoned = true;
+                if (channel->target == call)
+                        channel->target = NULL;
+        }
+        (void) pthread_mutex_unlock(&channel->state);
+}
+
+enum headrace_status hr_channel_wait(struct hr_channel *channel, struct hr_call *call,
+                                     struct headrace_error *error, struct hr_answer *ret_answer) {
+        enum headrace_status status = HEADRACE_OK;
+        int64_t until = call->deadline_ns == HR_CLIENT_NEVER ? HR_CLIENT_NEVER
+                                                             : call->deadline_ns + GRACE_NS;
+
+        (void) pthread_mutex_lock(&channel->state);
+        while (!call->ended && !channel->failed && !hr_client_is_past(until)) {
+                call->credit = 0; /* nothing more is to be sent */
+                hr_channel_wait_some(channel, call, until);
+        }
+        if (call->ended) {
+                status = call->status;
+                if (status != HEADRACE_OK && error)
+                        *error = call->error;
+        } else if (channel->failed) {
+                status = channel->failure.status;
+                if (error)
+                        *error = channel->failure;
+        } else {
+                status = hr_client_fail(error, HEADRACE_DEADLINE, "DEADLINE",
+                                        "the daemon has not answered in time");
+        }
+        if (status == HEADRACE_OK)
+                *ret_answer = (struct hr_answer){
+                        .message = {call->message, call->message_bytes},
+                        .body = {call->body, call->into ? 0 : (size_t) call->body_bytes},
+                        .body_bytes = call->body_bytes,
+                };
+        (void) pthread_mutex_unlock(&channel->state);
+        return status;
+}
+
+enum headrace_status hr_channel_call(struct hr_channel *channel, const struct hr_request *request,
+                                     int64_t deadline_ns, struct headrace_error *error,
+                                     struct hr_call **ret_call, struct hr_answer *ret_answer) {
+        struct hr_call *call;
+        enum headrace_status status =
+                hr_channel_start(channel, request, deadline_ns, error, &call);
+
+        if (status != HEADRACE_OK)
+                return status;
+        status = hr_channel_wait(channel, call, error, ret_answer);
+        if (status != HEADRACE_OK) {
+                hr_call_free(channel, call);
+                return status;
+        }
+        *ret_call = call;
+        return HEADRACE_OK;
+}

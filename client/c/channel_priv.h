@@ -1,0 +1,87 @@
+/*
+ * One connection that many threads share. Locks: `sending` (one frame after the other; may wait for
+ * the socket) is taken before `state` (calls, the reading role, received bytes; held for moments,
+ * never while waiting).
+ */
+#pragma once
+
+#include <pthread.h>
+
+#include "client/c/client_priv.h"
+
+#define HR_CHANNEL_SCRATCH_BYTES (HR_FRAME_HEADER_BYTES + HR_WIRE_MESSAGE_BYTES_MAX + 16384)
+
+struct hr_call {
+        struct hr_call *next; /* of the channel's calls */
+        uint64_t id;
+        uint8_t kind;
+        int64_t deadline_ns;
+        pthread_cond_t changed; /* its thread waits here */
+        bool waiting;
+        uint64_t credit; /* bytes that may be sent */
+        /* The reply. */
+        bool begun, ended;
+        bool abandoned; /* nobody waits: the channel frees it when its reply has ended */
+        enum headrace_status status;
+        struct headrace_error error;
+        uint8_t *message;
+        size_t message_bytes;
+        struct iovec *into; /* what is left to fill, or NULL */
+        struct iovec *into_at;
+        size_t into_count;
+        uint64_t into_left;
+        uint8_t *body;
+        size_t body_capacity;
+        uint64_t body_bytes;
+};
+
+struct hr_channel {
+        struct headrace_stream stream;
+        bool own_stream; /* the caller's stream may hold bytes that poll() does not know of */
+        pthread_mutex_t sending, state;
+        uint32_t body_max;
+        uint64_t next_id;
+        struct hr_call *calls;
+        bool reading; /* a thread has the reading role */
+        bool draining;
+        bool failed;
+        struct headrace_error failure;
+        /* Received and not taken yet: scratch[start .. end). */
+        uint8_t *scratch;
+        size_t start, end;
+        bool in_body; /* a frame's header and message have been taken */
+        struct hr_frame_header header;
+        uint64_t body_left;    /* of that frame */
+        struct hr_call *target; /* whose reply it is; NULL: thrown away */
+};
+
+/* All of these with `state` held. */
+
+/* Takes what has arrived, until nothing is there or `until` (may be NULL) has ended or has
+ * credit. */
+void hr_channel_receive(struct hr_channel *channel, const struct hr_call *until);
+/* Ends the connection for everybody; the first failure counts. */
+void hr_channel_break(struct hr_channel *channel, const struct headrace_error *error);
+struct hr_call *hr_channel_find(struct hr_channel *channel, uint64_t id);
+void hr_channel_forget(struct hr_channel *channel, struct hr_call *call);
+/* Wakes one waiting thread so that somebody reads. */
+void hr_channel_hand_over(struct hr_channel *channel);
+/* Reads, or waits for the thread that reads, until something may have changed. `state` is given up
+ * meanwhile. */
+void hr_channel_wait_some(struct hr_channel *channel, struct hr_call *call, int64_t deadline_ns);
+/* Frees the call itself. */
+void hr_call_destroy(struct hr_call *call);
+
+/* Without a lock. */
+
+/* Sends the request's own frame and what follows under credit. */
+enum headrace_status hr_channel_send(struct hr_channel *channel, struct hr_call *call,
+                                     const struct hr_request *request,
+                                     struct headrace_error *error);
+/* Connects to an address of the public header's. */
+enum headrace_status hr_socket_open(const char *address, int64_t deadline_ns,
+                                    struct headrace_error *error,
+                                    struct headrace_stream *ret_stream);
+/* Milliseconds for poll(), at least 0, rounded up, at most half a second. */
+int hr_client_poll_ms(int64_t deadline_ns);
+bool hr_client_is_past(int64_t deadline_ns);

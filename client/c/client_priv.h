@@ -1,0 +1,110 @@
+/* What the library's files share. */
+#pragma once
+
+#include <sys/uio.h>
+
+#include "client/c/headrace.h"
+#include "proto/codec.h"
+#include "proto/frame.h"
+
+#define HR_CLIENT_TIMEOUT_MS 60000
+#define HR_CLIENT_NEVER INT64_MAX
+
+/* ---- errors (error.c) ------------------------------------------------------------------------ */
+
+/* Each returns the status that it has recorded; error may be NULL. */
+HR_PRINTF(4, 5)
+enum headrace_status hr_client_fail(struct headrace_error *error, enum headrace_status status,
+                                    const char *reason, const char *format, ...);
+enum headrace_status hr_client_fail_diag(struct headrace_error *error, const struct hr_diag *diag);
+enum headrace_status hr_client_fail_wire(struct headrace_error *error,
+                                         const struct hr_wire_error *wire);
+enum headrace_status hr_client_fail_memory(struct headrace_error *error);
+/* The daemon's answer is no such message. */
+enum headrace_status hr_client_fail_answer(struct headrace_error *error,
+                                           const struct hr_diag *diag);
+
+/* ---- time (channel.c) ------------------------------------------------------------------------ */
+
+int64_t hr_client_now_ns(void); /* monotonic */
+/* The moment at which a call of that timeout_ms ends; HR_CLIENT_NEVER for none. */
+int64_t hr_client_deadline(int64_t timeout_ms, int64_t default_ms);
+
+/* ---- the channel (channel.c, reply.c) -------------------------------------------------------- */
+
+struct hr_channel;
+struct hr_call;
+
+/* A request. The memory stays the caller's and must live until hr_channel_start() returns, `into`
+ * until the call has ended. */
+struct hr_request {
+        uint8_t kind; /* hr_frame_type */
+        const uint8_t *message;
+        size_t message_bytes;
+        const struct iovec *parts; /* of the body */
+        size_t part_count;
+        size_t first_parts; /* those that are the body; the rest follows it under credit, with
+                             * offsets of its own. 0: all are */
+        const struct iovec *into; /* where the reply's body goes; NULL: into memory of the call's */
+        size_t into_count;
+};
+
+/* How a call has ended. message and body belong to the call. */
+struct hr_answer {
+        struct hr_wire_span message;
+        struct hr_wire_span body; /* empty with `into` */
+        uint64_t body_bytes;      /* received, also into `into` */
+};
+
+/* Connects; takes the stream over, also on failure. */
+enum headrace_status hr_channel_open(const char *address, const struct headrace_stream *stream,
+                                     int64_t deadline_ns, struct headrace_error *error,
+                                     struct hr_channel **ret_channel);
+void hr_channel_close(struct hr_channel *channel); /* NULL is a no-op */
+void hr_channel_set_body_max(struct hr_channel *channel, uint32_t body_bytes_max);
+uint32_t hr_channel_body_max(const struct hr_channel *channel);
+bool hr_channel_draining(struct hr_channel *channel);
+
+/* Sends a request, all of its body included. Thread: any. */
+enum headrace_status hr_channel_start(struct hr_channel *channel, const struct hr_request *request,
+                                      int64_t deadline_ns, struct headrace_error *error,
+                                      struct hr_call **ret_call);
+/* Waits for the reply. The call stays until hr_call_free(). */
+enum headrace_status hr_channel_wait(struct hr_channel *channel, struct hr_call *call,
+                                     struct headrace_error *error, struct hr_answer *ret_answer);
+/* Asks the daemon to stop that call. */
+void hr_channel_cancel(struct hr_channel *channel, const struct hr_call *call);
+/* Frees a call; one that has not ended is cancelled, its reply thrown away. NULL is a no-op. */
+void hr_call_free(struct hr_channel *channel, struct hr_call *call);
+
+/* start and wait. The caller frees the call, whose answer it has. */
+enum headrace_status hr_channel_call(struct hr_channel *channel, const struct hr_request *request,
+                                     int64_t deadline_ns, struct headrace_error *error,
+                                     struct hr_call **ret_call, struct hr_answer *ret_answer);
+
+/* ---- the client (client.c) ------------------------------------------------------------------- */
+
+struct headrace_client {
+        struct hr_channel *channel;
+        int64_t timeout_ms;
+        struct headrace_limits limits;
+        char daemon_version[32];
+        uint8_t token[HR_WIRE_TOKEN_BYTES_MAX];
+        size_t token_bytes;
+};
+
+static inline int64_t hr_client_deadline_of(const struct headrace_client *client,
+                                            int64_t timeout_ms) {
+        return hr_client_deadline(timeout_ms, client->timeout_ms);
+}
+
+/* A request whose message is one fixed64, and whose reply says nothing. */
+enum headrace_status hr_client_simple(struct headrace_client *client, uint8_t kind, uint64_t value,
+                                      int64_t timeout_ms, struct headrace_error *error);
+
+/* ---- graphs (graph.c) ------------------------------------------------------------------------ */
+
+/* The graph as it goes over the wire: leaves first. Free with free(). */
+enum headrace_status hr_client_graph_encode(const struct headrace_graph *graph,
+                                            struct headrace_error *error, uint8_t **ret_bytes,
+                                            size_t *ret_size);

@@ -1,0 +1,354 @@
+/*
+ * libheadrace-client: submits tensor graphs to headraced and runs them.
+ *
+ *         struct headrace_client *client;
+ *         struct headrace_error error;
+ *
+ *         if (headrace_connect("unix:/run/headrace.sock", NULL, &error, &client))
+ *                 fprintf(stderr, "%s: %s\n", error.reason, error.words);
+ *
+ * Errors. Every function that can fail returns an enum headrace_status, HEADRACE_OK being 0, and
+ * fills *error (which may be NULL) when it fails; `ret_` arguments are written on success only. The
+ * numbers are gRPC's, reasons are stable: proto/README.md of the daemon lists them.
+ *
+ * Deadlines. Every call takes timeout_ms: 0 for the client's default, HEADRACE_NO_TIMEOUT for none.
+ * It reaches the daemon, which stops the work. A call whose time is over returns HEADRACE_DEADLINE;
+ * the connection stays usable, and a late answer is thrown away.
+ *
+ * Threads. Any number of threads may share one client and its handles; there is no thread inside.
+ * Whoever waits reads for all. A graph under construction belongs to one thread. Nothing may be used
+ * by another thread while it is closed or freed.
+ *
+ * Memory. Strings and arrays that are passed in are not kept after the call, except where a run is
+ * started and waited for separately. What a function gives is freed by the function named with it.
+ *
+ * Tensors have four extents, ne[0] being the fastest; types and operators are those of GGUF and ggml
+ * by name ("f32", "q4_K"; "MUL_MAT"). Sizes and offsets are in bytes.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HEADRACE_API __attribute__((visibility("default")))
+
+enum headrace_status {
+        HEADRACE_OK = 0,
+        HEADRACE_CANCELLED = 1,
+        HEADRACE_INVALID = 3,
+        HEADRACE_DEADLINE = 4,
+        HEADRACE_NOT_FOUND = 5,
+        HEADRACE_EXISTS = 6,
+        HEADRACE_PERMISSION = 7,
+        HEADRACE_EXHAUSTED = 8,
+        HEADRACE_PRECONDITION = 9,
+        HEADRACE_RANGE = 11,
+        HEADRACE_UNSUPPORTED = 12,
+        HEADRACE_INTERNAL = 13,    /* also: the daemon's answer cannot be understood (PROTOCOL) */
+        HEADRACE_UNAVAILABLE = 14, /* also: no connection (CONNECT, EOF) */
+        HEADRACE_DATA_LOSS = 15,
+        HEADRACE_UNAUTHENTICATED = 16,
+};
+
+#define HEADRACE_NO_TIMEOUT (-1)
+
+struct headrace_error {
+        enum headrace_status status;
+        char reason[48]; /* "LIMIT", "SHAPE", ... */
+        char words[257]; /* for people */
+        bool has_node, has_tensor;
+        uint32_t node;   /* position among the nodes in the order in which they were made */
+        uint32_t tensor; /* as numbered by headrace_graph_leaf() and headrace_graph_node() */
+        char field[64];  /* of a message or of a configuration, may be empty */
+        uint64_t limit, actual;
+        uint32_t retry_after_ms; /* 0: nothing is known */
+};
+
+/* "INVALID"...; "?" for a number that is no status. Never NULL. */
+HEADRACE_API const char *headrace_status_name(int status);
+/* Of the library, as "0.1.0". */
+HEADRACE_API const char *headrace_version(void);
+
+/* ---- connection ------------------------------------------------------------------------------ */
+
+struct headrace_client;
+
+/* A connected stream of the caller's, for transports that this library does not speak (TLS). Both
+ * functions behave like recv() and send() of a non-blocking socket: -1 with errno, EAGAIN where
+ * they would block; poll_fd is then polled. They are called by one thread at a time each. `close`
+ * is called once, also when connecting fails. */
+struct headrace_stream {
+        void *data;
+        int poll_fd;
+        int64_t (*receive)(void *data, void *buffer, size_t bytes);
+        int64_t (*send)(void *data, const void *buffer, size_t bytes);
+        void (*close)(void *data);
+};
+
+/* Zeroed is valid. */
+struct headrace_options {
+        int64_t timeout_ms;       /* of connecting, and the default of every call; 0: a minute */
+        const char *client_name;  /* shown to the operator; NULL: "libheadrace-client" */
+        const char *session_name; /* NULL or empty: a session of its own */
+        const void *credentials;  /* the token of a principal, where the daemon asks for one */
+        size_t credentials_bytes; /* at most 256 */
+        const void *resume_token; /* of headrace_session_token(): joins or resumes that session */
+        size_t resume_token_bytes;
+        const struct headrace_stream *stream; /* used instead of the address */
+};
+
+/* Connects to "unix:/path" or "tcp:host:port" and says hello. options may be NULL. */
+HEADRACE_API enum headrace_status headrace_connect(const char *address,
+                                                   const struct headrace_options *options,
+                                                   struct headrace_error *error,
+                                                   struct headrace_client **ret_client);
+/* Ends the connection; calls of other threads must have returned. NULL is a no-op. */
+HEADRACE_API void headrace_close(struct headrace_client *client);
+
+/* As the hello gave them; valid until headrace_close(). */
+struct headrace_limits {
+        uint64_t message_bytes_max, body_bytes_max, graph_nodes_max, graph_bytes_max,
+                tensor_bytes_max, session_graphs_max, session_runs_max, session_state_bytes_max,
+                upload_bytes_max, output_queue_bytes_max, run_bytes_max, copies_max;
+};
+HEADRACE_API const struct headrace_limits *headrace_limits_of(const struct headrace_client *client);
+HEADRACE_API const char *headrace_daemon_version(const struct headrace_client *client);
+/* Secret: whoever has it is this session. */
+HEADRACE_API const void *headrace_session_token(const struct headrace_client *client,
+                                                size_t *ret_bytes);
+/* The daemon has said that it takes no new requests. */
+HEADRACE_API bool headrace_draining(struct headrace_client *client);
+
+HEADRACE_API enum headrace_status headrace_ping(struct headrace_client *client, int64_t timeout_ms,
+                                                struct headrace_error *error);
+
+struct headrace_device {
+        char name[64], description[128], type[8], memory_kind[64];
+        uint64_t memory_free, memory_total, memory_used;
+        uint32_t threads;
+};
+/* In order of priority. Free with headrace_free(). */
+HEADRACE_API enum headrace_status headrace_devices(struct headrace_client *client,
+                                                   int64_t timeout_ms, struct headrace_error *error,
+                                                   struct headrace_device **ret_devices,
+                                                   size_t *ret_count);
+struct headrace_stat {
+        char name[64];
+        char labels[128]; /* key="value",... */
+        double value;
+};
+/* The daemon's counters. Free with headrace_free(). */
+HEADRACE_API enum headrace_status headrace_stats(struct headrace_client *client, int64_t timeout_ms,
+                                                 struct headrace_error *error,
+                                                 struct headrace_stat **ret_stats,
+                                                 size_t *ret_count);
+/* What the session and its principal hold and may hold, as session_held, principal_held and
+ * principal_limit. Free with headrace_free(). */
+HEADRACE_API enum headrace_status headrace_quota(struct headrace_client *client, int64_t timeout_ms,
+                                                 struct headrace_error *error,
+                                                 struct headrace_stat **ret_stats,
+                                                 size_t *ret_count);
+/* Returns when all earlier runs of the session have ended. */
+HEADRACE_API enum headrace_status headrace_sync(struct headrace_client *client, int64_t timeout_ms,
+                                                struct headrace_error *error);
+HEADRACE_API void headrace_free(void *memory);
+
+/* ---- weights and states ---------------------------------------------------------------------- */
+
+/* Where tensors live: the first rule whose glob matches the tensor's name counts; device "fit"
+ * spreads them by free memory; no match: the last device. */
+struct headrace_rule {
+        const char *pattern;
+        const char *device;
+};
+
+struct headrace_tensor {
+        const char *name;
+        const char *type;
+        int64_t ne[4];
+        const void *data; /* contiguous; NULL in a state, which begins with zeros */
+};
+
+struct headrace_set {
+        uint64_t handle;
+        uint64_t tensors, bytes;
+        bool already; /* it was there before */
+};
+
+/* A file below one of the daemon's model directories: GGUF, or safetensors by its extension. name:
+ * NULL for the path. */
+HEADRACE_API enum headrace_status
+headrace_load(struct headrace_client *client, const char *path, const char *name,
+              const struct headrace_rule *rules, size_t rule_count, int64_t timeout_ms,
+              struct headrace_error *error, struct headrace_set *ret_set);
+/* Uploads tensors as a set. */
+HEADRACE_API enum headrace_status
+headrace_put(struct headrace_client *client, const char *name,
+             const struct headrace_tensor *tensors, size_t tensor_count,
+             const struct headrace_rule *rules, size_t rule_count, int64_t timeout_ms,
+             struct headrace_error *error, struct headrace_set *ret_set);
+/* Gives a set back; it goes when nobody holds it any more. */
+HEADRACE_API enum headrace_status headrace_drop(struct headrace_client *client, uint64_t set,
+                                                int64_t timeout_ms, struct headrace_error *error);
+
+/* Writable tensors, zero-filled, owned by the session. */
+HEADRACE_API enum headrace_status
+headrace_state_alloc(struct headrace_client *client, const struct headrace_tensor *tensors,
+                     size_t tensor_count, const struct headrace_rule *rules, size_t rule_count,
+                     int64_t timeout_ms, struct headrace_error *error, uint64_t *ret_state);
+/* `bytes` bytes of tensor number `tensor` from `offset` on. */
+HEADRACE_API enum headrace_status headrace_state_read(struct headrace_client *client,
+                                                      uint64_t state, uint32_t tensor,
+                                                      uint64_t offset, void *buffer, uint64_t bytes,
+                                                      int64_t timeout_ms,
+                                                      struct headrace_error *error);
+HEADRACE_API enum headrace_status headrace_state_write(struct headrace_client *client,
+                                                       uint64_t state, uint32_t tensor,
+                                                       uint64_t offset, const void *data,
+                                                       uint64_t bytes, int64_t timeout_ms,
+                                                       struct headrace_error *error);
+HEADRACE_API enum headrace_status headrace_state_free(struct headrace_client *client,
+                                                      uint64_t state, int64_t timeout_ms,
+                                                      struct headrace_error *error);
+
+/* ---- graphs ---------------------------------------------------------------------------------- */
+
+struct headrace_graph;
+
+enum headrace_leaf {
+        HEADRACE_WEIGHT = 1, /* found in a weight set by its name */
+        HEADRACE_STATE = 2,  /* found in a state by its name */
+        HEADRACE_INPUT = 3,  /* carried by each run, in the order in which they were made */
+};
+
+#define HEADRACE_NONE UINT32_MAX /* an absent optional source */
+
+/* An empty graph, or NULL without memory. */
+HEADRACE_API struct headrace_graph *headrace_graph_new(void);
+/* NULL is a no-op. Submitted handles do not need it any more. */
+HEADRACE_API void headrace_graph_free(struct headrace_graph *graph);
+
+/* A leaf; ne: four extents. name may be NULL for an input. */
+HEADRACE_API enum headrace_status headrace_graph_leaf(struct headrace_graph *graph,
+                                                      enum headrace_leaf kind, const char *type,
+                                                      const int64_t ne[4], const char *name,
+                                                      struct headrace_error *error,
+                                                      uint32_t *ret_tensor);
+/* A leaf whose bytes, copied from data, are part of the graph. */
+HEADRACE_API enum headrace_status headrace_graph_constant(struct headrace_graph *graph,
+                                                          const char *type, const int64_t ne[4],
+                                                          const void *data,
+                                                          struct headrace_error *error,
+                                                          uint32_t *ret_tensor);
+
+struct headrace_node {
+        const char *op;
+        const uint32_t *sources; /* tensors; HEADRACE_NONE for an absent one */
+        size_t source_count;
+        const int32_t *params; /* words as in core/README.md, floats by their bits */
+        size_t param_count;    /* at most 16 */
+        /* Where sources and parameters leave the result open (VIEW, RESHAPE, REPEAT, CONT, ...);
+         * all 0: inferred. */
+        int64_t ne[4];
+        uint64_t nb[4];   /* VIEW only: strides; all 0: as if contiguous */
+        const char *type; /* NULL: inferred */
+        const char *name; /* may be NULL */
+        bool in_place;    /* writes over source 0, of an operator that may */
+};
+/* A node; its type, extents and strides are inferred and checked. INVALID with a reason (ARITY,
+ * DTYPE, SHAPE, ...) when the operator cannot take its sources. */
+HEADRACE_API enum headrace_status headrace_graph_node(struct headrace_graph *graph,
+                                                      const struct headrace_node *node,
+                                                      struct headrace_error *error,
+                                                      uint32_t *ret_tensor);
+/* A tensor that runs give back; outputs are in the order of their numbers, leaves first. */
+HEADRACE_API void headrace_graph_output(struct headrace_graph *graph, uint32_t tensor);
+/* Bytes that a run carries of an input, or gives of an output: the strided span. */
+HEADRACE_API uint64_t headrace_graph_bytes(const struct headrace_graph *graph, uint32_t tensor);
+/* Extents of a tensor. */
+HEADRACE_API void headrace_graph_extents(const struct headrace_graph *graph, uint32_t tensor,
+                                         int64_t ret_ne[4]);
+
+/* ---- submit and run -------------------------------------------------------------------------- */
+
+struct headrace_handle;
+
+/* Zeroed is valid. */
+struct headrace_submit {
+        const uint64_t *weights; /* sets, in which weight leaves are looked up, first set first */
+        size_t weight_count;
+        const uint64_t *states;
+        size_t state_count;
+        const struct headrace_rule *pins; /* globs over tensor names -> device */
+        size_t pin_count;
+        uint32_t n_copies; /* runs in flight at once; 0: decided by the plan */
+        bool rules_ggml, op_offload, strict, fresh, realloc_fail;
+};
+
+struct headrace_plan {
+        uint32_t splits, n_copies, inputs, outputs, fallback_nodes;
+        uint64_t copied_bytes;
+};
+
+/* Has a graph checked and planned. options may be NULL. */
+HEADRACE_API enum headrace_status headrace_submit(struct headrace_client *client,
+                                                  const struct headrace_graph *graph,
+                                                  const struct headrace_submit *options,
+                                                  int64_t timeout_ms, struct headrace_error *error,
+                                                  struct headrace_handle **ret_handle);
+/* The plan of the latest submit. */
+HEADRACE_API void headrace_plan_of(struct headrace_handle *handle, struct headrace_plan *ret_plan);
+/* Gives the graph back and frees the handle; before headrace_close(). NULL is a no-op. */
+HEADRACE_API enum headrace_status headrace_release(struct headrace_handle *handle,
+                                                   int64_t timeout_ms,
+                                                   struct headrace_error *error);
+
+struct headrace_buffer {
+        void *data;
+        uint64_t bytes;
+};
+
+/* Zeroed is valid. */
+struct headrace_run_options {
+        int64_t timeout_ms;
+        int32_t priority; /* higher first, among runs of other sessions for the same devices */
+};
+
+struct headrace_run_figures {
+        uint64_t queue_ns, run_ns, copied_bytes;
+        uint32_t slot;
+};
+
+struct headrace_run;
+
+/* Evaluates a graph: all inputs in order, all outputs in order into buffers of exactly their bytes.
+ * A graph that the daemon has evicted is submitted again, once. options and ret_figures may be
+ * NULL. */
+HEADRACE_API enum headrace_status
+headrace_run(struct headrace_handle *handle, const struct headrace_buffer *inputs,
+             size_t input_count, const struct headrace_buffer *outputs, size_t output_count,
+             const struct headrace_run_options *options, struct headrace_error *error,
+             struct headrace_run_figures *ret_figures);
+/* Starts a run and returns once its inputs are sent; many may be in flight. The arrays may go, the
+ * memory that they name stays the run's until headrace_run_wait() has returned. */
+HEADRACE_API enum headrace_status
+headrace_run_start(struct headrace_handle *handle, const struct headrace_buffer *inputs,
+                   size_t input_count, const struct headrace_buffer *outputs, size_t output_count,
+                   const struct headrace_run_options *options, struct headrace_error *error,
+                   struct headrace_run **ret_run);
+/* Waits for a run, frees it and tells how it has ended. */
+HEADRACE_API enum headrace_status headrace_run_wait(struct headrace_run *run,
+                                                    struct headrace_error *error,
+                                                    struct headrace_run_figures *ret_figures);
+/* Asks the daemon to stop a run, which must still be waited for; it then ends with CANCELLED unless
+ * it was too late. Any thread. */
+HEADRACE_API void headrace_run_cancel(struct headrace_run *run);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,285 @@
+/*
+ * What arrives: bytes become frames, frames belong to calls.
+ *
+ * A header and its message pass through scratch memory; a body goes from the socket straight to
+ * where its call wants it, but for what came along with the message. A call that has been abandoned
+ * stays listed until its reply has ended, since a reply to an unknown call means that the two sides
+ * no longer understand each other.
+ */
+#include "client/c/channel_priv.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void fail_protocol(struct hr_channel *channel, const char *words) {
+        struct headrace_error error;
+
+        (void) hr_client_fail(&error, HEADRACE_INTERNAL, "PROTOCOL", "%s", words);
+        hr_channel_break(channel, &error);
+}
+
+static void call_end(struct hr_channel *channel, struct hr_call *call) {
+        call->ended = true;
+        if (call->abandoned) {
+                hr_channel_forget(channel, call);
+                hr_call_destroy(call);
+        } else if (call->waiting) {
+                (void) pthread_cond_signal(&call->changed);
+        }
+}
+
+static bool call_keep_message(struct hr_call *call, struct hr_wire_span message) {
+        free(call->message);
+        call->message = malloc(message.size + 1);
+        if (!call->message)
+                return false;
+        memcpy(call->message, message.data, message.size);
+        call->message_bytes = message.size;
+        return true;
+}
+
+/* Room for `more` further bytes of a body that the call keeps itself. */
+static bool call_reserve(struct hr_call *call, uint64_t more) {
+        uint64_t need = call->body_bytes + more;
+        size_t capacity = HR_MAX(call->body_capacity, (size_t) 256);
+        uint8_t *grown;
+
+        if (need <= call->body_capacity)
+                return true;
+        while (capacity < need)
+                capacity *= 2;
+        grown = realloc(call->body, capacity);
+        if (!grown)
+                return false;
+        call->body = grown;
+        call->body_capacity = capacity;
+        return true;
+}
+
+/* Notes an error frame in its call, or ends the connection where it is about that. */
+static void take_error(struct hr_channel *channel, struct hr_call *call,
+                       struct hr_wire_span message) {
+        struct hr_wire_error wire;
+        struct hr_diag diag = {0};
+        struct headrace_error error;
+
+        if (hr_wire_error_decode(message, &diag, &wire) != HR_OK) {
+                fail_protocol(channel, "an error that cannot be read");
+                return;
+        }
+        (void) hr_client_fail_wire(&error, &wire);
+        if (!call) {
+                hr_channel_break(channel, &error);
+                return;
+        }
+        call->error = error;
+        call->status = error.status;
+}
+
+static void take_push(struct hr_channel *channel, struct hr_call *call,
+                      struct hr_wire_span message) {
+        struct hr_diag diag = {0};
+        uint64_t bytes;
+
+        switch (channel->header.type) {
+        case HR_FRAME_CREDIT:
+                if (hr_wire_varint_decode(message, &diag, &bytes) != HR_OK) {
+                        fail_protocol(channel, "credit that cannot be read");
+                        return;
+                }
+                if (!call || !hr_add_u64(call->credit, bytes, &call->credit))
+                        return;
+                if (call->waiting)
+                        (void) pthread_cond_signal(&call->changed);
+                return;
+        case HR_FRAME_GOAWAY:
+                channel->draining = true;
+                return;
+        default: /* progress, which nobody asked for */
+                return;
+        }
+}
+
+/* A reply's frame: where its body goes. */
+static void take_reply(struct hr_channel *channel, struct hr_call *call,
+                       struct hr_wire_span message) {
+        const struct hr_frame_header *header = &channel->header;
+        uint8_t expected = (uint8_t) ((call->begun ? HR_FRAME_DATA : call->kind) | HR_FRAME_REPLY);
+
+        if (header->flags & HR_FRAME_ERROR) {
+                take_error(channel, call, message);
+                return;
+        }
+        if (header->type != expected) {
+                fail_protocol(channel, "a frame of another type than was due");
+                return;
+        }
+        if (!call->begun && !call_keep_message(call, message)) {
+                fail_protocol(channel, "no memory for a message");
+                return;
+        }
+        call->begun = true;
+        if (call->abandoned || !header->body_bytes)
+                return;
+        if (call->into ? header->body_bytes > call->into_left
+                       : !call_reserve(call, header->body_bytes)) {
+                fail_protocol(channel, call->into ? "a reply that is longer than it may be"
+                                                  : "no memory for a reply");
+                return;
+        }
+        channel->target = call;
+}
+
+/* Header and message are there. */
+static void take_frame(struct hr_channel *channel, struct hr_wire_span message) {
+        const struct hr_frame_header *header = &channel->header;
+        struct hr_call *call = hr_channel_find(channel, header->request_id);
+
+        channel->in_body = true;
+        channel->body_left = header->body_bytes;
+        channel->target = NULL;
+        if (header->type == HR_FRAME_CREDIT || header->type == HR_FRAME_GOAWAY ||
+            header->type == HR_FRAME_PROGRESS) {
+                take_push(channel, call, message);
+        } else if (call) {
+                take_reply(channel, call, message);
+        } else if (header->flags & HR_FRAME_ERROR) {
+                take_error(channel, NULL, message);
+        } else {
+                fail_protocol(channel, "a reply to a call that is not open");
+        }
+}
+
+static void frame_done(struct hr_channel *channel) {
+        const struct hr_frame_header *header = &channel->header;
+        struct hr_call *call = hr_channel_find(channel, header->request_id);
+
+        channel->in_body = false;
+        channel->target = NULL;
+        if (!call || header->type == HR_FRAME_CREDIT || header->type == HR_FRAME_GOAWAY ||
+            header->type == HR_FRAME_PROGRESS)
+                return;
+        if ((header->flags & HR_FRAME_ERROR) || !(header->flags & HR_FRAME_MORE))
+                call_end(channel, call);
+}
+
+/* Where the next bytes of the body go, and how many fit there. NULL: nowhere. */
+static uint8_t *body_place(struct hr_channel *channel, size_t *ret_bytes) {
+        struct hr_call *call = channel->target;
+
+        *ret_bytes = (size_t) HR_MIN(channel->body_left, (uint64_t) SIZE_MAX);
+        if (!call)
+                return NULL;
+        if (!call->into)
+                return call->body + call->body_bytes;
+        while (call->into_at->iov_len == 0)
+                call->into_at++;
+        *ret_bytes = HR_MIN(*ret_bytes, call->into_at->iov_len);
+        return call->into_at->iov_base;
+}
+
+static void body_advance(struct hr_channel *channel, size_t bytes) {
+        struct hr_call *call = channel->target;
+
+        channel->body_left -= bytes;
+        if (!call)
+                return;
+        call->body_bytes += bytes;
+        if (call->into) {
+                call->into_left -= bytes;
+                call->into_at->iov_base = (uint8_t *) call->into_at->iov_base + bytes;
+                call->into_at->iov_len -= bytes;
+        }
+}
+
+/* Takes one step through the scratch bytes; false when more are needed. */
+static bool advance(struct hr_channel *channel) {
+        size_t have = channel->end - channel->start, bytes;
+        const uint8_t *at = channel->scratch + channel->start;
+        const struct hr_frame_limits limits = {HR_WIRE_MESSAGE_BYTES_MAX, UINT32_MAX, 0};
+        struct hr_diag diag = {0};
+        uint8_t *place;
+
+        if (channel->failed)
+                return false;
+        if (!channel->in_body) {
+                if (have < HR_FRAME_HEADER_BYTES)
+                        return false;
+                if (hr_frame_header_decode(at, &limits, &diag, &channel->header) != HR_OK) {
+                        fail_protocol(channel, diag.words);
+                        return false;
+                }
+                if (have < HR_FRAME_HEADER_BYTES + (size_t) channel->header.message_bytes)
+                        return false;
+                channel->start += HR_FRAME_HEADER_BYTES + channel->header.message_bytes;
+                take_frame(channel, (struct hr_wire_span){at + HR_FRAME_HEADER_BYTES,
+                                                          channel->header.message_bytes});
+        } else if (channel->body_left) {
+                if (!have)
+                        return false;
+                place = body_place(channel, &bytes);
+                bytes = HR_MIN(bytes, have);
+                if (place)
+                        memcpy(place, at, bytes);
+                channel->start += bytes;
+                body_advance(channel, bytes);
+        }
+        if (channel->in_body && !channel->body_left && !channel->failed)
+                frame_done(channel);
+        return true;
+}
+
+/* Reads once; false when nothing is there, or no more. */
+static bool read_once(struct hr_channel *channel) {
+        uint8_t *place = NULL;
+        size_t bytes = 0;
+        int64_t count;
+
+        if (channel->in_body && channel->start == channel->end)
+                place = body_place(channel, &bytes);
+        if (!place) {
+                memmove(channel->scratch, channel->scratch + channel->start,
+                        channel->end - channel->start);
+                channel->end -= channel->start;
+                channel->start = 0;
+                count = channel->stream.receive(channel->stream.data,
+                                                channel->scratch + channel->end,
+                                                HR_CHANNEL_SCRATCH_BYTES - channel->end);
+        } else {
+                count = channel->stream.receive(channel->stream.data, place, bytes);
+        }
+        if (count <= 0) {
+                struct headrace_error error;
+                int number = errno;
+
+                if (count < 0 && (number == EAGAIN || number == EWOULDBLOCK || number == EINTR))
+                        return false;
+                (void) hr_client_fail(&error, HEADRACE_UNAVAILABLE, "EOF",
+                                      count ? "the connection has failed: %s"
+                                            : "the daemon has closed the connection",
+                                      strerror(number));
+                hr_channel_break(channel, &error);
+                return false;
+        }
+        if (place) {
+                body_advance(channel, (size_t) count);
+                if (!channel->body_left)
+                        frame_done(channel);
+        } else {
+                channel->end += (size_t) count;
+        }
+        return true;
+}
+
+void hr_channel_receive(struct hr_channel *channel, const struct hr_call *until) {
+        while (!channel->failed) {
+                if (!read_once(channel))
+                        return;
+                while (advance(channel))
+                        ;
+                if (until && (until->ended || until->credit))
+                        return;
+        }
+}

@@ -1,0 +1,329 @@
+/*
+ * Submitted graphs and their runs. The daemon may evict a graph that has been idle: the first run
+ * that meets this submits it again, the others wait for that, and each is sent once more.
+ */
+#include "client/c/client_priv.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define OUTPUTS_BYTES_MAX (16U << 20) /* of the list of lengths in a reply */
+
+struct headrace_handle {
+        struct headrace_client *client;
+        uint8_t *graph, *message; /* as they are submitted */
+        size_t graph_bytes, message_bytes;
+        pthread_mutex_t lock; /* of what is below; held while the graph is submitted again */
+        uint64_t handle;
+        uint64_t generation; /* counts submits */
+        struct headrace_plan plan;
+};
+
+struct headrace_run {
+        struct headrace_handle *handle;
+        struct hr_call *call;
+        uint64_t generation; /* of the handle that it was sent with */
+        struct iovec *inputs, *outputs;
+        size_t input_count, output_count;
+        int32_t priority;
+        int64_t deadline_ns;
+};
+
+/* ---- submit ---------------------------------------------------------------------------------- */
+
+/* Sends the graph; the lock is held or nobody else knows the handle. */
+static enum headrace_status handle_submit(struct headrace_handle *handle, int64_t deadline_ns,
+                                          struct headrace_error *error) {
+        const struct iovec part = {handle->graph, handle->graph_bytes};
+        const struct hr_request request = {.kind = HR_FRAME_SUBMIT,
+                                           .message = handle->message,
+                                           .message_bytes = handle->message_bytes,
+                                           .parts = &part,
+                                           .part_count = 1};
+        struct hr_wire_submit_reply reply;
+        struct hr_diag diag = {0};
+        struct hr_answer answer;
+        struct hr_call *call;
+        enum headrace_status status = hr_channel_call(handle->client->channel, &request,
+                                                      deadline_ns, error, &call, &answer);
+
+        if (status != HEADRACE_OK)
+                return status;
+        if (hr_wire_submit_reply_decode(answer.message, &diag, &reply) == HR_OK) {
+                handle->handle = reply.handle;
+                handle->generation++;
+                handle->plan = (struct headrace_plan){
+                        .splits = reply.split_count,
+                        .n_copies = reply.n_copies,
+                        .inputs = reply.input_count,
+                        .outputs = reply.output_count,
+                        .fallback_nodes = reply.fallback_nodes,
+                        .copied_bytes = reply.copied_bytes,
+                };
+        } else {
+                status = hr_client_fail_answer(error, &diag);
+        }
+        hr_call_free(handle->client->channel, call);
+        return status;
+}
+
+static enum headrace_status message_make(struct headrace_handle *handle,
+                                         const struct headrace_submit *options,
+                                         struct headrace_error *error) {
+        struct hr_wire_submit submit = {
+                .graph_bytes = handle->graph_bytes > hr_channel_body_max(handle->client->channel)
+                                       ? handle->graph_bytes
+                                       : 0,
+                .weights = options->weights,
+                .weight_count = (uint32_t) options->weight_count,
+                .states = options->states,
+                .state_count = (uint32_t) options->state_count,
+                .pins = (const struct hr_wire_rule *) (const void *) options->pins,
+                .pin_count = (uint32_t) options->pin_count,
+                .rules = options->rules_ggml,
+                .n_copies = options->n_copies,
+                .op_offload = options->op_offload,
+                .strict = options->strict,
+                .fresh = options->fresh,
+                .realloc_fail = options->realloc_fail,
+        };
+        uint8_t buffer[HR_WIRE_MESSAGE_BYTES_MAX];
+        struct hr_diag diag = {0};
+
+        if (hr_wire_submit_encode(&submit, buffer, sizeof buffer, &diag, &handle->message_bytes) !=
+            HR_OK)
+                return hr_client_fail_diag(error, &diag);
+        handle->message = malloc(handle->message_bytes + 1);
+        if (!handle->message)
+                return hr_client_fail_memory(error);
+        memcpy(handle->message, buffer, handle->message_bytes);
+        return HEADRACE_OK;
+}
+
+static void handle_free(struct headrace_handle *handle) {
+        (void) pthread_mutex_destroy(&handle->lock);
+        free(handle->graph);
+        free(handle->message);
+        free(handle);
+}
+
+enum headrace_status headrace_submit(struct headrace_client *client,
+                                     const struct headrace_graph *graph,
+                                     const struct headrace_submit *options, int64_t timeout_ms,
+                                     struct headrace_error *error,
+                                     struct headrace_handle **ret_handle) {
+        const struct headrace_submit none = {0};
+        struct headrace_handle *handle = calloc(1, sizeof *handle);
+        enum headrace_status status;
+
+        if (!handle)
+                return hr_client_fail_memory(error);
+        handle->client = client;
+        (void) pthread_mutex_init(&handle->lock, NULL);
+        status = hr_client_graph_encode(graph, error, &handle->graph, &handle->graph_bytes);
+        if (status == HEADRACE_OK)
+                status = message_make(handle, options ? options : &none, error);
+        if (status == HEADRACE_OK)
+                status = handle_submit(handle, hr_client_deadline_of(client, timeout_ms), error);
+        if (status != HEADRACE_OK) {
+                handle_free(handle);
+                return status;
+        }
+        *ret_handle = handle;
+        return HEADRACE_OK;
+}
+
+void headrace_plan_of(struct headrace_handle *handle, struct headrace_plan *ret_plan) {
+        (void) pthread_mutex_lock(&handle->lock);
+        *ret_plan = handle->plan;
+        (void) pthread_mutex_unlock(&handle->lock);
+}
+
+enum headrace_status headrace_release(struct headrace_handle *handle, int64_t timeout_ms,
+                                      struct headrace_error *error) {
+        enum headrace_status status;
+
+        if (!handle)
+                return HEADRACE_OK;
+        status = hr_client_simple(handle->client, HR_FRAME_RELEASE, handle->handle, timeout_ms,
+                                  error);
+        handle_free(handle);
+        return status == HEADRACE_NOT_FOUND ? HEADRACE_OK : status; /* evicted: gone already */
+}
+
+/* Submits again unless somebody has since generation `seen`. */
+static enum headrace_status handle_renew(struct headrace_handle *handle, uint64_t seen,
+                                         int64_t deadline_ns, struct headrace_error *error) {
+        enum headrace_status status = HEADRACE_OK;
+
+        (void) pthread_mutex_lock(&handle->lock);
+        if (handle->generation == seen)
+                status = handle_submit(handle, deadline_ns, error);
+        (void) pthread_mutex_unlock(&handle->lock);
+        return status;
+}
+
+/* ---- run ------------------------------------------------------------------------------------- */
+
+static void run_free(struct headrace_run *run) {
+        hr_call_free(run->handle->client->channel, run->call);
+        free(run->inputs);
+        free(run->outputs);
+        free(run);
+}
+
+static struct iovec *buffers_copy(const struct headrace_buffer *buffers, size_t count,
+                                  uint64_t *ret_bytes) {
+        struct iovec *copy = calloc(count + 1, sizeof *copy);
+
+        *ret_bytes = 0;
+        for (size_t i = 0; copy && i < count; i++) {
+                copy[i] = (struct iovec){buffers[i].data, buffers[i].bytes};
+                *ret_bytes += buffers[i].bytes;
+        }
+        return copy;
+}
+
+/* Sends the run with the handle's present number. */
+static enum headrace_status run_send(struct headrace_run *run, uint64_t input_bytes,
+                                     struct headrace_error *error) {
+        struct headrace_handle *handle = run->handle;
+        struct hr_channel *channel = handle->client->channel;
+        uint8_t message[64];
+        struct hr_request request = {.kind = HR_FRAME_RUN,
+                                     .message = message,
+                                     .parts = run->inputs,
+                                     .part_count = run->input_count,
+                                     .into = run->outputs,
+                                     .into_count = run->output_count};
+        struct hr_wire_run wire = {
+                .no_outputs = run->output_count == 0,
+                .input_bytes = input_bytes > hr_channel_body_max(channel) ? input_bytes : 0,
+                .priority = run->priority,
+        };
+        struct hr_diag diag = {0};
+
+        (void) pthread_mutex_lock(&handle->lock);
+        wire.handle = handle->handle;
+        run->generation = handle->generation;
+        (void) pthread_mutex_unlock(&handle->lock);
+        if (hr_wire_run_encode(&wire, message, sizeof message, &diag, &request.message_bytes) !=
+            HR_OK)
+                return hr_client_fail_diag(error, &diag);
+        return hr_channel_start(channel, &request, run->deadline_ns, error, &run->call);
+}
+
+enum headrace_status headrace_run_start(struct headrace_handle *handle,
+                                        const struct headrace_buffer *inputs, size_t input_count,
+                                        const struct headrace_buffer *outputs, size_t output_count,
+                                        const struct headrace_run_options *options,
+                                        struct headrace_error *error,
+                                        struct headrace_run **ret_run) {
+        struct headrace_run *run = calloc(1, sizeof *run);
+        uint64_t input_bytes = 0, output_bytes = 0;
+        enum headrace_status status;
+
+        if (!run)
+                return hr_client_fail_memory(error);
+        run->handle = handle;
+        run->inputs = buffers_copy(inputs, input_count, &input_bytes);
+        run->outputs = buffers_copy(outputs, output_count, &output_bytes);
+        run->input_count = input_count;
+        run->output_count = output_count;
+        run->priority = options ? options->priority : 0;
+        run->deadline_ns = hr_client_deadline_of(handle->client, options ? options->timeout_ms : 0);
+        status = run->inputs && run->outputs ? run_send(run, input_bytes, error)
+                                             : hr_client_fail_memory(error);
+        if (status != HEADRACE_OK) {
+                run_free(run);
+                return status;
+        }
+        *ret_run = run;
+        return HEADRACE_OK;
+}
+
+/* What came back must be what was asked for, output by output. */
+static enum headrace_status run_take(const struct headrace_run *run, const struct hr_answer *answer,
+                                     struct headrace_error *error,
+                                     struct headrace_run_figures *ret_figures) {
+        struct hr_wire_run_reply reply;
+        struct hr_diag diag = {0};
+        struct hr_arena arena;
+        enum headrace_status status = HEADRACE_OK;
+
+        hr_arena_init(&arena, OUTPUTS_BYTES_MAX);
+        if (hr_wire_run_reply_decode(answer->message, &arena, &diag, &reply) != HR_OK) {
+                status = hr_client_fail_answer(error, &diag);
+        } else if (reply.output_count != run->output_count) {
+                status = hr_client_fail(error, HEADRACE_INVALID, "OUTPUT",
+                                        "the graph has %u outputs, room is for %zu",
+                                        reply.output_count, run->output_count);
+        } else {
+                for (uint32_t i = 0; i < reply.output_count && status == HEADRACE_OK; i++)
+                        if (reply.output_bytes[i] != run->outputs[i].iov_len)
+                                status = hr_client_fail(
+                                        error, HEADRACE_INVALID, "SIZE",
+                                        "output %u has %llu bytes, its buffer %zu", i,
+                                        (unsigned long long) reply.output_bytes[i],
+                                        run->outputs[i].iov_len);
+        }
+        if (status == HEADRACE_OK && ret_figures)
+                *ret_figures = (struct headrace_run_figures){reply.queue_ns, reply.run_ns,
+                                                             reply.copied_bytes, reply.slot};
+        hr_arena_deinit(&arena);
+        return status;
+}
+
+/* Once more, after the graph had been evicted. */
+static enum headrace_status run_again(struct headrace_run *run, struct headrace_error *error,
+                                      struct hr_answer *ret_answer) {
+        struct hr_channel *channel = run->handle->client->channel;
+        uint64_t input_bytes = 0;
+        enum headrace_status status =
+                handle_renew(run->handle, run->generation, run->deadline_ns, error);
+
+        if (status != HEADRACE_OK)
+                return status;
+        hr_call_free(channel, run->call);
+        run->call = NULL;
+        for (size_t i = 0; i < run->input_count; i++)
+                input_bytes += run->inputs[i].iov_len;
+        status = run_send(run, input_bytes, error);
+        return status == HEADRACE_OK ? hr_channel_wait(channel, run->call, error, ret_answer)
+                                     : status;
+}
+
+enum headrace_status headrace_run_wait(struct headrace_run *run, struct headrace_error *error,
+                                       struct headrace_run_figures *ret_figures) {
+        struct headrace_error local;
+        struct hr_answer answer = {0};
+        enum headrace_status status =
+                hr_channel_wait(run->handle->client->channel, run->call, &local, &answer);
+
+        if (status == HEADRACE_NOT_FOUND && strcmp(local.reason, "GRAPH") == 0)
+                status = run_again(run, &local, &answer);
+        if (status == HEADRACE_OK)
+                status = run_take(run, &answer, &local, ret_figures);
+        if (status != HEADRACE_OK && error)
+                *error = local;
+        run_free(run);
+        return status;
+}
+
+void headrace_run_cancel(struct headrace_run *run) {
+        hr_channel_cancel(run->handle->client->channel, run->call);
+}
+
+enum headrace_status headrace_run(struct headrace_handle *handle,
+                                  const struct headrace_buffer *inputs, size_t input_count,
+                                  const struct headrace_buffer *outputs, size_t output_count,
+                                  const struct headrace_run_options *options,
+                                  struct headrace_error *error,
+                                  struct headrace_run_figures *ret_figures) {
+        struct headrace_run *run;
+        enum headrace_status status = headrace_run_start(
+                handle, inputs, input_count, outputs, output_count, options, error, &run);
+
+        return status == HEADRACE_OK ? headrace_run_wait(run, error, ret_figures) : status;
+}

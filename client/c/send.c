@@ -1,0 +1,296 @@
+/*
+ * Sending: frames, and bodies under credit.
+ *
+ * A thread that waits to send reads too, unless another one does, so that two full socket buffers
+ * cannot block each other. A frame goes out whole or the connection ends.
+ */
+#include "client/c/channel_priv.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#define PIECES_MAX 510 /* of a body in one frame: with header and message half of IOV_MAX */
+
+/* ---- sending --------------------------------------------------------------------------------- */
+
+/* Waits until the stream takes bytes, reading meanwhile unless another thread does. */
+static void wait_writable(struct hr_channel *channel, int64_t deadline_ns) {
+        struct pollfd ready = {.fd = channel->stream.poll_fd, .events = POLLOUT};
+        bool mine;
+        int ms = HR_MIN(hr_client_poll_ms(deadline_ns), 100);
+
+        (void) pthread_mutex_lock(&channel->state);
+        mine = !channel->reading;
+        channel->reading = true;
+        (void) pthread_mutex_unlock(&channel->state);
+        if (mine)
+                ready.events |= POLLIN;
+        (void) poll(&ready, 1, ms);
+        if (!mine)
+                return;
+        (void) pthread_mutex_lock(&channel->state);
+        if (ready.revents & ~POLLOUT)
+                hr_channel_receive(channel, NULL);
+        channel->reading = false;
+        hr_channel_hand_over(channel);
+        (void) pthread_mutex_unlock(&channel->state);
+}
+
+static bool channel_failure(struct hr_channel *channel, struct headrace_error *error) {
+        bool failed;
+
+        (void) pthread_mutex_lock(&channel->state);
+        failed = channel->failed;
+        if (failed && error)
+                *error = channel->failure;
+        (void) pthread_mutex_unlock(&channel->state);
+        return failed;
+}
+
+/* The stream takes as many of the bytes as it can. */
+static int64_t stream_send(struct hr_channel *channel, struct iovec *parts, size_t count) {
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
+
+        if (channel->own_stream)
+                return channel->stream.send(channel->stream.data, parts[0].iov_base,
+                                            parts[0].iov_len);
+        return sendmsg(channel->stream.poll_fd, &message, MSG_NOSIGNAL);
+}
+
+static void stream_broken(struct hr_channel *channel, int number) {
+        struct headrace_error error;
+
+        (void) hr_client_fail(&error, HEADRACE_UNAVAILABLE, "EOF", "the connection has failed: %s",
+                              strerror(number));
+        (void) pthread_mutex_lock(&channel->state);
+        if (!channel->reading) /* what the daemon said last may explain it */
+                hr_channel_receive(channel, NULL);
+        hr_channel_break(channel, &error);
+        (void) pthread_mutex_unlock(&channel->state);
+}
+
+/* No more bytes can be sent in time; half a frame ends the connection. */
+static enum headrace_status send_too_late(struct hr_channel *channel, bool begun,
+                                          struct headrace_error *error) {
+        struct headrace_error late;
+
+        (void) hr_client_fail(&late, HEADRACE_DEADLINE, "DEADLINE",
+                              "the daemon takes no more bytes");
+        if (begun) {
+                (void) pthread_mutex_lock(&channel->state);
+                hr_channel_break(channel, &late);
+                (void) pthread_mutex_unlock(&channel->state);
+        }
+        if (error)
+                *error = late;
+        return late.status;
+}
+
+/* Sends all parts, which it consumes. `sending` held. */
+static enum headrace_status send_all(struct hr_channel *channel, struct iovec *parts, size_t count,
+                                     int64_t deadline_ns, struct headrace_error *error) {
+        struct headrace_error failure;
+        bool begun = false;
+
+        for (;;) {
+                int64_t sent;
+
+                for (; count && !parts->iov_len; parts++)
+                        count--;
+                if (!count)
+                        return HEADRACE_OK;
+                if (channel_failure(channel, &failure)) {
+                        if (error)
+                                *error = failure;
+                        return failure.status;
+                }
+                sent = stream_send(channel, parts, count);
+                if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+                        stream_broken(channel, errno);
+                        continue;
+                }
+                begun |= sent > 0;
+                for (size_t left = sent > 0 ? (size_t) sent : 0; left;) {
+                        size_t taken = HR_MIN(left, parts->iov_len);
+
+                        parts->iov_base = (uint8_t *) parts->iov_base + taken;
+                        parts->iov_len -= taken;
+                        left -= taken;
+                        if (!parts->iov_len) {
+                                parts++;
+                                count--;
+                        }
+                }
+                if (sent > 0)
+                        continue;
+                if (hr_client_is_past(deadline_ns))
+                        return send_too_late(channel, begun, error);
+                wait_writable(channel, deadline_ns);
+        }
+}
+
+/* What is left of a request's body. */
+struct body {
+        const struct iovec *parts;
+        size_t count, offset; /* offset into parts[0] */
+};
+
+static uint64_t parts_bytes(const struct iovec *parts, size_t count) {
+        uint64_t bytes = 0;
+
+        for (size_t i = 0; i < count; i++)
+                bytes += parts[i].iov_len;
+        return bytes;
+}
+
+/* Takes up to `bytes` bytes and PIECES_MAX pieces off the body; returns how many pieces
+ * and, in *ret_bytes, how many bytes. */
+static size_t body_take(struct body *body, uint64_t bytes, struct iovec *pieces,
+                        uint64_t *ret_bytes) {
+        size_t count = 0;
+
+        *ret_bytes = 0;
+        while (body->count && bytes && count < PIECES_MAX) {
+                size_t left = body->parts->iov_len - body->offset;
+                size_t taken = (size_t) HR_MIN((uint64_t) left, bytes);
+
+                if (taken)
+                        pieces[count++] = (struct iovec){
+                                (uint8_t *) body->parts->iov_base + body->offset, taken};
+                *ret_bytes += taken;
+                bytes -= taken;
+                body->offset += taken;
+                if (body->offset == body->parts->iov_len) {
+                        body->parts++;
+                        body->count--;
+                        body->offset = 0;
+                }
+        }
+        return count;
+}
+
+/* One frame: a header, a message, pieces of a body. */
+static enum headrace_status send_frame(struct hr_channel *channel,
+                                       const struct hr_frame_header *header,
+                                       const uint8_t *message, struct iovec *pieces,
+                                       size_t piece_count, int64_t deadline_ns,
+                                       struct headrace_error *error) {
+        uint8_t head[HR_FRAME_HEADER_BYTES];
+        struct iovec parts[PIECES_MAX + 2] = {
+                {head, sizeof head},
+                {(void *) (uintptr_t) message, header->message_bytes},
+        };
+        enum headrace_status status;
+
+        HR_ASSERT(piece_count <= PIECES_MAX);
+        hr_frame_header_encode(header, head);
+        if (piece_count)
+                memcpy(parts + 2, pieces, piece_count * sizeof *pieces);
+        (void) pthread_mutex_lock(&channel->sending);
+        status = send_all(channel, parts, piece_count + 2, deadline_ns, error);
+        (void) pthread_mutex_unlock(&channel->sending);
+        return status;
+}
+
+/* Waits for credit. OK with *ret_bytes 0: the call has ended without wanting more. */
+static enum headrace_status wait_credit(struct hr_channel *channel, struct hr_call *call,
+                                        uint64_t wanted, struct headrace_error *error,
+                                        uint64_t *ret_bytes) {
+        enum headrace_status status = HEADRACE_OK;
+
+        (void) pthread_mutex_lock(&channel->state);
+        while (!call->ended && !call->credit && !channel->failed && !hr_client_is_past(call->deadline_ns))
+                hr_channel_wait_some(channel, call, call->deadline_ns);
+        if (channel->failed && !call->ended) {
+                status = channel->failure.status;
+                if (error)
+                        *error = channel->failure;
+        } else if (!call->ended && !call->credit) {
+                status = hr_client_fail(error, HEADRACE_DEADLINE, "DEADLINE",
+                                        "the daemon grants no credit");
+        }
+        *ret_bytes = call->ended ? 0 : HR_MIN(call->credit, wanted);
+        call->credit -= *ret_bytes;
+        (void) pthread_mutex_unlock(&channel->state);
+        return status;
+}
+
+/* Sends a sequence of `total` bytes under credit; `last`: the request ends with it. */
+static enum headrace_status send_sequence(struct hr_channel *channel, struct hr_call *call,
+                                          struct body *body, uint64_t total, bool last,
+                                          struct headrace_error *error) {
+        struct iovec pieces[PIECES_MAX];
+        uint64_t offset = 0;
+
+        while (offset < total) {
+                struct hr_frame_header header = {.type = HR_FRAME_DATA, .request_id = call->id};
+                uint64_t granted, taken;
+                uint8_t message[16];
+                size_t message_bytes, count;
+                enum headrace_status status = wait_credit(
+                        channel, call, HR_MIN(total - offset, (uint64_t) channel->body_max), error,
+                        &granted);
+
+                if (status != HEADRACE_OK || !granted)
+                        return status;
+                count = body_take(body, granted, pieces, &taken);
+                if (taken < granted) { /* many small pieces: the rest in a later frame */
+                        (void) pthread_mutex_lock(&channel->state);
+                        call->credit += granted - taken;
+                        (void) pthread_mutex_unlock(&channel->state);
+                }
+                if (hr_wire_varint_encode(offset, message, sizeof message, NULL, &message_bytes) !=
+                    HR_OK)
+                        return hr_client_fail_memory(error);
+                offset += taken;
+                header.flags = last && offset == total ? HR_FRAME_END : HR_FRAME_MORE;
+                header.message_bytes = (uint32_t) message_bytes;
+                header.body_bytes = (uint32_t) taken;
+                status = send_frame(channel, &header, message, pieces, count, call->deadline_ns,
+                                    error);
+                if (status != HEADRACE_OK)
+                        return status;
+        }
+        return HEADRACE_OK;
+}
+
+static uint32_t timeout_ms(int64_t deadline_ns) {
+        int64_t left;
+
+        if (deadline_ns == HR_CLIENT_NEVER)
+                return 0;
+        left = (deadline_ns - hr_client_now_ns() + 999999) / 1000000;
+        return (uint32_t) HR_MIN(HR_MAX(left, 1), (int64_t) UINT32_MAX);
+}
+
+enum headrace_status hr_channel_send(struct hr_channel *channel, struct hr_call *call,
+                                     const struct hr_request *request,
+                                     struct headrace_error *error) {
+        size_t first_parts = request->first_parts ? request->first_parts : request->part_count;
+        uint64_t first = parts_bytes(request->parts, first_parts);
+        uint64_t second =
+                parts_bytes(request->parts + first_parts, request->part_count - first_parts);
+        bool inline_first = first <= channel->body_max && first_parts <= PIECES_MAX;
+        struct body body = {request->parts, request->part_count, 0};
+        struct iovec pieces[PIECES_MAX];
+        uint64_t taken = 0;
+        size_t count = inline_first ? body_take(&body, first, pieces, &taken) : 0;
+        struct hr_frame_header header = {
+                .type = request->kind,
+                .flags = (inline_first ? second : first + second) ? HR_FRAME_MORE : HR_FRAME_END,
+                .request_id = call->id,
+                .message_bytes = (uint32_t) request->message_bytes,
+                .body_bytes = (uint32_t) taken,
+                .timeout_ms = timeout_ms(call->deadline_ns),
+        };
+        enum headrace_status status = send_frame(channel, &header, request->message, pieces, count,
+                                                 call->deadline_ns, error);
+
+        if (status == HEADRACE_OK && !inline_first)
+                status = send_sequence(channel, call, &body, first, !second, error);
+        if (status == HEADRACE_OK && second)
+                status = send_sequence(channel, call, &body, second, true, error);
+        return status;
+}
