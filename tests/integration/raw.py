@@ -165,6 +165,7 @@ class Conn:
     """One connection. Says hello unless told not to."""
 
     def __init__(self, address: str, hello: bool = True, session: str = "") -> None:
+        self.address = address
         kind, rest = address.split(":", 1)
         self.socket: Any
         if kind in OPENERS:
