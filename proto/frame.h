@@ -51,10 +51,8 @@ typedef enum hr_frame_type {
         HR_FRAME_SEQUENCE = 97,
         HR_FRAME_SYNC = 98,
         HR_FRAME_TAP = 99,
-        HR_FRAME_STATUS = 112,
         HR_FRAME_STATS = 113,
         HR_FRAME_QUOTA = 114,
-        HR_FRAME_TRACE = 114,
 } hr_frame_type;
 
 struct hr_frame_header {

@@ -1,0 +1,173 @@
+"""Recorded conversations: what a client of a released version sends, and what it was answered.
+
+A file is text. `#` begins a comment; `> HEX` is a frame of the client's, header, message and body;
+`< HEX` is the daemon's. Inside a frame of the client's `{name}` stands for the eight bytes of a
+handle; after a frame of the daemon's `= name` says that its message's `handle` (or its set's) has
+that name from here on. CREDIT and PROGRESS are not recorded: how they are dealt out may change.
+
+A daemon of any later version must answer a replay alike: the same types, flags, ids, error codes
+and reasons, the same bytes in bodies, the same values in messages but for what is never the same
+(VOLATILE); fields that the recording does not know are no difference.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import raw
+
+FOLDER = Path(__file__).resolve().parent / "v1"
+# Of the daemon, the machine, the moment; and words, which are for people.
+VOLATILE = {
+    "handle", "boot_id", "session_token", "daemon_version", "features", "limits", "devices",
+    "epoch", "queue_ns", "run_ns", "users", "words", "staging_bytes", "retry_after_ms", "reallocs",
+}  # fmt: skip
+# Replies whose bodies hold figures of the moment.
+MOMENTARY = {raw.STATS, raw.LIST, raw.EXPLAIN}
+
+
+class Recorder(raw.Conn):
+    """A connection that writes down what passes."""
+
+    def __init__(self, address: str, notes: str) -> None:
+        self.lines = [f"# {line}" for line in notes.splitlines()]
+        self.names: dict[bytes, str] = {}
+        super().__init__(address)
+
+    def comment(self, words: str) -> None:
+        self.lines.append(f"# {words}")
+
+    def raw(self, data: bytes) -> None:
+        text = data.hex()
+        for handle, name in self.names.items():
+            text = text.replace(handle.hex(), f"{{{name}}}")
+        self.lines.append(f"> {text}")
+        super().raw(data)
+
+    def frame(self) -> raw.Frame:
+        frame = super().frame()
+        if frame.type not in (raw.CREDIT, PROGRESS):
+            head = raw.header(
+                frame.type, frame.call_id, len(frame.message), len(frame.body), frame.flags,
+                frame.code,
+            )  # fmt: skip
+            self.lines.append(f"< {(head + frame.message + frame.body).hex()}")
+            handle = handle_of(frame)
+            if handle:
+                name = f"h{len(self.names) + 1}"
+                self.names[struct.pack("<Q", handle)] = name
+                self.lines.append(f"= {name}")
+        return frame
+
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+
+PROGRESS = 7
+
+
+def message_of(frame: raw.Frame) -> Any:
+    """The message of a reply, or None for a type that has none here."""
+    if frame.flags & raw.ERROR:
+        return raw.pb.Error.FromString(frame.message)
+    try:
+        kind = raw.REPLIES[frame.type & ~raw.REPLY]
+    except KeyError:
+        return None
+    return kind.FromString(frame.message)
+
+
+def handle_of(frame: raw.Frame) -> int:
+    message = message_of(frame)
+    if message is None or frame.flags & raw.ERROR:
+        return 0
+    names = {field.name for field in message.DESCRIPTOR.fields}
+    if "handle" in names:
+        return int(message.handle)
+    return int(message.set.handle) if "set" in names else 0
+
+
+def parse(path: Path) -> Iterator[tuple[str, str]]:
+    """(mark, text) line by line, without comments."""
+    for line in path.read_text().splitlines():
+        if line and not line.startswith("#"):
+            mark, _, text = line.partition(" ")
+            yield mark, text
+
+
+def frame_of(data: bytes) -> raw.Frame:
+    """A recorded frame."""
+    magic, version, type, flags, _, call_id, message_bytes, body_bytes, code = struct.unpack(
+        "<2sBBHHQIII", data[:28]
+    )
+    assert (magic, version) == (b"HR", 1)
+    assert len(data) == 32 + message_bytes + body_bytes
+    assert struct.unpack("<I", data[28:32])[0] == raw.crc32c(data[:28])
+    return raw.Frame(
+        type, flags, call_id, code, data[32 : 32 + message_bytes], data[32 + message_bytes :]
+    )
+
+
+def difference(was: Any, now: Any) -> str | None:
+    """The first field of `was` that `now` answers otherwise."""
+    for field, value in was.ListFields():
+        if field.name in VOLATILE:
+            continue
+        other = getattr(now, field.name)
+        if hasattr(value, "ListFields"):
+            found = difference(value, other)
+            if found:
+                return f"{field.name}.{found}"
+        elif field.message_type is not None:
+            if len(value) != len(other):
+                return f"{field.name}: {len(value)} and {len(other)}"
+            for one, two in zip(value, other, strict=True):
+                found = difference(one, two)
+                if found:
+                    return f"{field.name}.{found}"
+        elif value != other:
+            return f"{field.name}: {value!r} and {other!r}"
+    return None
+
+
+def compare(was: raw.Frame, now: raw.Frame) -> None:
+    """AssertionError unless the answers are alike."""
+    assert (now.type, now.flags, now.call_id, now.code) == (
+        was.type, was.flags, was.call_id, was.code,
+    )  # fmt: skip
+    if was.type & ~raw.REPLY not in MOMENTARY or was.flags & raw.ERROR:
+        assert now.body == was.body
+    then = message_of(was)
+    if then is not None:
+        found = difference(then, message_of(now))
+        assert found is None, found
+
+
+def replay(path: Path, address: str) -> int:
+    """Has a daemon answer a recording; returns the number of its frames."""
+    names: dict[str, str] = {}
+    frames = 0
+    with raw.Conn(address, hello=False) as conn:
+        latest: raw.Frame | None = None
+        for mark, text in parse(path):
+            if mark == ">":
+                data = bytes.fromhex(re.sub(r"\{(\w+)\}", lambda m: names[m.group(1)], text))
+                sent = frame_of(data)
+                while sent.type == raw.DATA and conn.credit.get(sent.call_id, 0) < len(sent.body):
+                    assert conn.next_of(sent.call_id).type in (raw.CREDIT, PROGRESS)
+                conn.raw(data)
+            elif mark == "<":
+                was = frame_of(bytes.fromhex(text))
+                latest = conn.next_of(was.call_id)
+                while latest.type in (raw.CREDIT, PROGRESS):
+                    latest = conn.next_of(was.call_id)
+                compare(was, latest)
+            else:
+                assert mark == "=" and latest is not None
+                names[text] = struct.pack("<Q", handle_of(latest)).hex()
+            frames += mark != "="
+    return frames
