@@ -119,6 +119,12 @@ void hr_device_memory(const struct hr_device *device, uint64_t *ret_free, uint64
         }
 }
 
+hr_status hr_device_upload_queue_none(struct hr_device *device, struct hr_diag *diag,
+                                      struct hr_queue **ret_queue) {
+        (void) ret_queue;
+        return hr_fail(diag, HR_E_UNSUPPORTED, "%s has no queue for uploads", device->props.name);
+}
+
 void hr_device_optimize_none(const struct hr_device *device, const struct hr_split_view *view,
                              uint32_t *order, bool *joined) {
 }
@@ -309,6 +315,14 @@ struct hr_program *hr_program_free(struct hr_program *program) {
 hr_status hr_queue_new(struct hr_device *device, struct hr_diag *diag,
                        struct hr_queue **ret_queue) {
         HR_TRY(device_heard(device, device->ops->queue_new(device, diag, ret_queue)));
+        HR_ASSERT((*ret_queue)->device == device);
+        (void) hr_device_ref(device);
+        return HR_OK;
+}
+
+hr_status hr_queue_new_for_uploads(struct hr_device *device, struct hr_diag *diag,
+                                   struct hr_queue **ret_queue) {
+        HR_TRY(device_heard(device, device->ops->upload_queue_new(device, diag, ret_queue)));
         HR_ASSERT((*ret_queue)->device == device);
         (void) hr_device_ref(device);
         return HR_OK;

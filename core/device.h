@@ -143,6 +143,7 @@ struct hr_device_props {
         uint32_t threads;        /* 0 where that has no meaning */
         bool experts;            /* its queues execute copy_experts */
         uint32_t expert_pad;     /* bytes that kernels may read past the end of an expert */
+        bool uploads;            /* a second queue brings host bytes while the first one computes */
 };
 
 struct hr_device_ops {
@@ -180,6 +181,10 @@ struct hr_device_ops {
          * address and layout, and over nothing else that it reads. */
         void (*optimize)(const struct hr_device *device, const struct hr_split_view *view,
                          uint32_t *order, bool *joined);
+        /* A queue for write, copy_experts, wait, record and notify, whose commands run beside those
+         * of the device's other queues. Only where props.uploads says so. */
+        hr_status (*upload_queue_new)(struct hr_device *device, struct hr_diag *diag,
+                                      struct hr_queue **ret_queue);
 };
 
 /* What a device counts of splits that it has recorded for replay. Thread: any. */
@@ -225,6 +230,9 @@ bool hr_device_is_lost(const struct hr_device *device);
 /* Keeps the order, joins nothing: for devices without opinion. */
 void hr_device_optimize_none(const struct hr_device *device, const struct hr_split_view *view,
                              uint32_t *order, bool *joined);
+/* For devices without a second queue: HR_E_UNSUPPORTED. */
+hr_status hr_device_upload_queue_none(struct hr_device *device, struct hr_diag *diag,
+                                      struct hr_queue **ret_queue);
 /* Asks the device; fills order and joined, view->node_count elements each. */
 void hr_device_optimize(const struct hr_device *device, const struct hr_split_view *view,
                         uint32_t *order, bool *joined);
@@ -420,6 +428,9 @@ struct hr_event {
 
 HR_NODISCARD hr_status hr_queue_new(struct hr_device *device, struct hr_diag *diag,
                                     struct hr_queue **ret_queue);
+/* What the device has for uploads alone; HR_E_UNSUPPORTED without props.uploads. */
+HR_NODISCARD hr_status hr_queue_new_for_uploads(struct hr_device *device, struct hr_diag *diag,
+                                                struct hr_queue **ret_queue);
 struct hr_queue *hr_queue_free(struct hr_queue *queue);
 HR_NODISCARD hr_status hr_queue_compute(struct hr_queue *queue, struct hr_program *program,
                                         uint32_t first, uint32_t count, struct hr_outcome *outcome,

@@ -237,18 +237,41 @@ hr_status hr_run_trace_expect(struct hr_graph_object *object, struct hr_graph_ru
         return HR_OK;
 }
 
+/* NULL without memory. */
+static const char *queue_name(const struct hr_device *device, bool uploads,
+                              struct hr_arena *arena) {
+        static const char suffix[] = " uploads";
+        size_t bytes = strlen(device->props.name);
+        char *name;
+
+        if (!uploads)
+                return device->props.name;
+        name = hr_arena_alloc(arena, bytes + sizeof suffix, 1);
+        if (name) {
+                memcpy(name, device->props.name, bytes);
+                memcpy(name + bytes, suffix, sizeof suffix);
+        }
+        return name;
+}
+
 static hr_status trace_encode(struct hr_request *request, const struct hr_trace *trace,
                               struct hr_arena *arena, struct hr_diag *diag) {
         const struct hr_graph_run *run = request->context;
         const struct hr_fleet *fleet = hr_engine_fleet(request->server->engine);
         uint32_t devices = hr_fleet_device_count(fleet);
         const char *kinds[HR_TRACE_KINDS];
-        const char **names = hr_arena_alloc(arena, devices * sizeof *names, 8);
+        uint32_t queues = devices;
+        const char **names = hr_arena_alloc(arena, 2 * devices * sizeof *names, 8);
 
         if (!names)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a reply");
-        for (uint32_t i = 0; i < devices; i++)
-                names[i] = hr_fleet_device(fleet, i)->props.name;
+        for (uint32_t i = 0; i < trace->count; i++)
+                queues = trace->device[i] < devices ? queues : 2 * devices;
+        for (uint32_t i = 0; i < queues; i++) {
+                names[i] = queue_name(hr_fleet_device(fleet, i % devices), i >= devices, arena);
+                if (!names[i])
+                        return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a reply");
+        }
         for (int i = 0; i < HR_TRACE_KINDS; i++)
                 kinds[i] = hr_trace_kind_name((hr_trace_kind) i);
         const struct hr_wire_field fields[] = {
@@ -261,7 +284,7 @@ static hr_status trace_encode(struct hr_request *request, const struct hr_trace 
                 {HR_WIRE_TRACE_SPLIT_COUNT, HR_WIRE_NUMBER, NULL, trace->split_count},
                 {HR_WIRE_TRACE_SLOT_EVENT_COUNT, HR_WIRE_NUMBER, NULL, trace->slot_event_count},
                 {HR_WIRE_TRACE_KIND_NAME, HR_WIRE_TEXTS, kinds, HR_TRACE_KINDS},
-                {HR_WIRE_TRACE_DEVICE_NAME, HR_WIRE_TEXTS, names, devices},
+                {HR_WIRE_TRACE_DEVICE_NAME, HR_WIRE_TEXTS, names, queues},
                 {HR_WIRE_TRACE_KIND, HR_WIRE_WORDS, trace->kind, trace->count},
                 {HR_WIRE_TRACE_DEVICE, HR_WIRE_WORDS, trace->device, trace->count},
                 {HR_WIRE_TRACE_SPLIT, HR_WIRE_WORDS, trace->split, trace->count},

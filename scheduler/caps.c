@@ -139,6 +139,7 @@ static hr_status describe_devices(struct hr_plan_facts *facts, const struct hr_f
                 devices[d].experts = device->props.experts;
                 devices[d].expert_pad = device->props.expert_pad;
                 devices[d].expert_bytes = device->expert_bytes;
+                devices[d].uploads = device->props.uploads && device->props.events;
                 if (fleet->retired[d]) {
                         hr_bit_set(retired, d);
                         devices[d].kind = kind_number(numbering, &retired_kind);

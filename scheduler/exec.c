@@ -182,10 +182,8 @@ static void mark(const struct hr_bound_command *command, struct hr_trace_entry *
 
 /* A queue that takes no notification: the end of its lane is waited for, so that nothing that the
  * run touches is used while a device still does. What a lost device was given is over. */
-static void wait_for_end(const struct hr_pipeline *pipeline,
-                         const struct hr_bound_command *command) {
-        struct hr_event *event = pipeline->events[pipeline->event_count -
-                                                  pipeline->plan->lane_count + command->index];
+static void wait_for_end(const struct hr_bound_command *command) {
+        struct hr_event *event = command->event;
 
         for (int turn = 0; turn < END_TURNS; ++turn) {
                 if (hr_device_is_lost(command->queue->device) ||
@@ -205,7 +203,7 @@ static hr_status submit_notify(const struct hr_bound_command *command, struct hr
                 return HR_OK;
         /* Counts as arrived once it would have. The last one is held back by the starter's own
          * share of `pending`. */
-        wait_for_end(run->pipeline, command);
+        wait_for_end(command);
         atomic_fetch_sub_explicit(&run->pending, 1, memory_order_acq_rel);
         return status;
 }

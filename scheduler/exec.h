@@ -33,6 +33,7 @@ struct hr_desk {
 struct hr_fleet {
         struct hr_device **devices;
         struct hr_queue **queues;
+        struct hr_queue **uploads; /* per device; NULL until a pipeline needs it */
         uint32_t device_count;
         /* Written by the engine under the turn, read by any. */
         atomic_uint_fast64_t epoch;
@@ -44,6 +45,13 @@ struct hr_fleet {
         struct hr_desk *desk;
 };
 
+/* The queue that executes commands of a plan, made if need be. HR_E_EXHAUSTED. */
+HR_NODISCARD hr_status hr_fleet_upload_queue(struct hr_fleet *fleet, uint32_t device,
+                                             struct hr_diag *diag);
+static inline struct hr_queue *hr_fleet_queue_of(const struct hr_fleet *fleet,
+                                                 const struct hr_command *command) {
+        return command->upload ? fleet->uploads[command->device] : fleet->queues[command->device];
+}
 /* An event of the device, whose records so far have all been reached. */
 HR_NODISCARD hr_status hr_fleet_event_take(struct hr_fleet *fleet, uint32_t device,
                                            struct hr_diag *diag, struct hr_event **ret_event);
@@ -55,7 +63,7 @@ struct hr_bound_command {
         hr_command_code code;
         uint32_t index; /* INPUT: input; READ_BACK: output */
         struct hr_queue *queue;
-        struct hr_event *event;            /* WAIT, RECORD */
+        struct hr_event *event;            /* WAIT, RECORD; NOTIFY: one of the queue's device */
         struct hr_program *program;        /* COMPUTE */
         uint32_t first, step_count;        /* COMPUTE: a range, for runs that are observed */
         uint32_t whole_count;              /* COMPUTE: all steps; 0 = with an earlier range */
@@ -97,8 +105,8 @@ struct hr_workspace {
         struct hr_workspace_stats stats;
 };
 
-/* Before the first command of a lane that touches shared memory of a kind, the lane waits for the
- * pipeline that used that memory last. */
+/* Before the first command of a lane, or of an upload queue, that touches shared memory of a kind,
+ * its queue waits for the pipeline that used that memory last. */
 struct hr_gate {
         uint32_t command; /* of the tape */
         uint32_t kind;    /* of the plan */
@@ -157,7 +165,8 @@ struct hr_pipeline {
         struct hr_block **blocks; /* per kind of the plan: of the workspace; NULL = needs none */
         struct hr_gate *gates;
         uint32_t gate_count;
-        bool *touches_kind; /* lanes x kinds: shared memory that commands of the lane touch */
+        bool *touches_kind; /* lanes, then devices' upload queues x kinds: shared memory that their
+                             * commands touch */
         uint64_t moves;
         struct hr_leaf_home *homes; /* per leaf; buffers referenced; NULL without any */
         struct hr_state_use **states;

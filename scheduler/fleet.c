@@ -10,10 +10,12 @@ static hr_status fleet_fill(struct hr_fleet *fleet, struct hr_device *const *dev
                             uint32_t device_count, struct hr_diag *diag) {
         fleet->devices = calloc(device_count, sizeof *fleet->devices);
         fleet->queues = calloc(device_count, sizeof *fleet->queues);
+        fleet->uploads = calloc(device_count, sizeof *fleet->uploads);
         fleet->spare = calloc(device_count, sizeof *fleet->spare);
         fleet->retired = calloc(device_count, sizeof *fleet->retired);
         fleet->desk = calloc(1, sizeof *fleet->desk);
-        if (!fleet->devices || !fleet->queues || !fleet->spare || !fleet->retired || !fleet->desk)
+        if (!fleet->devices || !fleet->queues || !fleet->uploads || !fleet->spare ||
+            !fleet->retired || !fleet->desk)
                 return hr_fail(diag, HR_E_EXHAUSTED, "memory for a fleet of %u", device_count);
         hr_arena_init(&fleet->desk->arena, 0);
         for (uint32_t d = 0; d < device_count; ++d) {
@@ -54,6 +56,8 @@ struct hr_fleet *hr_fleet_free(struct hr_fleet *fleet) {
                 free(fleet->spare[d].events);
         }
         for (uint32_t d = 0; d < fleet->device_count; ++d) {
+                if (fleet->uploads)
+                        hr_queue_free(fleet->uploads[d]);
                 hr_queue_free(fleet->queues[d]);
                 hr_device_unref(fleet->devices[d]);
         }
@@ -62,10 +66,17 @@ struct hr_fleet *hr_fleet_free(struct hr_fleet *fleet) {
                 hr_arena_deinit(&fleet->desk->arena);
         free(fleet->desk);
         free(fleet->spare);
+        free(fleet->uploads);
         free(fleet->queues);
         free(fleet->devices);
         free(fleet);
         return NULL;
+}
+
+hr_status hr_fleet_upload_queue(struct hr_fleet *fleet, uint32_t device, struct hr_diag *diag) {
+        if (fleet->uploads[device])
+                return HR_OK;
+        return hr_queue_new_for_uploads(fleet->devices[device], diag, &fleet->uploads[device]);
 }
 
 hr_status hr_fleet_event_take(struct hr_fleet *fleet, uint32_t device, struct hr_diag *diag,
@@ -158,10 +169,10 @@ struct hr_exec_stats hr_fleet_exec_stats(const struct hr_fleet *fleet) {
 
 #define LOAD(name) .name = atomic_load_explicit(&counters->name, memory_order_relaxed)
         return (struct hr_exec_stats){
-                LOAD(runs_started),   LOAD(runs_ok),         LOAD(runs_failed),
-                LOAD(runs_cancelled), LOAD(splits_computed), LOAD(nodes_computed),
-                LOAD(bytes_copied),   LOAD(bytes_in),        LOAD(bytes_out),
-                LOAD(expert_hits),    LOAD(expert_misses),   LOAD(expert_bytes),
+                LOAD(runs_started),     LOAD(runs_ok),         LOAD(runs_failed),
+                LOAD(runs_cancelled),   LOAD(splits_computed), LOAD(nodes_computed),
+                LOAD(bytes_copied),     LOAD(bytes_in),        LOAD(bytes_out),
+                LOAD(expert_hits),      LOAD(expert_misses),   LOAD(expert_bytes),
                 LOAD(longest_start_ns),
         };
 #undef LOAD

@@ -119,8 +119,8 @@ static hr_status optimize_range(struct optimizer *optimizer, uint32_t device, ui
         if (count < 2)
                 return HR_OK;
         for (uint32_t k = 0; k < count; ++k)
-                optimizer->reader_place[k] = find_reader(
-                        optimizer, optimizer->plan->steps[first + k], first, count);
+                optimizer->reader_place[k] =
+                        find_reader(optimizer, optimizer->plan->steps[first + k], first, count);
         hr_device_optimize(hr_fleet_device(planner->in->fleet, device), &view, optimizer->order,
                            optimizer->joined);
         return take_answer(optimizer, first, count);
@@ -151,9 +151,8 @@ static void list_uses(struct optimizer *optimizer, const uint32_t *first_use, ui
         const struct hr_planner *planner = optimizer->planner;
         const struct hr_plan *plan = optimizer->plan;
         uint32_t node = plan->steps[step], id = plan->leaf_count + node;
-        uint32_t before = step && plan->joined[step - 1]
-                                  ? plan->leaf_count + plan->steps[step - 1]
-                                  : HR_TENSOR_NONE;
+        uint32_t before = step && plan->joined[step - 1] ? plan->leaf_count + plan->steps[step - 1]
+                                                         : HR_TENSOR_NONE;
 
         for (uint32_t u = first_use[node]; u < first_use[node + 1]; ++u) {
                 uint32_t holder = planner->uses[u].holder;

@@ -82,6 +82,10 @@ static hr_status fill(struct hr_pipeline *pipeline, const struct hr_pipeline_req
         HR_TRY(take_states(pipeline, request, diag));
         HR_TRY(hr_pipeline_reserve(pipeline, request->device_bytes_max, diag));
         HR_TRY(hr_workspace_take(pipeline->workspace, pipeline, request->realloc, diag));
+        for (uint32_t d = 0; d < plan->device_count; ++d) {
+                if (plan->uploads[d])
+                        HR_TRY(hr_fleet_upload_queue(pipeline->fleet, d, diag));
+        }
         HR_TRY(hr_pipeline_make_events(pipeline, diag));
         HR_TRY(hr_gates_find(pipeline, diag));
         HR_TRY(hr_pipeline_make_caches(pipeline, diag));
@@ -140,6 +144,14 @@ static hr_status bind_most(const struct hr_pipeline_request *request,
         return status;
 }
 
+static bool has_uploads(const struct hr_plan *plan) {
+        for (uint32_t d = 0; d < plan->device_count; ++d) {
+                if (plan->uploads[d])
+                        return true;
+        }
+        return false;
+}
+
 static bool keeps_experts(const struct hr_plan *plan) {
         for (uint32_t g = 0; g < plan->group_count; ++g) {
                 if (plan->groups[g].resident && plan->groups[g].places)
@@ -148,9 +160,49 @@ static bool keeps_experts(const struct hr_plan *plan) {
         return false;
 }
 
+/* Gives up what costs memory and is not needed, one thing after the other: first the room in which
+ * weights arrive early, then experts that stay. False where nothing of the kind is left. */
+static bool spare_memory(const struct hr_plan *plan, struct hr_plan_options *options) {
+        if (has_uploads(plan))
+                options->serial_uploads = true;
+        else if (keeps_experts(plan))
+                options->expert_bytes = 1; /* they are kept for one run only */
+        else
+                return false;
+        return true;
+}
+
+/* The plan with all its slots; where that does not fit, leaner ones, and then fewer slots. */
+static hr_status bind_lean(const struct hr_pipeline_request *request,
+                           struct hr_plan_request *plan_request, struct hr_diag *first,
+                           struct hr_diag *diag, struct hr_pipeline **ret_pipeline) {
+        HR_CLEANUP(hr_plan_unrefp) struct hr_plan *lean = hr_plan_ref(request->plan);
+        hr_status status;
+
+        while (spare_memory(lean, &plan_request->options)) {
+                struct hr_plan *next = NULL;
+
+                status = bind(request, plan_request, lean, lean->n_copies, first, ret_pipeline);
+                if (status != HR_E_EXHAUSTED)
+                        return status;
+                HR_TRY(hr_plan_new(plan_request, diag, &next));
+                hr_plan_unref(lean);
+                lean = next;
+        }
+        status = bind_most(request, plan_request, lean, first, ret_pipeline);
+        if (status == HR_E_EXHAUSTED && lean->n_copies > 1) {
+                plan_request->options.n_copies = 1;
+                hr_plan_unref(lean);
+                lean = NULL;
+                HR_TRY(hr_plan_new(plan_request, diag, &lean));
+                return bind(request, plan_request, lean, 1, diag, ret_pipeline);
+        }
+        return status;
+}
+
 hr_status hr_pipeline_new(const struct hr_pipeline_request *request, struct hr_diag *diag,
                           struct hr_pipeline **ret_pipeline) {
-        struct hr_plan *plan = request->plan;
+        const struct hr_plan *plan = request->plan;
         struct hr_plan_request plan_request = {.graph = request->graph,
                                                .fleet = request->fleet,
                                                .homes = request->homes,
@@ -158,7 +210,6 @@ hr_status hr_pipeline_new(const struct hr_pipeline_request *request, struct hr_d
                                                .taps = plan->tap_ids,
                                                .tap_count = plan->tap_count,
                                                .options = plan->options};
-        HR_CLEANUP(hr_plan_unrefp) struct hr_plan *frugal = NULL, *single = NULL;
         struct hr_diag first = {0};
         hr_status status;
 
@@ -166,23 +217,8 @@ hr_status hr_pipeline_new(const struct hr_pipeline_request *request, struct hr_d
                 return hr_fail_reason(diag, HR_E_PRECONDITION, "UNSOUND",
                                       "rules = ggml give a plan that cannot be run: %.160s",
                                       plan->fault.words);
-        if (keeps_experts(plan)) {
-                status = bind(request, &plan_request, plan, plan->n_copies, &first, ret_pipeline);
-                if (status != HR_E_EXHAUSTED) {
-                        if (status != HR_OK && diag && diag->status == HR_OK)
-                                *diag = first;
-                        return status;
-                }
-                plan_request.options.expert_bytes = 1; /* experts are kept for one run only */
-                HR_TRY(hr_plan_new(&plan_request, diag, &frugal));
-                plan = frugal;
-        }
-        status = bind_most(request, &plan_request, plan, &first, ret_pipeline);
-        if (status == HR_E_EXHAUSTED && plan->n_copies > 1) {
-                plan_request.options.n_copies = 1;
-                HR_TRY(hr_plan_new(&plan_request, diag, &single));
-                return bind(request, &plan_request, single, 1, diag, ret_pipeline);
-        }
+        status = bind_lean(request, &plan_request, &first, diag, ret_pipeline);
+        /* What was asked for first tells most. */
         if (status != HR_OK && diag && diag->status == HR_OK)
                 *diag = first;
         return status;

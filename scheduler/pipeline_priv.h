@@ -15,7 +15,8 @@ static inline void *hr_pipeline_take(struct hr_pipeline *pipeline, uint64_t coun
 }
 
 /* What holds addresses is made anew when the pipeline moves. */
-static inline void *hr_pipeline_take_bound(struct hr_pipeline *pipeline, uint64_t count, uint64_t bytes) {
+static inline void *hr_pipeline_take_bound(struct hr_pipeline *pipeline, uint64_t count,
+                                           uint64_t bytes) {
         uint64_t total;
 
         return hr_mul_u64(count, bytes, &total) ? hr_arena_alloc(&pipeline->bound, total, 16)

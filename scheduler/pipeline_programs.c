@@ -151,7 +151,7 @@ static void bind_command(struct hr_pipeline *pipeline, const struct hr_command *
         *bound = (struct hr_bound_command){
                 .code = command->code,
                 .index = command->index,
-                .queue = pipeline->fleet->queues[command->device],
+                .queue = hr_fleet_queue_of(pipeline->fleet, command),
                 .program = program,
                 .first = command->first,
                 .step_count = command->count,
@@ -166,6 +166,12 @@ static void bind_command(struct hr_pipeline *pipeline, const struct hr_command *
         };
         if (command->code == HR_COMMAND_WAIT || command->code == HR_COMMAND_RECORD)
                 bound->event = hr_pipeline_event(pipeline, command->index, slot);
+        if (command->code == HR_COMMAND_NOTIFY)
+                bound->event = hr_pipeline_event(
+                        pipeline,
+                        command->upload ? command->index
+                                        : pipeline->plan->tape.slot_event_count + command->index,
+                        slot);
         if (command->code == HR_COMMAND_COPY_EXPERTS)
                 bind_experts(pipeline, command, slot, bound);
 }

@@ -83,6 +83,47 @@ static hr_status place_copy(struct placer *placer, uint32_t index) {
         return HR_OK;
 }
 
+/* Which copies take their memory in which split's prologue although they are not its own. */
+static hr_status chain_early_copies(struct placer *placer) {
+        struct hr_plan *plan = placer->plan;
+        bool any = false;
+
+        for (uint32_t c = 0; c < plan->copy_count && !any; ++c)
+                any = plan->copies[c].placed_at != plan->copies[c].split;
+        if (!any)
+                return HR_OK;
+        placer->early_next = planner_scratch(placer->planner, plan->copy_count, sizeof(uint32_t));
+        placer->early_head = planner_scratch(placer->planner, plan->split_count, sizeof(uint32_t));
+        if (!placer->early_next || !placer->early_head)
+                return planner_out_of_memory(placer->planner);
+        memset(placer->early_head, 0xff, plan->split_count * sizeof(uint32_t));
+        for (uint32_t c = plan->copy_count; c-- > 0;) {
+                const struct hr_plan_copy *copy = &plan->copies[c];
+
+                if (copy->placed_at == copy->split)
+                        continue;
+                placer->early_next[c] = placer->early_head[copy->placed_at];
+                placer->early_head[copy->placed_at] = c;
+        }
+        return HR_OK;
+}
+
+static hr_status place_copies(struct placer *placer, uint32_t s) {
+        const struct hr_plan *plan = placer->plan;
+        const struct hr_plan_split *split = &plan->splits[s];
+
+        for (uint32_t i = 0; i < split->input_count; ++i) {
+                uint32_t copy = plan->inputs[split->input_first + i];
+
+                if (plan->copies[copy].placed_at == s)
+                        HR_TRY(place_copy(placer, copy));
+        }
+        for (uint32_t copy = placer->early_head ? placer->early_head[s] : HR_NO_INDEX;
+             copy != HR_NO_INDEX; copy = placer->early_next[copy])
+                HR_TRY(place_copy(placer, copy));
+        return HR_OK;
+}
+
 static hr_status place_prologue(struct placer *placer, uint32_t s) {
         struct hr_plan *plan = placer->plan;
         const struct hr_plan_split *split = &plan->splits[s];
@@ -91,8 +132,7 @@ static hr_status place_prologue(struct placer *placer, uint32_t s) {
         for (uint32_t leaf = placer->leaf_head[s]; leaf != HR_NO_INDEX;
              leaf = placer->leaf_next[leaf])
                 HR_TRY(place_leaf(placer, leaf));
-        for (uint32_t i = 0; i < split->input_count; ++i)
-                HR_TRY(place_copy(placer, inputs[i]));
+        HR_TRY(place_copies(placer, s));
         for (uint32_t i = 0; i < split->input_count; ++i) {
                 uint32_t root = plan->root[plan->copies[inputs[i]].tensor];
 
@@ -326,6 +366,7 @@ hr_status hr_plan_place(struct hr_planner *planner) {
         hr_place_homes(&placer);
         HR_TRY(hr_place_constants(&placer));
         HR_TRY(hr_place_experts(&placer));
+        HR_TRY(chain_early_copies(&placer));
         for (uint32_t k = 0; k < planner->in->kind_count; ++k)
                 plan->pools[k].kept_bytes = placer.pools[k].end;
         for (uint32_t s = 0; s < plan->split_count; ++s)

@@ -38,6 +38,9 @@ struct placer {
         uint32_t next_tap;   /* of planner->tap_uses likewise */
         uint32_t *leaf_next; /* per leaf: next leaf of the same first split */
         uint32_t *leaf_head; /* per split, + 1 for leaves that only outputs need */
+        /* Copies that take their memory a split before theirs: per copy the next, per split the
+         * first. NULL = there are none. */
+        uint32_t *early_next, *early_head;
 };
 
 /* ---- Free memory -----------------------------------------------------------------------------

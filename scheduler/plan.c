@@ -155,19 +155,20 @@ static hr_status planner_init(struct hr_planner *planner) {
         plan->copies_bytes = planner_keep(planner, in->device_count, sizeof(uint64_t));
         plan->scratch_bytes = planner_keep(planner, in->device_count, sizeof(uint64_t));
         plan->device_splits = planner_keep(planner, in->device_count, sizeof(uint32_t));
+        plan->uploads = planner_keep(planner, in->device_count, sizeof(bool));
         planner->tensors = planner_scratch_raw(planner, count, sizeof *planner->tensors);
         planner->supports = (uint64_t *) in->supports;
         if (!in->supports) {
-                planner->supports = planner_scratch_raw(planner, count, plan->words * sizeof(uint64_t));
+                planner->supports =
+                        planner_scratch_raw(planner, count, plan->words * sizeof(uint64_t));
                 planner->asked = planner_scratch(planner, count, plan->words * sizeof(uint64_t));
         }
         if (in->pins)
                 plan->pins = planner_keep_raw(planner, count, sizeof *plan->pins);
         if (!plan->device || !plan->cause || !plan->notes || !plan->root || !plan->root_offset ||
             !plan->span || !plan->compute_bytes || !plan->copies_bytes || !plan->scratch_bytes ||
-            !plan->device_splits ||
-            !planner->tensors || !planner->supports || (!in->supports && !planner->asked) ||
-            (in->pins && !plan->pins))
+            !plan->device_splits || !plan->uploads || !planner->tensors || !planner->supports ||
+            (!in->supports && !planner->asked) || (in->pins && !plan->pins))
                 return planner_out_of_memory(planner);
         if (in->pins)
                 memcpy(plan->pins, in->pins, count * sizeof *plan->pins);
@@ -182,6 +183,7 @@ static hr_status run_passes(struct hr_planner *planner) {
         HR_TRY(hr_plan_find_taps(planner));
         HR_TRY(hr_plan_optimize(planner));
         HR_TRY(hr_plan_lanes(planner));
+        HR_TRY(hr_plan_uploads(planner));
         HR_TRY(hr_plan_place(planner));
         HR_TRY(hr_plan_tape(planner));
         if (planner->headrace)

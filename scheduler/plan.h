@@ -28,6 +28,7 @@ struct hr_plan_device {
         bool experts;        /* it can be given the used experts alone */
         uint32_t expert_pad; /* bytes that it may read past one */
         uint64_t expert_bytes; /* for those that it keeps; 0 = as the options say */
+        bool uploads;          /* a second queue of it brings host bytes while it computes */
 };
 
 struct hr_plan_kind {
@@ -157,6 +158,9 @@ struct hr_plan_copy {
         hr_copy_method method;
         bool write_back;      /* holds the result of a writer, carried back after its split */
         bool back_staged;     /* ... through staging */
+        bool is_upload;       /* HOST_WEIGHT, EXPERTS: brought by the device's upload queue */
+        uint32_t placed_at;   /* split at whose start it takes its memory: `split`, or, so that it
+                               * can arrive meanwhile, the one before it in its lane */
         uint32_t home_device; /* ... whose queue owns the memory it goes back to */
         uint64_t bytes;       /* that it takes */
         struct hr_place place;
@@ -178,6 +182,9 @@ struct hr_expert_group {
         uint32_t places;            /* of experts on the device: from `most` to `experts` */
         bool resident;              /* the places belong to it from run to run */
         struct hr_place translated; /* of the ids as places, with fewer places than experts */
+        bool is_upload;             /* its copies are brought by the device's upload queue */
+        uint32_t ids_split;         /* ... once this split has been computed; HR_NO_INDEX: once all
+                                     * else that the first member's split needs has arrived */
 };
 
 struct hr_plan_split {
@@ -221,8 +228,10 @@ typedef enum hr_command_code {
 
 struct hr_command {
         hr_command_code code;
+        bool upload; /* the device's upload queue executes it, not the one that computes */
         uint32_t device;
-        uint32_t index; /* split, input, output or event */
+        uint32_t index; /* split, input, output or event; NOTIFY: lane, of an upload queue its last
+                         * event */
         uint32_t kind;
         uint64_t bytes;
         uint32_t first, count; /* COMPUTE: a range of the split's steps */
@@ -298,6 +307,7 @@ struct hr_plan {
         uint64_t expert_bytes;  /* ... of them of experts */
         uint32_t *kind_of_leaf; /* per leaf with a buffer: kind of that buffer */
         bool *state_lane;       /* per lane: touches writable buffers of its homes */
+        bool *uploads;          /* per device: its upload queue has commands */
         struct hr_tape tape;
         struct hr_diag fault; /* rules = ggml: why the plan cannot be run; HR_OK = it can */
 };
@@ -308,6 +318,12 @@ static inline struct hr_place hr_plan_tensor_place(const struct hr_plan *plan, u
 
         place.offset += plan->root_offset[tensor];
         return place;
+}
+
+/* Queues of a plan: the devices', then, counted from device_count on, their upload queues. */
+static inline uint32_t hr_plan_queue(const struct hr_plan *plan,
+                                     const struct hr_command *command) {
+        return command->device + (command->upload ? plan->device_count : 0);
 }
 
 /* ---- Planning ----------------------------------------------------------------------------------
@@ -376,6 +392,7 @@ HR_NODISCARD hr_status hr_plan_find_taps(struct hr_planner *planner);
 HR_NODISCARD hr_status hr_plan_optimize(struct hr_planner *planner); /* order inside splits */
 HR_NODISCARD hr_status hr_plan_lanes(struct hr_planner *planner);    /* lanes and n_copies */
 HR_NODISCARD hr_status hr_plan_slots(struct hr_planner *planner);    /* called by the pass before */
+HR_NODISCARD hr_status hr_plan_uploads(struct hr_planner *planner);  /* which copies arrive early */
 HR_NODISCARD hr_status hr_plan_place(struct hr_planner *planner);
 HR_NODISCARD hr_status hr_plan_tape(struct hr_planner *planner);
 /* Proves that every hazard has an edge. HR_E_INTERNAL names the first that has none. */

@@ -99,6 +99,7 @@ struct suffix_head {
         uint64_t epoch;
         uint32_t rules, n_copies, op_offload, strict;
         uint32_t device_count, buffer_count, has_pins, optimize, tap_count, copies_most;
+        uint32_t serial_uploads, unused; /* zero */
         uint64_t expert_bytes;
 };
 
@@ -120,6 +121,7 @@ static hr_status suffix_make(const struct hr_plan_request *request, struct hr_pl
                 .op_offload = request->options.op_offload,
                 .strict = request->options.strict,
                 .optimize = request->options.optimize,
+                .serial_uploads = request->options.serial_uploads,
                 .tap_count = request->tap_count,
                 .expert_bytes = request->options.expert_bytes,
                 .device_count = in->device_count,

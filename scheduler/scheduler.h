@@ -53,6 +53,8 @@ struct hr_plan_options {
                                 * where that is more */
         bool optimize; /* devices choose the order inside splits and join nodes into passes; results
                         * have the same bits. Without effect under rules = ggml */
+        bool serial_uploads; /* bytes from host memory arrive in turn with computation, in the least
+                              * memory, also on devices that could bring them meanwhile */
 };
 
 /* Where a leaf of kind WEIGHT or STATE lives. */

@@ -182,13 +182,11 @@ static bool must_cut(struct cutter *cutter, uint32_t tensor, hr_split_reason *re
                     planner_could_read(planner, source, split->device))
                         continue;
                 buffer = in->tensor_buffer[source];
-                if (buffer != HR_NO_BUFFER &&
-                    in->buffers[buffer].usage == HR_USAGE_WEIGHTS) {
+                if (buffer != HR_NO_BUFFER && in->buffers[buffer].usage == HR_USAGE_WEIGHTS) {
                         *ret_reason = HR_SPLIT_WEIGHT;
                         return true;
                 }
-                if (full &&
-                    find_copy(planner, source, split->device, HR_NO_INDEX) == HR_NO_COPY) {
+                if (full && find_copy(planner, source, split->device, HR_NO_INDEX) == HR_NO_COPY) {
                         *ret_reason = HR_SPLIT_INPUTS;
                         return true;
                 }

@@ -89,6 +89,7 @@ static hr_status emit_split(struct writer *writer, uint32_t s) {
         HR_TRY(hr_tape_leaves(writer, s));
         HR_TRY(hr_tape_own_writes(writer, split));
         HR_TRY(hr_tape_copies(writer, split));
+        HR_TRY(hr_tape_uploads(writer, split));
         HR_TRY(hr_tape_experts(writer, split));
         HR_TRY(emit_ranges(writer, s));
         for (uint32_t w = writer->wanted_head[s]; w != HR_NO_INDEX; w = writer->wanted[w].next)
@@ -128,7 +129,7 @@ static hr_status emit_epilogue(struct writer *writer) {
                                           hr_tape_lane_end(lane)));
                 HR_TRY(hr_tape_emit_event(writer, HR_COMMAND_NOTIFY, device, lane));
         }
-        return HR_OK;
+        return hr_tape_end_uploads(writer);
 }
 
 static void count_copied_bytes(struct hr_plan *plan) {

@@ -66,7 +66,7 @@ hr_status hr_tape_own_writes(struct writer *writer, const struct hr_plan_split *
         for (uint32_t i = 0; i < split->input_count; ++i) {
                 const struct hr_plan_copy *copy = &plan->copies[inputs[i]];
 
-                if (copy->method != HR_COPY_HOST_WEIGHT || copy->bytes == 0)
+                if (copy->method != HR_COPY_HOST_WEIGHT || copy->is_upload || copy->bytes == 0)
                         continue;
                 HR_TRY(hr_tape_go_to(writer, copy->device));
                 HR_TRY(hr_tape_emit(writer,
@@ -87,8 +87,7 @@ static struct hr_place staging_place(const struct hr_plan_copy *copy) {
         return (struct hr_place){.where = HR_WHERE_STAGING, .offset = copy->staging_offset};
 }
 
-/* The event that the split's end records for a lane, or HR_NO_INDEX. */
-static uint32_t wanted_event_of(const struct writer *writer, uint32_t split, uint32_t lane) {
+uint32_t hr_tape_wanted_event(const struct writer *writer, uint32_t split, uint32_t lane) {
         for (uint32_t w = writer->wanted_head[split]; w != HR_NO_INDEX;
              w = writer->wanted[w].next) {
                 if (writer->wanted[w].lane == lane)
@@ -98,8 +97,10 @@ static uint32_t wanted_event_of(const struct writer *writer, uint32_t split, uin
 }
 
 static bool waits_for_memory(const struct hr_plan *plan, const struct hr_plan_copy *copy) {
-        return copy->method == HR_COPY_DIRECT && copy->ready_after != HR_NO_INDEX &&
-               plan->lane[copy->source_device] != plan->lane[copy->device];
+        if (copy->ready_after == HR_NO_INDEX || copy->bytes == 0)
+                return false;
+        return copy->is_upload || (copy->method == HR_COPY_DIRECT &&
+                                   plan->lane[copy->source_device] != plan->lane[copy->device]);
 }
 
 static hr_status emit_copy(struct writer *writer, uint32_t index) {
@@ -122,7 +123,7 @@ static hr_status emit_copy(struct writer *writer, uint32_t index) {
         if (waits_for_memory(plan, copy))
                 HR_TRY(hr_tape_wait(
                         writer, source,
-                        wanted_event_of(writer, copy->ready_after, plan->lane[copy->device]),
+                        hr_tape_wanted_event(writer, copy->ready_after, plan->lane[copy->device]),
                         plan->lane[copy->device]));
         HR_TRY(hr_tape_emit(writer, command));
         if (plan->lane[source] != plan->lane[copy->device])
@@ -183,7 +184,7 @@ hr_status hr_tape_experts(struct writer *writer, const struct hr_plan_split *spl
         for (uint32_t i = 0; i < split->input_count; ++i) {
                 const struct hr_plan_copy *copy = &plan->copies[inputs[i]];
 
-                if (copy->method != HR_COPY_EXPERTS || copy->bytes == 0)
+                if (copy->method != HR_COPY_EXPERTS || copy->is_upload || copy->bytes == 0)
                         continue;
                 HR_TRY(hr_tape_go_to(writer, copy->device));
                 HR_TRY(hr_tape_emit(writer,
@@ -234,20 +235,27 @@ hr_status hr_tape_write_back(struct writer *writer, uint32_t index) {
 }
 
 /* Which splits have to record an event for copies that arrive later in memory they used. */
+static void want_event(struct writer *writer, uint32_t split, uint32_t lane) {
+        if (hr_tape_wanted_event(writer, split, lane) != HR_NO_INDEX)
+                return;
+        writer->wanted[writer->wanted_count] = (struct wanted_event){
+                .lane = lane, .event = writer->event_count++, .next = writer->wanted_head[split]};
+        writer->wanted_head[split] = writer->wanted_count++;
+}
+
 void hr_tape_find_wanted_events(struct writer *writer) {
-        struct hr_plan *plan = writer->plan;
+        const struct hr_plan *plan = writer->plan;
 
         for (uint32_t c = 0; c < plan->copy_count; ++c) {
                 const struct hr_plan_copy *copy = &plan->copies[c];
-                uint32_t lane = plan->lane[copy->device];
 
-                if (!waits_for_memory(plan, copy) || copy->bytes == 0 ||
-                    wanted_event_of(writer, copy->ready_after, lane) != HR_NO_INDEX)
-                        continue;
-                writer->wanted[writer->wanted_count] =
-                        (struct wanted_event){.lane = lane,
-                                              .event = writer->event_count++,
-                                              .next = writer->wanted_head[copy->ready_after]};
-                writer->wanted_head[copy->ready_after] = writer->wanted_count++;
+                if (waits_for_memory(plan, copy))
+                        want_event(writer, copy->ready_after, plan->lane[copy->device]);
+        }
+        for (uint32_t g = 0; g < plan->group_count; ++g) {
+                const struct hr_expert_group *group = &plan->groups[g];
+
+                if (group->is_upload && group->ids_split != HR_NO_INDEX)
+                        want_event(writer, group->ids_split, plan->lane[group->device]);
         }
 }

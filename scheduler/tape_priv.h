@@ -10,6 +10,13 @@ struct wanted_event {
         uint32_t lane, event, next;
 };
 
+/* How far a device's upload queue is. */
+struct upload_end {
+        uint32_t seen;  /* the splits before it are over for the queue, as far as memory is meant */
+        uint32_t event; /* that it recorded last; HR_NO_INDEX: none */
+        bool is_open;   /* it has had commands since */
+};
+
 struct writer {
         struct hr_planner *planner;
         struct hr_plan *plan;
@@ -27,6 +34,7 @@ struct writer {
         uint32_t **
                 snapshots; /* per event: what its lane knew when it was recorded, itself included */
         uint32_t snapshot_capacity;
+        struct upload_end *upload_ends; /* per device; NULL where no copy is an upload */
 };
 
 /* The number of a lane's end is known only when all slot events are; until then it is counted from
@@ -54,6 +62,8 @@ hr_status hr_tape_keep_commands(struct writer *writer);
 /* ---- Copies ----------------------------------------------------------------------------------
  */
 
+/* The event that the split's end records for a lane, or HR_NO_INDEX. */
+uint32_t hr_tape_wanted_event(const struct writer *writer, uint32_t split, uint32_t lane);
 /* Which splits have to record an event for copies that arrive later in memory they used. */
 void hr_tape_find_wanted_events(struct writer *writer);
 /* Inputs of the run that the split is the first to use. */
@@ -65,3 +75,12 @@ hr_status hr_tape_copies(struct writer *writer, const struct hr_plan_split *spli
 /* The used experts, once the ids are where the device reads them. */
 hr_status hr_tape_experts(struct writer *writer, const struct hr_plan_split *split);
 hr_status hr_tape_write_back(struct writer *writer, uint32_t index);
+
+/* ---- Upload queues ---------------------------------------------------------------------------
+ */
+
+hr_status hr_tape_init_uploads(struct writer *writer);
+/* What upload queues bring for the split, and its queue's wait for it. After all other copies. */
+hr_status hr_tape_uploads(struct writer *writer, const struct hr_plan_split *split);
+/* The upload queues' part of the run's end. */
+hr_status hr_tape_end_uploads(struct writer *writer);

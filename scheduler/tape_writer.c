@@ -24,7 +24,7 @@ hr_status hr_tape_emit(struct writer *writer, struct hr_command command) {
                 writer->capacity = wanted;
         }
         writer->commands[writer->count++] = command;
-        if (writer->known && command.code >= HR_COMMAND_INPUT &&
+        if (writer->known && !command.upload && command.code >= HR_COMMAND_INPUT &&
             command.code <= HR_COMMAND_READ_BACK) {
                 uint32_t lane = writer->plan->lane[command.device];
 
@@ -114,7 +114,8 @@ hr_status hr_tape_writer_init(struct writer *writer) {
 
         writer->current = planner_scratch(planner, plan->lane_count, sizeof(uint32_t));
         writer->wanted_head = planner_scratch(planner, plan->split_count, sizeof(uint32_t));
-        writer->wanted = planner_scratch(planner, plan->copy_count, sizeof *writer->wanted);
+        writer->wanted = planner_scratch(planner, (uint64_t) plan->copy_count + plan->group_count,
+                                         sizeof *writer->wanted);
         writer->is_pending = planner_scratch(planner, plan->lane_count, sizeof(bool));
         plan->tape.lane_first = planner_keep(planner, plan->lane_count, sizeof(uint32_t));
         plan->tape.lane_last = planner_keep(planner, plan->lane_count, sizeof(uint32_t));
@@ -127,6 +128,7 @@ hr_status hr_tape_writer_init(struct writer *writer) {
                 if (!writer->known)
                         return planner_out_of_memory(planner);
         }
+        HR_TRY(hr_tape_init_uploads(writer));
         memset(writer->current, 0xff, plan->lane_count * sizeof(uint32_t));
         memset(writer->wanted_head, 0xff, plan->split_count * sizeof(uint32_t));
         memset(plan->tape.lane_first, 0xff, plan->lane_count * sizeof(uint32_t));
@@ -146,7 +148,8 @@ static bool is_idle_wait(const struct writer *writer, const struct hr_command *c
         const struct hr_plan *plan = writer->plan;
         uint32_t lane = UINT32_MAX - 1 - command->index;
 
-        return command->code == HR_COMMAND_WAIT && is_lane_end(writer, command) &&
+        return command->code == HR_COMMAND_WAIT && !command->upload &&
+               is_lane_end(writer, command) &&
                (plan->n_copies == 1 || plan->tape.lane_last[lane] == plan->tape.lane_first[lane]);
 }
 
@@ -178,7 +181,8 @@ hr_status hr_tape_keep_commands(struct writer *writer) {
                         if (!number[command.index])
                                 continue;
                         command.index = number[command.index] - 1;
-                }
+                } else if (command.code == HR_COMMAND_NOTIFY && command.upload)
+                        command.index = number[command.index] - 1;
                 kept[count++] = command;
         }
         plan->tape.commands = kept;

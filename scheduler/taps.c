@@ -62,8 +62,7 @@ hr_status hr_plan_find_taps(struct hr_planner *planner) {
                 *tap = (struct hr_plan_tap){.tensor = in->taps[i], .split = split, .step = step};
                 plan->tap_bytes = HR_MAX(plan->tap_bytes, plan->span[tap->tensor]);
                 planner->tap_uses[i] = (struct hr_plan_use){
-                        .holder = root,
-                        .node = root == tap->tensor ? node : turn_after(plan, tap)};
+                        .holder = root, .node = root == tap->tensor ? node : turn_after(plan, tap)};
         }
         plan->tap_count = in->tap_count;
         return HR_OK;

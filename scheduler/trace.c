@@ -88,31 +88,31 @@ static uint32_t named_split(const struct hr_plan *plan, const struct hr_command 
         return copy == HR_NO_COPY ? HR_NO_INDEX : plan->copies[copy].split;
 }
 
-/* Per command of the tape: its split. `neighbour` has room for one number per device. */
+/* Per command of the tape: its split. `neighbour` has room for one number per queue. */
 static void find_splits(const struct hr_plan *plan, uint32_t *neighbour, uint32_t *split) {
         const struct hr_tape *tape = &plan->tape;
 
         for (uint32_t i = 0; i < tape->count; ++i)
                 split[i] = named_split(plan, &tape->commands[i]);
-        for (uint32_t d = 0; d < plan->device_count; ++d)
-                neighbour[d] = HR_NO_INDEX;
+        for (uint32_t q = 0; q < 2 * plan->device_count; ++q)
+                neighbour[q] = HR_NO_INDEX;
         for (uint32_t i = 0; i < tape->count; ++i) {
                 const struct hr_command *command = &tape->commands[i];
 
                 if (split[i] != HR_NO_INDEX)
-                        neighbour[command->device] = split[i];
+                        neighbour[hr_plan_queue(plan, command)] = split[i];
                 else if (command->code == HR_COMMAND_RECORD)
-                        split[i] = neighbour[command->device];
+                        split[i] = neighbour[hr_plan_queue(plan, command)];
         }
-        for (uint32_t d = 0; d < plan->device_count; ++d)
-                neighbour[d] = plan->split_count;
+        for (uint32_t q = 0; q < 2 * plan->device_count; ++q)
+                neighbour[q] = plan->split_count;
         for (uint32_t i = tape->count; i-- > 0;) {
-                uint32_t device = tape->commands[i].device;
+                uint32_t queue = hr_plan_queue(plan, &tape->commands[i]);
 
                 if (split[i] == HR_NO_INDEX)
-                        split[i] = neighbour[device];
+                        split[i] = neighbour[queue];
                 else if (tape->commands[i].code != HR_COMMAND_RECORD)
-                        neighbour[device] = split[i];
+                        neighbour[queue] = split[i];
         }
 }
 
@@ -132,7 +132,7 @@ static void fill(const struct hr_run *run, const uint32_t *split, struct hr_trac
                 if (!happened(entry))
                         continue;
                 trace->kind[at] = kind_of(command->code);
-                trace->device[at] = command->device;
+                trace->device[at] = hr_plan_queue(pipeline->plan, command);
                 trace->split[at] = split[i];
                 trace->subject[at] = subject_of(pipeline, command);
                 trace->bytes[at] = command->code == HR_COMMAND_COPY_EXPERTS
@@ -151,7 +151,7 @@ hr_status hr_run_trace(const struct hr_run *run, struct hr_arena *arena, struct 
         uint64_t words = (uint64_t) plan->tape.count * sizeof(uint32_t);
         uint64_t longs = (uint64_t) plan->tape.count * sizeof(uint64_t);
         uint32_t *split = hr_arena_alloc(arena, words, 8);
-        uint32_t *neighbour = hr_arena_alloc(arena, plan->device_count * sizeof(uint32_t), 8);
+        uint32_t *neighbour = hr_arena_alloc(arena, plan->device_count * 2 * sizeof(uint32_t), 8);
         struct hr_trace trace = {
                 .sequence = run->sequence,
                 .started_ns = run->started_ns,

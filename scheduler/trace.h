@@ -49,7 +49,9 @@ struct hr_trace {
         uint32_t slot, n_copies, split_count;
         uint32_t slot_event_count; /* events from this number on are not per slot: ends of lanes */
         uint32_t count;
-        uint32_t *kind, *device;
+        uint32_t *kind;
+        uint32_t *device;  /* whose queue it was; counted from the number of devices on: whose
+                            * upload queue */
         uint32_t *split;   /* that it belongs to: of a record the one before, of a wait the next;
                             * split_count: what follows the last */
         uint32_t *subject; /* WAIT, RECORD: the event; COMPUTE: the split; else the tensor */

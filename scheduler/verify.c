@@ -21,6 +21,8 @@
  * all of a run must come after all of the run before: a second run, command by command, shows it.
  * Runs further apart follow, because what conflicts with a run also conflicts with the one between.
  *
+ * Upload queues are queues like others, numbered after the devices'.
+ *
  * Other pipelines may use the same states before and after. They are one more queue: behind it
  * start the lanes that touch states, and it goes on after the events at the ends of those lanes.
  *
@@ -38,8 +40,8 @@
 static bool step_clocks(struct prover *prover) {
         uint32_t *own;
 
-        prover->queue = prover->command->device;
-        prover->reach = prover->in->reads + (size_t) prover->queue * prover->kind_words;
+        prover->queue = hr_plan_queue(prover->plan, prover->command);
+        prover->reach = prover->in->reads + (size_t) prover->command->device * prover->kind_words;
         own = clock_of(prover, prover->queue);
         ++own[prover->queue];
         switch (prover->command->code) {
@@ -64,11 +66,13 @@ static bool step_clocks(struct prover *prover) {
 
 /* Every command that touches memory is over when the run is done. */
 static hr_status prove_done(struct prover *prover) {
+        char words[48];
+
         for (uint32_t q = 0; q < prover->queues; ++q) {
                 if (prover->done[q] < prover->last_touch[q])
-                        return hr_fail_reason(
-                                prover->diag, HR_E_INTERNAL, "HAZARD",
-                                "the run is done before the last command on device %u", q);
+                        return hr_fail_reason(prover->diag, HR_E_INTERNAL, "HAZARD",
+                                              "the run is done before the last command on %s",
+                                              prover_queue_words(prover, q, words, sizeof words));
         }
         return HR_OK;
 }
@@ -96,15 +100,18 @@ static hr_status prove_pool_touch(struct prover *prover, uint32_t kind, bool wri
         const uint32_t *known = clock_of(prover, prover->queue);
         const uint32_t *writes = prover->pool_writes + (size_t) kind * prover->queues;
         const uint32_t *reads = prover->pool_reads + (size_t) kind * prover->queues;
+        char late[48], early[48];
 
-        for (uint32_t q = 0; q < prover->plan->device_count; ++q) {
+        for (uint32_t q = 0; q < prover->other; ++q) {
                 if (q == prover->queue ||
                     (known[q] >= writes[q] && (!write || known[q] >= reads[q])))
                         continue;
                 return hr_fail_reason(prover->diag, HR_E_INTERNAL, "HAZARD",
-                                      "command %u on device %u uses memory of kind %u without an "
-                                      "edge after device %u in the run before",
-                                      command_index(prover), prover->queue, kind, q);
+                                      "command %u on %s uses memory of kind %u without an edge "
+                                      "after %s in the run before",
+                                      command_index(prover),
+                                      prover_queue_words(prover, prover->queue, late, sizeof late),
+                                      kind, prover_queue_words(prover, q, early, sizeof early));
         }
         return HR_OK;
 }
@@ -136,7 +143,7 @@ static hr_status prove_second_run(struct prover *prover) {
 static hr_status prove_hand_over(struct prover *prover) {
         const struct hr_plan *plan = prover->plan;
 
-        prover->queue = plan->device_count;
+        prover->queue = prover->other;
         for (uint32_t l = 0; l < plan->lane_count; ++l) {
                 if (plan->state_lane[l])
                         merge(prover, clock_of(prover, prover->queue),
@@ -186,7 +193,6 @@ static hr_status write_constants(struct prover *prover) {
 /* Writable buffers come from another pipeline; read-only ones were written before everything. */
 static void take_buffers(struct prover *prover) {
         const struct hr_plan *plan = prover->plan;
-        uint32_t other = plan->device_count;
 
         for (uint32_t b = 0; b < prover->in->buffer_count; ++b)
                 prover->buffers[b] = (struct block){
@@ -205,11 +211,11 @@ static void take_buffers(struct prover *prover) {
         }
         for (uint32_t b = 0; b < prover->in->buffer_count; ++b) {
                 if (!prover->buffers[b].constant)
-                        prover->buffers[b].writer = other;
+                        prover->buffers[b].writer = prover->other;
         }
         for (uint32_t l = 0; l < plan->lane_count; ++l) {
                 if (plan->state_lane[l] && plan->tape.lane_first[l] != HR_NO_INDEX)
-                        clock_of(prover, plan->tape.lane_first[l])[other] = 1;
+                        clock_of(prover, plan->tape.lane_first[l])[prover->other] = 1;
         }
 }
 
@@ -295,15 +301,25 @@ static hr_status prove(struct prover *prover) {
         return prove_hand_over(prover);
 }
 
+static bool uploads(const struct hr_plan *plan) {
+        for (uint32_t d = 0; d < plan->device_count; ++d) {
+                if (plan->uploads[d])
+                        return true;
+        }
+        return false;
+}
+
 static hr_status prove_runs(const struct hr_plan *plan, const struct hr_plan_input *input,
                             bool observed, struct hr_arena *arena, struct hr_diag *diag) {
+        uint32_t other = plan->device_count * (uploads(plan) ? 2 : 1);
         struct prover prover = {
                 .arena = arena,
                 .plan = plan,
                 .in = input,
                 .graph = input->graph,
                 .diag = diag,
-                .queues = plan->device_count + 1,
+                .queues = other + 1,
+                .other = other,
                 .kind_words = hr_bit_words(input->kind_count),
                 .observed = observed,
         };

@@ -3,6 +3,7 @@
  */
 #include "scheduler/verify_priv.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* Makes room for `more` elements. */
@@ -23,35 +24,49 @@ hr_status prover_grow(struct prover *prover, void **array, uint32_t count, uint3
         return HR_OK;
 }
 
+const char *prover_queue_words(const struct prover *prover, uint32_t queue, char *buffer,
+                               size_t buffer_bytes) {
+        uint32_t devices = prover->plan->device_count;
+
+        (void) snprintf(buffer, buffer_bytes, "%sdevice %u",
+                        queue < devices ? "" : "upload queue of ", queue % devices);
+        return buffer;
+}
+
 hr_status prover_missing(struct prover *prover, const char *what, uint32_t holds, uint32_t earlier,
                          const char *how) {
         uint32_t tensors = prover->plan->tensor_count;
         uint32_t tensor = holds < tensors ? holds : prover->plan->copies[holds - tensors].tensor;
+        char late[48], early[48];
 
-        if (prover->queue == prover->plan->device_count)
+        if (prover->queue == prover->other)
                 return hr_fail_reason(prover->diag, HR_E_INTERNAL, "HAZARD",
                                       "no event at the end of a lane covers the %s of a state by "
-                                      "device %u",
-                                      how, earlier);
-        if (earlier == prover->plan->device_count)
+                                      "%s",
+                                      how,
+                                      prover_queue_words(prover, earlier, early, sizeof early));
+        prover_queue_words(prover, prover->queue, late, sizeof late);
+        if (earlier == prover->other)
                 return hr_fail_reason(prover->diag, HR_E_INTERNAL, "HAZARD",
-                                      "command %u on device %u %s tensor %u without an edge after "
+                                      "command %u on %s %s tensor %u without an edge after "
                                       "the pipeline that used the state before",
-                                      command_index(prover), prover->queue, what, tensor);
+                                      command_index(prover), late, what, tensor);
         return hr_fail_reason(prover->diag, HR_E_INTERNAL, "HAZARD",
-                              "command %u on device %u %s tensor %u without an edge after the %s "
-                              "by device %u",
-                              command_index(prover), prover->queue, what, tensor, how, earlier);
+                              "command %u on %s %s tensor %u without an edge after the %s by %s",
+                              command_index(prover), late, what, tensor, how,
+                              prover_queue_words(prover, earlier, early, sizeof early));
 }
 
 hr_status prover_wrong(struct prover *prover, const char *reason, const char *what,
                        uint32_t holds) {
         uint32_t tensors = prover->plan->tensor_count;
+        char words[48];
 
-        return hr_fail_reason(
-                prover->diag, HR_E_INTERNAL, reason, "command %u on device %u: %s (tensor %u)",
-                command_index(prover), prover->queue, what,
-                holds < tensors ? holds : prover->plan->copies[holds - tensors].tensor);
+        return hr_fail_reason(prover->diag, HR_E_INTERNAL, reason,
+                              "command %u on %s: %s (tensor %u)", command_index(prover),
+                              prover_queue_words(prover, prover->queue, words, sizeof words), what,
+                              holds < tensors ? holds
+                                              : prover->plan->copies[holds - tensors].tensor);
 }
 
 /* ---- Accesses to a block ---------------------------------------------------------------------

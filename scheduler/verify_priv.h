@@ -52,7 +52,8 @@ struct prover {
         const struct hr_graph *graph;
         struct hr_diag *diag;
         struct hr_arena *arena;
-        uint32_t queues; /* the devices', and one of other pipelines */
+        uint32_t queues; /* the plan's (hr_plan_queue), and one of other pipelines */
+        uint32_t other;  /* that one */
         uint32_t kind_words;
         uint32_t *clocks;         /* queues x queues: what each queue knows of each */
         uint32_t *events;         /* (slot events + lanes) x queues */
@@ -77,9 +78,9 @@ struct prover {
         uint32_t touch_count, touch_capacity;
         uint32_t *noted; /* per object, read and written: the last command that did, and one */
         uint32_t *pool_reads, *pool_writes; /* kinds x queues: clock of the last one */
-        const struct hr_command *command;
-        uint32_t queue;        /* the command's */
-        const uint64_t *reach; /* bit set over kinds: what its device reaches */
+        const struct hr_command *command;   /* NULL before the first */
+        uint32_t queue;                     /* the command's */
+        const uint64_t *reach;              /* bit set over kinds: what its device reaches */
 };
 
 static inline hr_status prover_out_of_memory(struct prover *prover) {
@@ -101,7 +102,7 @@ static inline void *prover_take_raw(struct prover *prover, uint64_t count, uint6
 }
 
 static inline uint32_t command_index(const struct prover *prover) {
-        return (uint32_t) (prover->command - prover->plan->tape.commands);
+        return prover->command ? (uint32_t) (prover->command - prover->plan->tape.commands) : 0;
 }
 
 /* ---- Order -----------------------------------------------------------------------------------
@@ -132,6 +133,9 @@ static inline uint32_t now(const struct prover *prover) {
 /* ---- What can be wrong -----------------------------------------------------------------------
  */
 
+/* "device 3", "upload queue of device 3". */
+const char *prover_queue_words(const struct prover *prover, uint32_t queue, char *buffer,
+                               size_t buffer_bytes);
 /* An access, `what`, without an edge after the one before it, `how`, by the queue `earlier`. */
 hr_status prover_missing(struct prover *prover, const char *what, uint32_t holds, uint32_t earlier,
                          const char *how);

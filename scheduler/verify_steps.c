@@ -2,12 +2,11 @@
  * Proves the order inside splits: that what a device made of it computes what the graph says.
  *
  *   once     each split computes each of its nodes that compute something, and no other
- *   order    each node reads, and each writer overwrites, the version that it does in the graph's own
- *            order: as many writes into the root have happened before it
- *   joined   a result without memory is a source of the step after it, by itself and not through a
- *            view, and of nothing else; it is no output
- *   over     the result of a joined pass meets what the pass reads only where both have the same
- *            address and layout. (Of a single node the kernel knows what it may write over.)
+ *   order    each node reads, and each writer overwrites, the version that it does in the graph's
+ * own order: as many writes into the root have happened before it joined   a result without memory
+ * is a source of the step after it, by itself and not through a view, and of nothing else; it is no
+ * output over     the result of a joined pass meets what the pass reads only where both have the
+ * same address and layout. (Of a single node the kernel knows what it may write over.)
  *
  * Nothing here knows of queues: verify.c proves that what is computed in this order finds its
  * bytes.
@@ -202,8 +201,7 @@ static bool may_meet(const struct order *order, const struct region *a, const st
                 return false;
         if (a->place.where == HR_WHERE_HOME && a->place.index != b->place.index)
                 return buffer[a->place.index] == buffer[b->place.index];
-        return a->place.index == b->place.index &&
-               a->place.offset < b->place.offset + b->bytes &&
+        return a->place.index == b->place.index && a->place.offset < b->place.offset + b->bytes &&
                b->place.offset < a->place.offset + a->bytes;
 }
 
@@ -270,8 +268,9 @@ static hr_status prove(struct order *order) {
 
         order->computed = take(order, plan->node_count, sizeof(bool));
         order->version = take(order, plan->tensor_count, sizeof(uint32_t));
-        order->seen = take(order, (uint64_t) plan->source_start[plan->node_count] + plan->node_count,
-                           sizeof(uint32_t));
+        order->seen =
+                take(order, (uint64_t) plan->source_start[plan->node_count] + plan->node_count,
+                     sizeof(uint32_t));
         order->gone = take(order, plan->tensor_count, sizeof(bool));
         if (!order->computed || !order->version || !order->seen || !order->gone)
                 return hr_fail(order->diag, HR_E_EXHAUSTED, "memory for the proof of a plan");

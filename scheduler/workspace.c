@@ -417,7 +417,7 @@ struct gate_finder {
         struct hr_pipeline *pipeline;
         uint32_t command;
         struct hr_queue *queue;
-        bool *touched; /* of the command's lane, per kind */
+        bool *touched; /* by the command's lane, or its upload queue, per kind */
 };
 
 static void gate_add(struct gate_finder *finder, uint32_t kind) {
@@ -436,9 +436,28 @@ static void gate_add_place(struct gate_finder *finder, const struct hr_place *pl
                 gate_add(finder, place->index);
 }
 
+/* What a computation touches, whatever it is, lies in pools of its lane; so do the ids of experts.
+ */
+static void gate_add_pools(struct gate_finder *finder, uint32_t lane) {
+        const struct hr_plan *plan = finder->pipeline->plan;
+
+        for (uint32_t k = 0; k < plan->kind_count; ++k) {
+                if (plan->pool_lane[k] == lane)
+                        gate_add(finder, k);
+        }
+}
+
+static bool *touched_by(const struct hr_pipeline *pipeline, const struct hr_command *command) {
+        const struct hr_plan *plan = pipeline->plan;
+        uint32_t walker =
+                command->upload ? plan->lane_count + command->device : plan->lane[command->device];
+
+        return pipeline->touches_kind + (size_t) walker * plan->kind_count;
+}
+
 hr_status hr_gates_find(struct hr_pipeline *pipeline, struct hr_diag *diag) {
         const struct hr_plan *plan = pipeline->plan;
-        uint64_t most = (uint64_t) plan->lane_count * plan->kind_count;
+        uint64_t most = ((uint64_t) plan->lane_count + plan->device_count) * plan->kind_count;
         struct gate_finder finder = {.pipeline = pipeline};
 
         pipeline->touches_kind = hr_arena_alloc(&pipeline->arena, most + 1, 16);
@@ -447,22 +466,16 @@ hr_status hr_gates_find(struct hr_pipeline *pipeline, struct hr_diag *diag) {
                 return hr_fail(diag, HR_E_EXHAUSTED, "host memory for a pipeline");
         for (uint32_t i = 0; i < plan->tape.count; ++i) {
                 const struct hr_command *command = &plan->tape.commands[i];
-                uint32_t lane = plan->lane[command->device];
 
                 if (command->code < HR_COMMAND_INPUT || command->code > HR_COMMAND_READ_BACK)
                         continue;
                 finder.command = i;
-                finder.queue = pipeline->fleet->queues[command->device];
-                finder.touched = pipeline->touches_kind + (size_t) lane * plan->kind_count;
+                finder.queue = hr_fleet_queue_of(pipeline->fleet, command);
+                finder.touched = touched_by(pipeline, command);
                 gate_add_place(&finder, &command->from);
                 gate_add_place(&finder, &command->to);
-                if (command->code != HR_COMMAND_COMPUTE && command->code != HR_COMMAND_COPY_EXPERTS)
-                        continue;
-                /* What a computation touches, whatever it is, lies in pools of its lane. */
-                for (uint32_t k = 0; k < plan->kind_count; ++k) {
-                        if (plan->pool_lane[k] == lane)
-                                gate_add(&finder, k);
-                }
+                if (command->code == HR_COMMAND_COMPUTE || command->code == HR_COMMAND_COPY_EXPERTS)
+                        gate_add_pools(&finder, plan->lane[command->device]);
         }
         return HR_OK;
 }
@@ -475,6 +488,22 @@ uint32_t hr_gates_needed(const struct hr_pipeline *pipeline) {
                         return pipeline->gate_count;
         }
         return 0;
+}
+
+/* Does the lane, or an upload queue whose commands its end comes after, touch the kind? */
+static bool lane_touches(const struct hr_pipeline *pipeline, uint32_t lane, uint32_t kind) {
+        const struct hr_plan *plan = pipeline->plan;
+
+        if (pipeline->touches_kind[(size_t) lane * plan->kind_count + kind])
+                return true;
+        for (uint32_t d = 0; d < plan->device_count; ++d) {
+                size_t walker = (size_t) plan->lane_count + d;
+
+                if (plan->uploads[d] && plan->lane[d] == lane &&
+                    pipeline->touches_kind[walker * plan->kind_count + kind])
+                        return true;
+        }
+        return false;
 }
 
 hr_status hr_gate_pass(const struct hr_pipeline *pipeline, const struct hr_gate *gate,
@@ -492,8 +521,8 @@ hr_status hr_gate_pass(const struct hr_pipeline *pipeline, const struct hr_gate 
                 for (uint32_t l = 0; other->blocks[k] == block && l < plan->lane_count; ++l) {
                         uint32_t last = plan->tape.lane_last[l];
 
-                        if (!other->touches_kind[(size_t) l * plan->kind_count + k] ||
-                            last == HR_NO_INDEX || other->fleet->queues[last] == gate->queue)
+                        if (last == HR_NO_INDEX || other->fleet->queues[last] == gate->queue ||
+                            !lane_touches(other, l, k))
                                 continue;
                         HR_TRY(hr_queue_wait(gate->queue, other->events[ends + l], diag));
                 }

@@ -252,6 +252,7 @@ static const struct hr_device_ops blas_device_ops = {
         .program_bytes = blas_program_bytes,
         .memory = blas_memory,
         .optimize = hr_device_optimize_none,
+        .upload_queue_new = hr_device_upload_queue_none,
 };
 
 hr_status hr_blas_device_new(const struct hr_blas_config *config, struct hr_diag *diag,

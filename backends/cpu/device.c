@@ -321,6 +321,22 @@ static hr_status cpu_queue_new(struct hr_device *device, struct hr_diag *diag,
         return hr_host_queue_new(device, &config, diag, ret_queue);
 }
 
+/* One thread, on any processor: those of the device are busy meanwhile. */
+static hr_status cpu_upload_queue_new(struct hr_device *device, struct hr_diag *diag,
+                                      struct hr_queue **ret_queue) {
+        struct cpu_device *cpu = cpu_cast(device);
+        char name[sizeof cpu->name + 4];
+        struct hr_host_queue_config config = {
+                .team = { .name = name, .threads = 1, .spin_us = cpu->spin_us },
+                .compute = cpu_compute,
+        };
+
+        if (!device->props.uploads)
+                return hr_device_upload_queue_none(device, diag, ret_queue);
+        (void) snprintf(name, sizeof name, "%s.up", cpu->name);
+        return hr_host_queue_new(device, &config, diag, ret_queue);
+}
+
 static const struct hr_device_ops cpu_device_ops = {
         .size = sizeof cpu_device_ops,
         .destroy = cpu_destroy,
@@ -334,6 +350,7 @@ static const struct hr_device_ops cpu_device_ops = {
         .program_bytes = cpu_program_bytes,
         .memory = cpu_memory,
         .optimize = cpu_optimize,
+        .upload_queue_new = cpu_upload_queue_new,
 };
 
 /* ---- Configuration --------------------------------------------------------------------------- */
@@ -416,6 +433,7 @@ hr_status hr_cpu_device_new(const struct hr_cpu_config *config, struct hr_diag *
                 .async = true,
                 .threads = cpu->threads,
                 .experts = true,
+                .uploads = config->isolated,
         };
         *ret_device = &cpu->device;
         return HR_OK;

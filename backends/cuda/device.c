@@ -204,6 +204,7 @@ static const struct hr_device_ops device_ops = {
         .program_bytes = device_program_bytes,
         .memory = device_memory,
         .optimize = hr_device_optimize_none,
+        .upload_queue_new = hr_device_upload_queue_none,
 };
 
 /* ---- Configuration --------------------------------------------------------------------------- */

@@ -60,6 +60,7 @@ struct hr_fake_config {
         bool sizes_only;       /* memory has a size and no bytes: nothing is moved or computed */
         bool peer;             /* its queue writes other devices' memory; else through the host */
         bool experts;          /* copies the used experts alone; not with sizes_only */
+        bool uploads;          /* has a queue of its own for what comes from host memory */
         uint64_t memory_bytes; /* that it has; 0 = no end */
         uint64_t memory_cap;   /* configured; 0 = none */
         const char *deny_ops;  /* "MUL_MAT,ROPE": not supported; NULL = none. Copied */

@@ -221,6 +221,7 @@ static const struct hr_device_ops device_ops = {
         .wants_offload = wants_offload,
         .buffer_new = buffer_new,
         .queue_new = fake_queue_new,
+        .upload_queue_new = fake_upload_queue_new,
         .event_new = fake_event_new,
         .program_new = program_new,
         .program_bytes = program_bytes,
@@ -254,6 +255,7 @@ hr_status hr_fake_device_new(struct hr_fake_world *world, const struct hr_fake_c
                 .async = true,
                 .threads = config->threads,
                 .experts = config->experts && !config->sizes_only,
+                .uploads = config->uploads,
         };
         atomic_init(&device->device.refs, 1);
         *ret_device = &device->device;

@@ -129,6 +129,8 @@ void fake_device_hurry(struct fake_device *device);
 /* queue.c */
 HR_NODISCARD hr_status fake_queue_new(struct hr_device *device, struct hr_diag *diag,
                                       struct hr_queue **ret_queue);
+HR_NODISCARD hr_status fake_upload_queue_new(struct hr_device *device, struct hr_diag *diag,
+                                      struct hr_queue **ret_queue);
 HR_NODISCARD hr_status fake_event_new(struct hr_device *device, struct hr_diag *diag,
                                       struct hr_event **ret_event);
 /* Its effect; the command has left the queue. */

@@ -369,6 +369,13 @@ hr_status fake_queue_new(struct hr_device *device, struct hr_diag *diag,
         return HR_OK;
 }
 
+hr_status fake_upload_queue_new(struct hr_device *device, struct hr_diag *diag,
+                                struct hr_queue **ret_queue) {
+        if (!device->props.uploads)
+                return hr_device_upload_queue_none(device, diag, ret_queue);
+        return fake_queue_new(device, diag, ret_queue);
+}
+
 /* ---- Events ---------------------------------------------------------------------------------- */
 
 static bool event_query(struct hr_event *base) {

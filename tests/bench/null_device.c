@@ -185,6 +185,7 @@ static const struct hr_device_ops device_ops = {
         .program_bytes = program_bytes,
         .memory = memory,
         .optimize = hr_device_optimize_none,
+        .upload_queue_new = hr_device_upload_queue_none,
 };
 
 struct hr_device *null_device_new(const char *name, hr_device_type type) {

@@ -120,7 +120,8 @@ struct hr_plan *studio_plan(struct studio *studio, const struct scene *scene,
                                           .fleet = studio->fleet,
                                           .homes = homes,
                                           .pins = scene->pins,
-                                          .options = {.n_copies = n_copies}};
+                                          .options = {.n_copies = n_copies,
+                                                      .serial_uploads = studio->serial_uploads}};
         struct hr_plan *plan = NULL;
 
         HR_EXPECT_OK(hr_plan_new(&request, &studio->diag, &plan), &studio->diag);

@@ -14,6 +14,7 @@ struct studio {
         struct hr_device **devices;
         uint32_t device_count;
         struct hr_fleet *fleet;
+        bool serial_uploads; /* of the plans that it makes */
         struct hr_diag diag;
 };
 

@@ -111,17 +111,30 @@ static const struct hr_queue_ops delayed_ops = {
         .copy_experts = delayed_copy_experts,
 };
 
-void rig_delay(struct rig *rig, uint64_t seed, uint32_t us_most, uint32_t one_in) {
-        for (uint32_t d = 0; d < hr_fleet_device_count(rig->fleet); ++d) {
-                struct delayed_queue *delayed = calloc(1, sizeof *delayed);
+static struct hr_queue *delayed_new(struct hr_queue *inner, uint64_t seed, uint32_t us_most,
+                                    uint32_t one_in) {
+        struct delayed_queue *delayed = calloc(1, sizeof *delayed);
 
-                HR_EXPECT(delayed);
-                delayed->queue.ops = &delayed_ops;
-                delayed->queue.device = hr_device_ref(rig->fleet->devices[d]);
-                delayed->inner = rig->fleet->queues[d];
-                delayed->us_most = us_most;
-                delayed->one_in = one_in;
-                dice_init(&delayed->dice, seed * RIG_DEVICES + d);
-                rig->fleet->queues[d] = &delayed->queue;
+        HR_EXPECT(delayed);
+        delayed->queue.ops = &delayed_ops;
+        delayed->queue.device = hr_device_ref(inner->device);
+        delayed->inner = inner;
+        delayed->us_most = us_most;
+        delayed->one_in = one_in;
+        dice_init(&delayed->dice, seed);
+        return &delayed->queue;
+}
+
+void rig_delay(struct rig *rig, uint64_t seed, uint32_t us_most, uint32_t one_in) {
+        struct hr_fleet *fleet = rig->fleet;
+
+        for (uint32_t d = 0; d < hr_fleet_device_count(fleet); ++d) {
+                fleet->queues[d] =
+                        delayed_new(fleet->queues[d], seed * RIG_DEVICES + d, us_most, one_in);
+                if (!fleet->devices[d]->props.uploads)
+                        continue;
+                HR_EXPECT_OK(hr_fleet_upload_queue(fleet, d, &rig->diag), &rig->diag);
+                fleet->uploads[d] =
+                        delayed_new(fleet->uploads[d], ~(seed * RIG_DEVICES + d), us_most, one_in);
         }
 }

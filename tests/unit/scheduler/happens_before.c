@@ -204,6 +204,22 @@ static int by_start(const void *a, const void *b) {
         return x->start < y->start ? -1 : x->start > y->start;
 }
 
+/* The first weight's command reads the ids. */
+static void ids_range(struct oracle *oracle, struct range_list *list, const struct turn *turn,
+                      const struct hr_command *command) {
+        const struct hr_plan *plan = oracle->plan;
+        const struct hr_plan_copy *copy = &plan->copies[command->index];
+        const struct hr_expert_group *group = &plan->groups[copy->group];
+        bool copied = group->ids_copy != HR_NO_COPY;
+        struct hr_place place = copied ? plan->copies[group->ids_copy].place
+                                       : place_of(plan, group->ids);
+
+        if (copy->member > 0)
+                return;
+        add_range(oracle, list, turn, place, plan->span[group->ids], false);
+        need_reach(oracle, command->device, place, plan->span[group->ids]);
+}
+
 /* Unites what touches: only which bytes are read and which written matters. */
 static void unite(struct range_list *list) {
         uint32_t kept = 0;
@@ -245,6 +261,8 @@ static void find_ranges(struct oracle *oracle, uint32_t turn_index) {
                                           false);
                         if (!to_host)
                                 add_range(oracle, &list, turn, command->to, command->bytes, true);
+                        if (command->code == HR_COMMAND_COPY_EXPERTS)
+                                ids_range(oracle, &list, turn, command);
                         if (!from_host && command->code != HR_COMMAND_WRITE &&
                             command->code != HR_COMMAND_COPY_EXPERTS)
                                 need_reach(oracle, command->device, command->from, command->bytes);
@@ -289,6 +307,10 @@ static void find_conflicts(struct oracle *oracle) {
  */
 
 /* Sets in oracle->over: queues, then the events of each pipeline, then turns. */
+static uint32_t queue_count(const struct hr_plan *plan) {
+        return 2 * plan->device_count;
+}
+
 static uint64_t *queue_set(const struct oracle *oracle, uint32_t device) {
         return oracle->over + (size_t) device * oracle->words;
 }
@@ -304,7 +326,7 @@ static uint64_t *event_set(const struct oracle *oracle, const struct turn *turn,
                                              : plan->n_copies * slot_events + (event - slot_events);
 
         return oracle->over +
-               (size_t) (plan->device_count + turn->pipeline * event_count(plan) + index) *
+               (size_t) (queue_count(plan) + turn->pipeline * event_count(plan) + index) *
                        oracle->words;
 }
 
@@ -312,7 +334,7 @@ static uint64_t *turn_set(const struct oracle *oracle, uint32_t turn) {
         const struct hr_plan *plan = oracle->plan;
 
         return oracle->over +
-               (size_t) (plan->device_count + PIPELINES * event_count(plan) + turn) * oracle->words;
+               (size_t) (queue_count(plan) + PIPELINES * event_count(plan) + turn) * oracle->words;
 }
 
 static void join_set(const struct oracle *oracle, uint64_t *into, const uint64_t *from) {
@@ -368,13 +390,14 @@ static const char *order_turn(struct oracle *oracle, uint32_t index, const uint3
         uint64_t *done = turn_set(oracle, index);
         const char *reason = NULL;
 
-        for (uint32_t d = 0; turn->after != HR_NO_INDEX && d < plan->device_count; ++d)
+        for (uint32_t d = 0; turn->after != HR_NO_INDEX && d < queue_count(plan); ++d)
                 join_set(oracle, queue_set(oracle, d), turn_set(oracle, turn->after));
         if (turn->takes_states)
                 take_states(oracle, turn);
         for (uint32_t i = 0; i < count && !reason; ++i) {
                 const struct hr_command *command = &plan->tape.commands[order[i]];
-                uint64_t *queue = queue_set(oracle, command->device);
+                uint64_t *queue = queue_set(oracle, command->upload * plan->device_count +
+                                                            command->device);
 
                 if (command->code == HR_COMMAND_WAIT)
                         join_set(oracle, queue, event_set(oracle, turn, command->index));
@@ -398,7 +421,7 @@ static const char *order_turn(struct oracle *oracle, uint32_t index, const uint3
 static const char *judge_order(struct oracle *oracle, const uint32_t *order, uint32_t count) {
         const struct hr_plan *plan = oracle->plan;
         uint64_t sets =
-                (uint64_t) plan->device_count + PIPELINES * event_count(plan) + oracle->turn_count;
+                (uint64_t) queue_count(plan) + PIPELINES * event_count(plan) + oracle->turn_count;
         const char *reason = NULL;
 
         memset(oracle->over, 0, sets * oracle->words * sizeof(uint64_t));
@@ -562,6 +585,7 @@ static uint64_t input_value(const struct oracle *oracle, const struct hr_command
 
 static bool execute(struct oracle *oracle, uint32_t turn, const struct hr_command *command) {
         const struct turn *at = &oracle->turns[turn];
+        uint64_t bytes;
 
         switch (command->code) {
         case HR_COMMAND_INPUT:
@@ -571,9 +595,13 @@ static bool execute(struct oracle *oracle, uint32_t turn, const struct hr_comman
         case HR_COMMAND_WRITE:
         case HR_COMMAND_READ:
         case HR_COMMAND_COPY:
-        case HR_COMMAND_COPY_EXPERTS:
                 write_place(oracle, at, command->to, command->bytes,
                             read_place(oracle, at, command->from, command->bytes));
+                return true;
+        case HR_COMMAND_COPY_EXPERTS: /* the used ones stand for all, in however few places */
+                bytes = oracle->plan->span[oracle->plan->copies[command->index].tensor];
+                write_place(oracle, at, command->to, command->bytes,
+                            read_place(oracle, at, command->from, bytes));
                 return true;
         case HR_COMMAND_COMPUTE:
                 return compute_range(oracle, turn, command);
@@ -742,7 +770,7 @@ struct oracle *oracle_new(const struct hr_plan *plan, const struct hr_plan_input
         oracle->words = (oracle->instances + 63) / 64;
         oracle->ranges = zeroed(oracle->instances, sizeof *oracle->ranges);
         oracle->range_count = zeroed(oracle->instances, sizeof *oracle->range_count);
-        sets = (uint64_t) plan->device_count + PIPELINES * event_count(plan) + oracle->turn_count;
+        sets = (uint64_t) queue_count(plan) + PIPELINES * event_count(plan) + oracle->turn_count;
         oracle->over = zeroed(sets * oracle->words, sizeof(uint64_t));
         oracle->submitted = zeroed(oracle->words, sizeof(uint64_t));
         oracle->meant_node =

@@ -77,7 +77,10 @@ static hr_status meeting_compute(struct hr_queue *queue, struct hr_program *prog
 
 static hr_status meeting_write(struct hr_queue *queue, void *destination, const void *host,
                                uint64_t bytes, struct hr_outcome *outcome, struct hr_diag *diag) {
-        return hr_queue_write(cast(queue)->inner, destination, host, bytes, outcome, diag);
+        bool meets = cast(queue)->kind == MEET_WRITE;
+
+        return hr_queue_write(inner_of(queue, meets, diag), destination, host, bytes, outcome,
+                              diag);
 }
 
 static hr_status meeting_read(struct hr_queue *queue, const void *source, void *host,
@@ -135,31 +138,43 @@ static const struct hr_queue_ops meeting_ops = {
         .copy_experts = meeting_copy_experts,
 };
 
-static void wrap(struct rig *rig, uint32_t device, meeting_kind kind, uint32_t skipped,
-                 uint32_t meetings) {
+static void wrap(struct hr_queue **queue, meeting_kind kind, uint32_t skipped, uint32_t meetings) {
         struct meeting_queue *meeting = calloc(1, sizeof *meeting);
 
         HR_EXPECT(meeting);
         meeting->queue.ops = &meeting_ops;
-        meeting->queue.device = hr_device_ref(rig->fleet->devices[device]);
-        meeting->inner = rig->fleet->queues[device];
+        meeting->queue.device = hr_device_ref((*queue)->device);
+        meeting->inner = *queue;
         meeting->kind = kind;
         meeting->skipped = skipped;
         meeting->meetings = meetings;
-        rig->fleet->queues[device] = &meeting->queue;
+        *queue = &meeting->queue;
 }
 
-void rig_meet(struct rig *rig, uint32_t runs, uint32_t early, meeting_kind early_kind,
-              uint32_t late, meeting_kind late_kind) {
-        HR_EXPECT(runs >= 2 && runs - 1 <= MEETINGS_MOST);
+static void arrange(uint32_t meetings) {
+        HR_EXPECT(meetings <= MEETINGS_MOST);
         atomic_store(&missed, 0);
-        for (uint32_t i = 0; i < runs - 1; ++i) {
+        for (uint32_t i = 0; i < meetings; ++i) {
                 pthread_mutex_init(&places[i].lock, NULL);
                 pthread_cond_init(&places[i].changed, NULL);
                 places[i].there = 0;
         }
-        wrap(rig, early, early_kind, 1, runs - 1);
-        wrap(rig, late, late_kind, 0, runs - 1);
+}
+
+void rig_meet(struct rig *rig, uint32_t runs, uint32_t early, meeting_kind early_kind,
+              uint32_t late, meeting_kind late_kind) {
+        HR_EXPECT(runs >= 2);
+        arrange(runs - 1);
+        wrap(&rig->fleet->queues[early], early_kind, 1, runs - 1);
+        wrap(&rig->fleet->queues[late], late_kind, 0, runs - 1);
+}
+
+void rig_meet_uploads(struct rig *rig, uint32_t device, uint32_t skipped, uint32_t meetings,
+                      meeting_kind kind) {
+        arrange(meetings);
+        HR_EXPECT_OK(hr_fleet_upload_queue(rig->fleet, device, &rig->diag), &rig->diag);
+        wrap(&rig->fleet->queues[device], MEET_COMPUTE, skipped, meetings);
+        wrap(&rig->fleet->uploads[device], kind, 0, meetings);
 }
 
 uint32_t rig_missed_meetings(void) {

@@ -148,6 +148,7 @@ static const struct hr_device_ops opaque_ops = {
         .program_bytes = opaque_program_bytes,
         .memory = opaque_memory,
         .optimize = hr_device_optimize_none,
+        .upload_queue_new = hr_device_upload_queue_none,
 };
 
 struct hr_device *opaque_device_new(const char *name, uint32_t sleep_us, uint32_t seed) {

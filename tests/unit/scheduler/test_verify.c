@@ -15,6 +15,7 @@
 #include "tests/golden/plans_file.h"
 #include "tests/unit/scheduler/graphs.h"
 #include "tests/unit/scheduler/happens_before.h"
+#include "tests/unit/scheduler/tower.h"
 #include "tests/unit/scheduler/world.h"
 
 #define ORACLE_BYTES_MOST (UINT64_C(1) << 26)
@@ -70,9 +71,9 @@ static void show_tape(const struct trial *trial, uint32_t count) {
         for (uint32_t i = 0; i < count; ++i) {
                 const struct hr_command *c = &trial->commands[trial->order[i]];
 
-                printf("%3u: %u %-9s %u holds %u -> %u, place %d.%u+%" PRIu64 " -> %d.%u+%" PRIu64
+                printf("%3u: %u%s %-9s %u holds %u -> %u, place %d.%u+%" PRIu64 " -> %d.%u+%" PRIu64
                        ", %" PRIu64 " bytes\n",
-                       trial->order[i], c->device, names[c->code], c->index, c->from_holds,
+                       trial->order[i], c->device, c->upload ? "u" : " ", names[c->code], c->index, c->from_holds,
                        c->to_holds, (int) c->from.where, c->from.index, c->from.offset,
                        (int) c->to.where, c->to.index, c->to.offset, c->bytes);
         }
@@ -117,7 +118,9 @@ static void drop_command(struct trial *trial, uint32_t at) {
 static void swap_neighbours(struct trial *trial, uint32_t at) {
         uint32_t next = at + 1;
 
-        while (next < trial->count && trial->commands[next].device != trial->commands[at].device)
+        while (next < trial->count &&
+               (trial->commands[next].device != trial->commands[at].device ||
+                trial->commands[next].upload != trial->commands[at].upload))
                 ++next;
         if (next == trial->count)
                 return;
@@ -341,6 +344,7 @@ static void try_random(uint32_t seed, uint32_t devices, uint32_t n_copies, struc
                 world.tensor_buffer[i] = world_buffer(&world, roll(&dice, gpus + 1),
                                                       i < 2 ? HR_USAGE_ANY : HR_USAGE_WEIGHTS);
         for (uint32_t d = 0; d < devices; ++d) {
+                world.devices[d].uploads = roll(&dice, 4) > 0;
                 for (uint32_t k = 0; k <= gpus; ++k) {
                         if (roll(&dice, 4))
                                 hr_bit_set(&copies[d], k);
@@ -374,6 +378,51 @@ HR_TEST_LIMIT(random_plans, 600) {
         /* Where lanes take turns anyway, slots that share memory do no harm. */
         for (int m = 0; m < MUTATION_COUNT; ++m)
                 HR_EXPECT(tally.broken[m] > tally.tried[m] / (m == ALIAS ? 8 : 3));
+}
+
+/* ---- Weights that arrive early -----------------------------------------------------------------
+ */
+
+/* All devices have upload queues and take experts; every weight lies in host memory. */
+static void try_tower(const char *kinds, uint32_t gpus, uint32_t n_copies, uint64_t expert_bytes,
+                      struct tally *tally) {
+        struct tower tower;
+        struct world world;
+        char name[64];
+
+        tower_init(&tower, kinds, gpus);
+        world_init(&world, hr_graph_ref(tower.graph), gpus, false);
+        memcpy(world.pins, tower.pins, tower.tensor_count * sizeof *tower.pins);
+        for (uint32_t l = 0; l < tower.layers; ++l)
+                world.tensor_buffer[tower.weights[l]] = world_buffer(&world, 0, HR_USAGE_WEIGHTS);
+        for (uint32_t d = 0; d < gpus; ++d)
+                world.devices[d].uploads = world.devices[d].experts = true;
+        world.in.options.n_copies = n_copies;
+        world.in.options.expert_bytes = expert_bytes;
+        (void) world_plan(&world, HR_RULES_HEADRACE);
+        HR_EXPECT(world.plan->uploads[0]);
+        snprintf(name, sizeof name, "%s on %u, %u copies", kinds, gpus, n_copies);
+        try_plan(name, &world.in, world.plan, tally);
+        world_deinit(&world);
+        tower_deinit(&tower);
+}
+
+HR_TEST_LIMIT(early_weights, 300) {
+        static const char *const kinds[] = {"dddddd", "dmdmd", "deede", "ededdm"};
+        struct tally tally = {.mutations_most = UINT32_MAX};
+
+        for (size_t k = 0; k < HR_ARRAY_LENGTH(kinds); ++k) {
+                for (uint32_t gpus = 1; gpus <= 2; ++gpus) {
+                        for (uint32_t n = 1; n <= 3; ++n) {
+                                try_tower(kinds[k], gpus, n, 0, &tally);
+                                try_tower(kinds[k], gpus, n, 1, &tally);
+                        }
+                }
+        }
+        tally_print(&tally);
+        HR_EXPECT_EQ(tally.unsound, 0);
+        for (int m = 0; m < SWAP; ++m)
+                HR_EXPECT(tally.broken[m] > tally.tried[m] / 3);
 }
 
 /* ---- Recorded graphs ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@
 #include "tests/harness.h"
 
 #define WORLD_DEVICES 80
-#define WORLD_BUFFERS 8
+#define WORLD_BUFFERS 16
 
 /* GPUs of one kind each, optionally an accelerator on host memory, and a CPU at the end. Kind 0 is
  * host memory. */
