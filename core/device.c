@@ -171,24 +171,30 @@ static bool device_charge(struct hr_device *device, uint64_t bytes) {
         return true;
 }
 
+static hr_status device_charge_or_fail(struct hr_device *device, uint64_t bytes,
+                                       struct hr_diag *diag) {
+        uint64_t used;
+
+        if (device_charge(device, bytes))
+                return HR_OK;
+        used = atomic_load(&device->used_bytes);
+        (void) hr_fail_reason(diag, HR_E_EXHAUSTED, "DEVICE_MEMORY",
+                              "%s: %" PRIu64 " bytes asked, %" PRIu64 " free of %" PRIu64,
+                              device->props.name, bytes,
+                              device->memory_cap > used ? device->memory_cap - used : 0,
+                              device->memory_cap);
+        if (diag) {
+                diag->limit = device->memory_cap;
+                diag->actual = bytes;
+        }
+        return HR_E_EXHAUSTED;
+}
+
 hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes, hr_buffer_usage usage,
                         struct hr_diag *diag, struct hr_buffer **ret_buffer) {
         hr_status status;
 
-        if (!device_charge(device, bytes)) {
-                uint64_t used = atomic_load(&device->used_bytes);
-
-                (void) hr_fail_reason(diag, HR_E_EXHAUSTED, "DEVICE_MEMORY",
-                                      "%s: %" PRIu64 " bytes asked, %" PRIu64 " free of %" PRIu64,
-                                      device->props.name, bytes,
-                                      device->memory_cap > used ? device->memory_cap - used : 0,
-                                      device->memory_cap);
-                if (diag) {
-                        diag->limit = device->memory_cap;
-                        diag->actual = bytes;
-                }
-                return HR_E_EXHAUSTED;
-        }
+        HR_TRY(device_charge_or_fail(device, bytes, diag));
         status = device_heard(device,
                               device->ops->buffer_new(device, bytes, usage, diag, ret_buffer));
         if (status != HR_OK) {
@@ -238,11 +244,14 @@ struct wrapped_buffer {
         struct hr_buffer buffer;
         void (*release)(void *arg);
         void *arg;
+        bool is_charged; /* to the device */
 };
 
 static void wrapped_destroy(struct hr_buffer *buffer) {
         struct wrapped_buffer *wrapped = HR_CONTAINER_OF(buffer, struct wrapped_buffer, buffer);
 
+        if (wrapped->is_charged)
+                atomic_fetch_sub(&buffer->device->used_bytes, buffer->bytes);
         if (wrapped->release)
                 wrapped->release(wrapped->arg);
         free(wrapped);
@@ -270,6 +279,21 @@ hr_status hr_buffer_wrap(struct hr_device *device, void *base, uint64_t bytes,
         wrapped->release = release;
         wrapped->arg = arg;
         *ret_buffer = &wrapped->buffer;
+        return HR_OK;
+}
+
+hr_status hr_buffer_adopt(struct hr_device *device, void *base, uint64_t bytes,
+                          hr_buffer_usage usage, void (*release)(void *arg), void *arg,
+                          struct hr_diag *diag, struct hr_buffer **ret_buffer) {
+        hr_status status;
+
+        HR_TRY(device_charge_or_fail(device, bytes, diag));
+        status = hr_buffer_wrap(device, base, bytes, usage, release, arg, diag, ret_buffer);
+        if (status != HR_OK) {
+                atomic_fetch_sub(&device->used_bytes, bytes);
+                return status;
+        }
+        HR_CONTAINER_OF(*ret_buffer, struct wrapped_buffer, buffer)->is_charged = true;
         return HR_OK;
 }
 

@@ -276,6 +276,11 @@ HR_NODISCARD hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes,
 HR_NODISCARD hr_status hr_buffer_wrap(struct hr_device *device, void *base, uint64_t bytes,
                                       hr_buffer_usage usage, void (*release)(void *arg), void *arg,
                                       struct hr_diag *diag, struct hr_buffer **ret_buffer);
+/* The same over memory that was taken for it: charged to the device until it goes. HR_E_EXHAUSTED
+ * (reason DEVICE_MEMORY). */
+HR_NODISCARD hr_status hr_buffer_adopt(struct hr_device *device, void *base, uint64_t bytes,
+                                       hr_buffer_usage usage, void (*release)(void *arg), void *arg,
+                                       struct hr_diag *diag, struct hr_buffer **ret_buffer);
 /* True when its contents are gone with its device. Host memory outlives the device that asked for
  * it. Thread: any. */
 bool hr_buffer_is_lost(const struct hr_buffer *buffer);

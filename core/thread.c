@@ -24,6 +24,7 @@ static void *thread_main(void *opaque) {
 
 hr_status hr_thread_start(struct hr_thread *thread, const char *name, void (*fn)(void *arg),
                           void *arg, struct hr_diag *diag) {
+        static const int own[] = {SIGBUS, SIGSEGV, SIGILL, SIGFPE, SIGTRAP};
         struct thread_start *start;
         sigset_t all, before;
         int error;
@@ -36,8 +37,11 @@ hr_status hr_thread_start(struct hr_thread *thread, const char *name, void (*fn)
         start->arg = arg;
         (void) snprintf(start->name, sizeof start->name, "%s", name);
 
-        /* A thread inherits the mask: signals stay with the thread that asked for them. */
+        /* A thread inherits the mask: signals stay with the thread that asked for them, but for
+         * those that it causes itself, which are fatal where they are blocked. */
         (void) sigfillset(&all);
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(own); i++)
+                (void) sigdelset(&all, own[i]);
         (void) pthread_sigmask(SIG_SETMASK, &all, &before);
         error = pthread_create(&thread->handle, NULL, thread_main, start);
         (void) pthread_sigmask(SIG_SETMASK, &before, NULL);

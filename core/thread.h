@@ -11,7 +11,7 @@ struct hr_thread {
 };
 
 /* Starts fn(arg) on a thread with that name (at most 15 characters). HR_E_EXHAUSTED when the system
- * refuses one. Signals are blocked in it. */
+ * refuses one. Signals are blocked in it, except those that a thread's own faults raise. */
 HR_NODISCARD hr_status hr_thread_start(struct hr_thread *thread, const char *name,
                                        void (*fn)(void *arg), void *arg, struct hr_diag *diag);
 /* Waits for its end. A no-op when it is not running. */

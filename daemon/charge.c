@@ -18,6 +18,8 @@ static const struct {
         ROW(UPLOADS, uploads),
         ROW(SESSIONS, sessions),
         ROW(CONNECTIONS, connections),
+        ROW(UPLOAD_BYTES, upload_bytes),
+        ROW(DESCRIPTORS, descriptors),
 #undef ROW
 };
 

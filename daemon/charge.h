@@ -20,6 +20,8 @@ typedef enum hr_charge_kind {
         HR_CHARGE_UPLOADS,      /* loads, too */
         HR_CHARGE_SESSIONS,     /* of a principal */
         HR_CHARGE_CONNECTIONS,  /* likewise, after the hello */
+        HR_CHARGE_UPLOAD_BYTES, /* of a principal: contents of uploads, received and ready */
+        HR_CHARGE_DESCRIPTORS,  /* of a principal: memory that was passed, or that uploads fill */
         HR_CHARGE_KINDS
 } hr_charge_kind;
 

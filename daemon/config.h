@@ -42,7 +42,8 @@ struct hr_limits {
         /* Of all sessions of one principal. */
         uint64_t principal_sessions, principal_connections, principal_weights, principal_states;
         uint64_t principal_graphs, principal_reservations, principal_runs, principal_uploads;
-        uint64_t principal_state_bytes, principal_buffer_bytes;
+        uint64_t principal_state_bytes, principal_buffer_bytes, principal_upload_bytes;
+        uint64_t principal_descriptors;
         uint64_t connections, greetings, connection_requests, backlog;
         uint64_t hello_timeout_ns, refusal_delay_ns, progress_timeout_ns, output_timeout_ns, tap_timeout_ns;
 };
@@ -102,7 +103,7 @@ struct hr_config {
         /* [daemon] */
         hr_log_level log_level;
         uint64_t drain_timeout_ns;
-        uint64_t session_grace_ns;
+        uint64_t session_grace_ns, upload_grace_ns;
         uint64_t spin_ns;            /* loop and engine */
         uint64_t plan_cache_bytes;
         uint64_t debug;              /* HR_DEBUG_...: what is logged of every plan */

@@ -117,6 +117,10 @@
 #define HR_DEFAULT_PRINCIPAL_UPLOADS UINT64_C(128)
 #define HR_DEFAULT_PRINCIPAL_STATE_BYTES (256 * HR_GIB)
 #define HR_DEFAULT_PRINCIPAL_BUFFER_BYTES (4 * HR_GIB)
+/* Contents of uploads, those under way included: what a large machine holds. */
+#define HR_DEFAULT_PRINCIPAL_UPLOAD_BYTES (512 * HR_GIB)
+/* Descriptors of memory that clients pass, and of uploads: half of the usual 1024. */
+#define HR_DEFAULT_PRINCIPAL_DESCRIPTORS UINT64_C(512)
 
 /* ---- Connections
  * ------------------------------------------------------------------------------ */
@@ -152,6 +156,8 @@
 #define HR_DEFAULT_DRAIN_TIMEOUT_MS UINT64_C(20000)
 /* A session without connections: 0 ends it at once. */
 #define HR_DEFAULT_SESSION_GRACE_MS UINT64_C(0)
+/* An upload that nobody sends, or waits for: its connection may be back soon. */
+#define HR_DEFAULT_UPLOAD_GRACE_MS UINT64_C(60000)
 /* Threads spin this long after activity before they sleep: hides a wake-up (5 to 50 us) between the
  * requests of a busy client and costs an idle daemon nothing. */
 #define HR_DEFAULT_SPIN_US UINT64_C(50)

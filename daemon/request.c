@@ -61,7 +61,7 @@ static void request_recycle(struct hr_request *request) {
         struct hr_server *server = request->server;
         struct hr_arena arena;
 
-        HR_ASSERT(!request->active && !request->upload);
+        HR_ASSERT(!request->active && !request->stream);
         if (request->method && request->method->release)
                 request->method->release(request);
         (void) hr_object_unref(request->object);
@@ -117,15 +117,16 @@ hr_status hr_request_expect_body(struct hr_request *request, uint64_t total, uin
         return HR_OK;
 }
 
-void hr_request_grant(struct hr_request *request, uint64_t bytes) {
-        uint8_t message[16];
+void hr_request_grant(struct hr_request *request, uint64_t bytes, uint64_t offset) {
+        uint8_t message[32];
         size_t message_bytes = 0;
 
         request->body_granted += bytes;
         if (!request->conn || bytes == 0)
                 return;
-        if (hr_wire_varint_encode(bytes, message, sizeof message, NULL, &message_bytes) != HR_OK)
-                HR_ASSERT(false); /* eleven bytes always fit */
+        if (hr_wire_credit_encode(bytes, offset, message, sizeof message, NULL, &message_bytes) !=
+            HR_OK)
+                HR_ASSERT(false); /* two numbers always fit */
         hr_conn_send(request->conn,
                      &(struct hr_send){
                              .header = {.type = HR_FRAME_CREDIT, .request_id = request->id},

@@ -19,6 +19,7 @@
 #include "daemon/session.h"
 
 struct hr_method;
+struct hr_upload_stream;
 
 typedef enum hr_request_phase {
         HR_REQUEST_RECEIVING,
@@ -47,7 +48,7 @@ struct hr_request {
         void *body_memory;        /* freed with the request */
         uint64_t buffer_charge;   /* of the session's buffer_bytes */
         bool more_follows;        /* after the body: the first frame has MORE */
-        struct hr_upload *upload; /* instead of body, while an upload is received */
+        struct hr_upload_stream *stream; /* instead of body, while an upload is received */
         /* Work. */
         struct hr_job job;
         struct hr_job *active;    /* the job that is posted, &job or another; NULL = none */
@@ -70,8 +71,8 @@ struct hr_request *hr_request_new(struct hr_conn *conn, const struct hr_frame_he
 HR_NODISCARD hr_status hr_request_expect_body(struct hr_request *request, uint64_t total,
                                               uint64_t limit, const char *field,
                                               struct hr_diag *diag);
-/* Sends CREDIT for `bytes` more. */
-void hr_request_grant(struct hr_request *request, uint64_t bytes);
+/* Sends CREDIT for `bytes` more. offset: where they begin, of an upload; else 0. */
+void hr_request_grant(struct hr_request *request, uint64_t bytes, uint64_t offset);
 
 /* Finds the object a handle of the session stands for and keeps a reference in request->object.
  * HR_E_NOT_FOUND with the kind's name as reason, and with the digest of a graph that was

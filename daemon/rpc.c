@@ -17,7 +17,7 @@
 #include "core/clock.h"
 
 static const struct hr_method *const services[] = {
-        hr_session_methods, hr_weights_methods, hr_state_methods,
+        hr_session_methods, hr_weights_methods, hr_upload_methods, hr_state_methods,
         hr_graph_methods,   hr_reserve_methods, hr_run_methods,
         hr_admin_methods,   hr_explain_methods, hr_sequence_methods,
 };
@@ -149,6 +149,29 @@ static void request_start(struct hr_request *request) {
                 request_fail_with(request, status, &diag);
 }
 
+/* The place of a DATA frame in a body whose memory is there. */
+static hr_status data_place(const struct hr_request *request, const struct hr_frame_header *header,
+                            uint64_t offset, struct hr_diag *diag, uint8_t **ret_memory) {
+        const uint64_t left = request->body_total - request->body_received;
+        const uint64_t granted = request->body_granted - request->body_received;
+        const bool is_last = header->body_bytes == left && !request->more_follows;
+
+        if (offset != request->body_received)
+                return size_fail(diag, HR_E_RANGE, "OFFSET", "offset of the data",
+                                 request->body_received, offset);
+        if (header->body_bytes > left)
+                return size_fail(diag, HR_E_RANGE, "SIZE", "bytes beyond the declared total", left,
+                                 header->body_bytes);
+        if (header->body_bytes > granted)
+                return size_fail(diag, HR_E_RANGE, "CREDIT", "bytes beyond the credit", granted,
+                                 header->body_bytes);
+        if (header->body_bytes == 0 || !(header->flags & HR_FRAME_MORE) != is_last)
+                return size_fail(diag, HR_E_RANGE, "END", "end of the data", request->body_total,
+                                 request->body_received + header->body_bytes);
+        *ret_memory = request->body + request->body_received;
+        return HR_OK;
+}
+
 /* A DATA frame: sets where its body goes, or fails the request it belongs to. */
 static void data_message(struct hr_conn *conn, struct hr_wire_span message) {
         const struct hr_frame_header *header = &conn->header;
@@ -162,29 +185,10 @@ static void data_message(struct hr_conn *conn, struct hr_wire_span message) {
                 return;
         }
         status = hr_wire_varint_decode(message, &diag, &offset);
-        if (status == HR_OK && offset != request->body_received)
-                status = size_fail(&diag, HR_E_RANGE, "OFFSET", "offset of the data",
-                                   request->body_received, offset);
-        if (status == HR_OK && header->body_bytes > request->body_total - request->body_received)
-                status =
-                        size_fail(&diag, HR_E_RANGE, "SIZE", "bytes beyond the declared total",
-                                  request->body_total - request->body_received, header->body_bytes);
-        if (status == HR_OK && header->body_bytes > request->body_granted - request->body_received)
-                status = size_fail(&diag, HR_E_RANGE, "CREDIT", "bytes beyond the credit",
-                                   request->body_granted - request->body_received,
-                                   header->body_bytes);
-        if (status == HR_OK &&
-            (header->body_bytes == 0 ||
-             !(header->flags & HR_FRAME_MORE) !=
-                     (request->body_received + header->body_bytes == request->body_total &&
-                      !request->more_follows)))
-                status = size_fail(&diag, HR_E_RANGE, "END", "end of the data", request->body_total,
-                                   request->body_received + header->body_bytes);
-        if (status == HR_OK && request->upload)
-                status = hr_upload_place(request->upload, offset, header->body_bytes, &diag,
-                                         &conn->body_to);
+        if (status == HR_OK && request->stream)
+                status = request->method->place(request, header, offset, &diag, &conn->body_to);
         else if (status == HR_OK)
-                conn->body_to = request->body + request->body_received;
+                status = data_place(request, header, offset, &diag, &conn->body_to);
         if (status != HR_OK) {
                 conn->body_to = NULL;
                 hr_request_abort(request, &diag);
@@ -245,7 +249,7 @@ void hr_rpc_body(struct hr_conn *conn) {
         if (!request)
                 return;
         request->body_received += bytes;
-        if (request->upload) {
+        if (request->stream) {
                 request->method->data(request, bytes);
                 return;
         }
@@ -257,7 +261,7 @@ void hr_rpc_body(struct hr_conn *conn) {
         if (request->body_granted == 0)
                 request->body_granted = request->body_received;
         if (request->body_granted < request->body_total)
-                hr_request_grant(request, request->body_total - request->body_granted);
+                hr_request_grant(request, request->body_total - request->body_granted, 0);
 }
 
 hr_status hr_method_begin_empty(struct hr_request *request, struct hr_wire_span message,

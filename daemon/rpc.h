@@ -20,6 +20,9 @@ struct hr_method {
         hr_status (*start)(struct hr_request *request, struct hr_diag *diag);
         /* Optional: gives back what the request holds, before it is recycled. */
         void (*release)(struct hr_request *request);
+        /* Optional: where the body of a DATA frame of an upload goes. A failure ends the request. */
+        hr_status (*place)(struct hr_request *request, const struct hr_frame_header *header,
+                           uint64_t offset, struct hr_diag *diag, uint8_t **ret_memory);
         /* Optional: `bytes` more of an upload have been received. */
         void (*data)(struct hr_request *request, uint64_t bytes);
         /* Optional: told to stop; the loop lets go of what it writes into. */
@@ -40,6 +43,7 @@ void hr_rpc_body(struct hr_conn *conn);
 /* Services; tables end with type 0. */
 extern const struct hr_method hr_session_methods[];
 extern const struct hr_method hr_weights_methods[];
+extern const struct hr_method hr_upload_methods[];
 extern const struct hr_method hr_state_methods[];
 extern const struct hr_method hr_graph_methods[];
 extern const struct hr_method hr_reserve_methods[];

@@ -1,39 +1,16 @@
 /*
- * Weight sets: LOAD, PUT, LIST, DROP, TENSORS.
+ * Weight sets: LOAD, LIST, DROP, TENSORS, and what making a set has in common with PUT (in
+ * rpc_upload.c).
  *
  * A set that a session uses is an object of it: the object's closing gives the reference back on
- * the engine's thread. LOAD is one job that the store ends. PUT is two: the first makes room for
- * the upload, then DATA goes straight into that room under credit, while the second waits for the
- * store to have verified and placed everything.
+ * the engine's thread. LOAD is one job that the store ends.
  */
+#include "daemon/rpc_weights.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/progress.h"
-#include "daemon/rpc.h"
-
-struct weights_object {
-        struct hr_object base;
-        struct hr_weights *set; /* NULL until it is ready */
-};
-
-struct making {
-        struct hr_wire_weights_load load;
-        struct hr_wire_weights_put put;
-        struct hr_placement_rule *rules;
-        uint32_t rule_count;
-        struct hr_weights_job store_job;
-        struct hr_job wait;  /* PUT: the second job */
-        struct hr_job *kept; /* engine: the job that the end of store_job ends */
-        bool ended;          /* engine: the end came before anybody waited */
-        struct hr_upload *upload;
-        struct hr_progress progress;
-        bool already, is_upload;
-        hr_status status;
-        struct hr_diag diag;
-};
-
-static struct weights_object *weights_object(struct hr_object *object) {
+struct weights_object *hr_weights_object(struct hr_object *object) {
         HR_ASSERT(object->kind == HR_OBJECT_WEIGHTS);
         return HR_CONTAINER_OF(object, struct weights_object, base);
 }
@@ -41,7 +18,7 @@ static struct weights_object *weights_object(struct hr_object *object) {
 /* Thread: engine. */
 static void weights_close_work(struct hr_job *job) {
         struct weights_object *object =
-                weights_object(HR_CONTAINER_OF(job, struct hr_object, closing));
+                hr_weights_object(HR_CONTAINER_OF(job, struct hr_object, closing));
 
         if (object->set) {
                 object->set->users--;
@@ -53,7 +30,7 @@ static void weights_close_work(struct hr_job *job) {
 /* ---- making a set: what LOAD and PUT share ----------------------------------------------------
  */
 
-static hr_status rules_take(struct hr_request *request, struct making *making,
+hr_status hr_making_rules(struct hr_request *request, struct making *making,
                             const struct hr_wire_rule *rules, uint32_t count,
                             struct hr_diag *diag) {
         uint64_t none = 0;
@@ -69,7 +46,7 @@ static hr_status rules_take(struct hr_request *request, struct making *making,
         return HR_OK;
 }
 
-static hr_status making_begin(struct hr_request *request, struct hr_diag *diag,
+hr_status hr_making_begin(struct hr_request *request, struct hr_diag *diag,
                               struct making **ret_making) {
         const struct hr_limits *limits = &request->server->config->limits;
         struct making *making = hr_arena_alloc(&request->arena, sizeof *making, 8);
@@ -79,6 +56,7 @@ static hr_status making_begin(struct hr_request *request, struct hr_diag *diag,
         HR_TRY(hr_session_charge(request->session, HR_CHARGE_UPLOADS, 1, limits->session_uploads,
                                  diag));
         request->context = making;
+        making->request = request;
         HR_TRY(hr_object_new(request->session, HR_OBJECT_WEIGHTS, sizeof(struct weights_object),
                              limits->session_weights, diag, &request->object));
         request->object->close = weights_close_work;
@@ -86,24 +64,25 @@ static hr_status making_begin(struct hr_request *request, struct hr_diag *diag,
         return HR_OK;
 }
 
-static void making_release(struct hr_request *request) {
+void hr_making_release(struct hr_request *request) {
         struct making *making = request->context;
 
         if (!making)
                 return;
         hr_progress_end(&making->progress);
+        making->holding = hr_holding_unref(making->holding);
         hr_session_discharge(request->session, HR_CHARGE_UPLOADS, 1);
 }
 
 /* Tells the peer how far it is, until its request is released. */
-static void making_tell(struct hr_request *request, const char *phase) {
+void hr_making_tell(struct hr_request *request, const char *phase) {
         struct making *making = request->context;
 
         hr_progress_begin(&making->progress, request, &making->store_job, phase);
 }
 
 /* Thread: engine. The store has ended the set's making. */
-static void store_done(struct hr_weights_job *store_job, hr_status status,
+void hr_making_done(struct hr_weights_job *store_job, hr_status status,
                        const struct hr_diag *diag, struct hr_weights *set, bool already) {
         struct hr_request *request = store_job->arg;
         struct making *making = request->context;
@@ -114,7 +93,7 @@ static void store_done(struct hr_weights_job *store_job, hr_status status,
         if (status != HR_OK) {
                 making->diag = *diag;
         } else {
-                weights_object(request->object)->set = set;
+                hr_weights_object(request->object)->set = set;
                 set->users++;
         }
         if (making->kept) {
@@ -128,7 +107,7 @@ static void store_done(struct hr_weights_job *store_job, hr_status status,
 }
 
 /* Thread: engine. The job ends with the making, which may have ended already. */
-static void making_wait(struct making *making, struct hr_job *job) {
+void hr_making_wait(struct making *making, struct hr_job *job) {
         if (making->ended) {
                 job->status = making->status;
                 job->diag = making->diag;
@@ -140,7 +119,7 @@ static void making_wait(struct making *making, struct hr_job *job) {
 }
 
 /* Thread: engine. */
-static void making_cancel(struct hr_job *job) {
+void hr_making_cancel(struct hr_job *job) {
         struct hr_request *request = job->arg;
         struct making *making = request->context;
 
@@ -164,10 +143,27 @@ static void set_info_fill(const struct hr_weights *set, uint64_t handle,
                 memcpy(ret_info->digest, set->digest, HR_DIGEST_BYTES);
 }
 
-static hr_status set_publish(struct hr_request *request, struct hr_wire_set_info *ret_info,
-                             struct hr_diag *diag) {
-        struct weights_object *object = weights_object(request->object);
+/* The session's handle on an uploaded set is charged as the contents it keeps. */
+static hr_status making_settle(struct hr_request *request, struct making *making,
+                               struct hr_diag *diag) {
+        struct weights_object *object = hr_weights_object(request->object);
 
+        if (object->set->from_file)
+                return HR_OK;
+        if (making->holding) {
+                object->base.holding = hr_holding_settle(HR_STEAL(making->holding), object->set);
+                return HR_OK;
+        }
+        return hr_holding_of_set(request->server, request->session->principal, object->set, diag,
+                                 &object->base.holding);
+}
+
+hr_status hr_making_publish(struct hr_request *request, struct hr_wire_set_info *ret_info,
+                             struct hr_diag *diag) {
+        struct weights_object *object = hr_weights_object(request->object);
+        struct making *making = request->context;
+
+        HR_TRY(making_settle(request, making, diag));
         HR_TRY(hr_session_publish(request->session, &object->base, diag));
         (void) hr_object_ref(&object->base); /* the handle's */
         set_info_fill(object->set, object->base.handle, ret_info);
@@ -203,11 +199,11 @@ static hr_status load_begin(struct hr_request *request, struct hr_wire_span mess
         struct making *making = NULL;
 
         (void) header;
-        HR_TRY(making_begin(request, diag, &making));
+        HR_TRY(hr_making_begin(request, diag, &making));
         HR_TRY(hr_wire_weights_load_decode(message, &request->arena, diag, &making->load));
         if (making->load.path[0] != '\0') /* else a set that is there */
                 HR_TRY(hr_principal_check(request->session->principal, HR_PERMIT_LOAD, diag));
-        return rules_take(request, making, making->load.rules, making->load.rule_count, diag);
+        return hr_making_rules(request, making, making->load.rules, making->load.rule_count, diag);
 }
 
 /* Without a path: the ready set of that name. Thread: engine. */
@@ -218,7 +214,7 @@ static hr_status load_by_name(struct hr_request *request, struct hr_diag *diag) 
 
         if (!set)
                 return hr_fail_reason(diag, HR_E_NOT_FOUND, "WEIGHTS", "no set of that name");
-        weights_object(request->object)->set = hr_weights_ref(set);
+        hr_weights_object(request->object)->set = hr_weights_ref(set);
         set->users++;
         making->already = true;
         making->ended = true;
@@ -245,7 +241,7 @@ static hr_status load_try(struct hr_request *request, struct hr_diag *diag) {
         if (making->load.path[0] == '\0' && making->load.name[0] != '\0')
                 return load_by_name(request, diag);
         HR_TRY(hr_weights_file_open(&file_config, making->load.path, diag, &file));
-        making->store_job.done = store_done;
+        making->store_job.done = hr_making_done;
         making->store_job.arg = request;
         return hr_weights_load(hr_engine_store(request->server->engine), file, making->load.name,
                                making->rules, making->rule_count, &making->store_job, diag);
@@ -259,13 +255,13 @@ static void load_work(struct hr_job *job) {
         if (job->status != HR_OK)
                 hr_engine_job_end(job);
         else
-                making_wait(request->context, job);
+                hr_making_wait(request->context, job);
 }
 
 static hr_status load_finish(struct hr_request *request, struct hr_diag *diag) {
         struct hr_server *server = request->server;
         struct making *making = request->context;
-        const struct hr_weights *set = weights_object(request->object)->set;
+        const struct hr_weights *set = hr_weights_object(request->object)->set;
         struct hr_wire_load_reply reply = {
                 .metadata_count = set->metadata_count,
                 .metadata_bytes = set->metadata_bytes,
@@ -275,7 +271,7 @@ static hr_status load_finish(struct hr_request *request, struct hr_diag *diag) {
 
         hr_progress_complete(&making->progress);
         HR_TRY(hr_rpc_placed(request, &set->placement, diag, &reply.placed, &reply.placed_count));
-        HR_TRY(set_publish(request, &reply.set, diag));
+        HR_TRY(hr_making_publish(request, &reply.set, diag));
         HR_TRY(hr_wire_load_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,
                                          &bytes));
         hr_request_reply(request, server->scratch, bytes, set->metadata, set->metadata_bytes);
@@ -288,174 +284,12 @@ static void load_done(struct hr_job *job) {
 
 static hr_status load_start(struct hr_request *request, struct hr_diag *diag) {
         (void) diag;
-        making_tell(request, "load");
+        hr_making_tell(request, "load");
         request->job.kind = HR_JOB_WORK;
         request->job.work = load_work;
-        request->job.cancel = making_cancel;
+        request->job.cancel = hr_making_cancel;
         request->job.done = load_done;
         hr_request_post(request, &request->job);
-        return HR_OK;
-}
-
-/* ---- PUT ------------------------------------------------------------------------------------- */
-
-static hr_status put_begin(struct hr_request *request, struct hr_wire_span message,
-                           const struct hr_frame_header *header, struct hr_diag *diag) {
-        const struct hr_limits *limits = &request->server->config->limits;
-        struct making *making = NULL;
-        uint64_t none = 0;
-
-        HR_TRY(making_begin(request, diag, &making));
-        making->is_upload = true;
-        HR_TRY(hr_wire_weights_put_decode(message, &request->arena, diag, &making->put));
-        HR_TRY(rules_take(request, making, making->put.rules, making->put.rule_count, diag));
-        if (making->put.name[0] == '\0')
-                return hr_fail_reason(diag, HR_E_INVALID, "NAME", "a set needs a name");
-        HR_TRY(hr_charge(&none, making->put.total_bytes, limits->upload_bytes, "upload_bytes",
-                         diag));
-        request->more_follows = making->put.total_bytes > 0;
-        return hr_request_expect_body(request,
-                                      making->put.manifest_bytes ? making->put.manifest_bytes
-                                                                 : header->body_bytes,
-                                      limits->manifest_bytes, "manifest_bytes", diag);
-}
-
-/* Thread: engine. */
-static hr_status put_try(struct hr_request *request, struct hr_diag *diag) {
-        const struct hr_limits *limits = &request->server->config->limits;
-        struct making *making = request->context;
-        const struct hr_wire_manifest_limits wire_limits = {limits->weights_tensors};
-        const struct hr_manifest_limits manifest_limits = {
-                .tensors_max = limits->weights_tensors,
-                .tensor_bytes_max = limits->tensor_bytes,
-                .total_bytes_max = limits->upload_bytes,
-        };
-        struct hr_wire_manifest wire;
-        struct hr_upload_request upload = {
-                .name = making->put.name,
-                .total_bytes = making->put.total_bytes,
-                .digest = making->put.digest_bytes ? making->put.digest : NULL,
-                .rules = making->rules,
-                .rule_count = making->rule_count,
-        };
-
-        HR_TRY(hr_wire_manifest_decode(
-                (struct hr_wire_span){request->body_memory, request->body_received}, &wire_limits,
-                &request->arena, diag, &wire));
-        HR_TRY(hr_manifest_new(&(struct hr_manifest_columns){wire.count, wire.name_lengths,
-                                                             wire.names, wire.names_bytes,
-                                                             wire.types, wire.ne},
-                               &manifest_limits, diag, &upload.manifest));
-        making->store_job.done = store_done;
-        making->store_job.arg = request;
-        return hr_weights_put(hr_engine_store(request->server->engine), &upload, &making->store_job,
-                              diag, &making->upload);
-}
-
-/* Thread: engine. */
-static void put_work(struct hr_job *job) {
-        job->status = put_try(job->arg, &job->diag);
-        hr_engine_job_end(job);
-}
-
-/* Thread: engine. */
-static void put_wait_work(struct hr_job *job) {
-        struct hr_request *request = job->arg;
-
-        making_wait(request->context, job);
-}
-
-static hr_status put_finish(struct hr_request *request, struct hr_diag *diag) {
-        struct hr_server *server = request->server;
-        struct making *making = request->context;
-        struct hr_wire_put_reply reply = {0};
-        size_t bytes = 0;
-
-        hr_progress_complete(&making->progress);
-        HR_TRY(hr_rpc_placed(request, &weights_object(request->object)->set->placement, diag,
-                             &reply.placed, &reply.placed_count));
-        HR_TRY(set_publish(request, &reply.set, diag));
-        HR_TRY(hr_wire_put_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,
-                                        &bytes));
-        hr_request_reply(request, server->scratch, bytes, NULL, 0);
-        return HR_OK;
-}
-
-static void put_wait_done(struct hr_job *job) {
-        struct hr_request *request = job->arg;
-
-        request->upload = NULL;
-        hr_request_finish(job, put_finish);
-}
-
-static void credit_give(struct hr_request *request) {
-        uint64_t window = request->server->config->limits.upload_window_bytes;
-        uint64_t under_way = request->body_granted - request->body_received;
-        uint64_t left = request->body_total - request->body_granted;
-
-        if (under_way <= window / 2)
-                hr_request_grant(request, HR_MIN(window - under_way, left));
-}
-
-/* There is room for the upload: wait for its end, and let it come. */
-static void put_done(struct hr_job *job) {
-        struct hr_request *request = hr_request_of(job);
-        struct making *making = request->context;
-        struct hr_diag diag = job->diag;
-        hr_status stopped = request->stopped;
-
-        if (job->status != HR_OK) {
-                hr_request_fail(request, request->failure ? request->failure : &diag);
-                return;
-        }
-        /* Nothing more comes from a peer that has closed its side meanwhile. */
-        if (making->put.total_bytes > 0 && request->conn && request->conn->finishing)
-                stopped = HR_E_CANCELLED;
-        making->wait = (struct hr_job){
-                .kind = HR_JOB_WORK,
-                .work = put_wait_work,
-                .cancel = making_cancel,
-                .done = put_wait_done,
-        };
-        hr_request_post(request, &making->wait);
-        making_tell(request, "place");
-        if (stopped != HR_OK || request->failure) {
-                hr_engine_cancel(request->server->engine, &making->wait,
-                                 stopped != HR_OK ? stopped : HR_E_CANCELLED);
-                return;
-        }
-        if (making->put.total_bytes == 0)
-                return;
-        request->phase = HR_REQUEST_RECEIVING;
-        request->upload = making->upload;
-        request->body = NULL;
-        request->body_total = making->put.total_bytes;
-        request->body_received = request->body_granted = 0;
-        request->more_follows = false;
-        credit_give(request);
-}
-
-static void put_data(struct hr_request *request, uint64_t bytes) {
-        if (hr_upload_commit(request->upload, bytes)) {
-                request->upload = NULL;
-                request->phase = HR_REQUEST_WORKING;
-                return;
-        }
-        credit_give(request);
-}
-
-/* Nothing more is written into the upload, not even what is left of the frame that is under way. */
-static void put_stop(struct hr_request *request) {
-        request->upload = NULL;
-        if (request->conn && request->conn->body_request == request) {
-                request->conn->body_request = NULL;
-                request->conn->body_to = NULL;
-        }
-}
-
-static hr_status put_start(struct hr_request *request, struct hr_diag *diag) {
-        (void) diag;
-        hr_request_post_work(request, put_work, put_done);
         return HR_OK;
 }
 
@@ -506,7 +340,7 @@ static void listing_fill_handles(struct listing *listing, const struct hr_handle
                 if (handles->slots[i].generation == 0 || object->kind != HR_OBJECT_WEIGHTS)
                         continue;
                 for (uint32_t k = 0; k < listing->count; k++)
-                        if (listing->sets[k] == weights_object(object)->set)
+                        if (listing->sets[k] == hr_weights_object(object)->set)
                                 listing->infos[k].handle = object->handle;
         }
 }
@@ -558,7 +392,7 @@ static hr_status drop_start(struct hr_request *request, struct hr_diag *diag) {
 
 /* Columns of the set's manifest, encoded. Thread: engine. */
 static hr_status tensors_try(struct hr_request *request, struct hr_diag *diag) {
-        const struct hr_manifest *manifest = weights_object(request->object)->set->manifest;
+        const struct hr_manifest *manifest = hr_weights_object(request->object)->set->manifest;
         uint32_t count = manifest->tensor_count;
         uint32_t *lengths = malloc((size_t) count * sizeof *lengths + 1);
         uint32_t *types = malloc((size_t) count * sizeof *types + 1);
@@ -625,26 +459,17 @@ static hr_status tensors_start(struct hr_request *request, struct hr_diag *diag)
 }
 
 struct hr_weights *hr_weights_of(struct hr_object *object) {
-        return weights_object(object)->set;
+        return hr_weights_object(object)->set;
 }
 
 const struct hr_method hr_weights_methods[] = {
-        {.type = HR_FRAME_WEIGHTS_PUT,
-         .name = "WEIGHTS_PUT",
-         .needs_session = true,
-         .permissions = HR_PERMIT_LOAD,
-         .begin = put_begin,
-         .start = put_start,
-         .release = making_release,
-         .data = put_data,
-         .stop = put_stop},
         {.type = HR_FRAME_WEIGHTS_LOAD,
          .name = "WEIGHTS_LOAD",
          .needs_session = true,
          .permissions = HR_PERMIT_RUN,
          .begin = load_begin,
          .start = load_start,
-         .release = making_release},
+         .release = hr_making_release},
         {.type = HR_FRAME_WEIGHTS_LIST,
          .name = "WEIGHTS_LIST",
          .needs_session = true,

@@ -24,6 +24,7 @@
 #include "core/log.h"
 #include "daemon/conn.h"
 #include "daemon/graphs.h"
+#include "daemon/holding.h"
 #include "daemon/inherit.h"
 #include "daemon/listener.h"
 #include "daemon/notify.h"
@@ -74,12 +75,15 @@ static void deadline_cb(uv_timer_t *timer) {
 static void tick_cb(uv_timer_t *timer) {
         struct hr_server *server = timer->data;
         uint64_t now_ns = hr_clock_now_ns();
+        bool waiting;
 
         HR_LIST_FOR_EACH(link, &server->conns)
         hr_conn_tick(HR_CONTAINER_OF(link, struct hr_conn, link), now_ns);
         for (uint32_t i = 0; i < server->listener_count; i++)
                 hr_listener_rested(server->listeners[i]);
-        if (!hr_sessions_expire(server, now_ns, false) && hr_list_is_empty(&server->conns))
+        waiting = hr_sessions_expire(server, now_ns, false);
+        waiting |= hr_holdings_expire(server, now_ns, false);
+        if (!waiting && hr_list_is_empty(&server->conns))
                 (void) uv_timer_stop(&server->tick);
         hr_server_accept_update(server);
 }
@@ -87,6 +91,10 @@ static void tick_cb(uv_timer_t *timer) {
 static void tick_start(struct hr_server *server) {
         if (!uv_is_active((uv_handle_t *) &server->tick))
                 (void) uv_timer_start(&server->tick, tick_cb, TICK_MS, TICK_MS);
+}
+
+void hr_server_tick(struct hr_server *server) {
+        tick_start(server);
 }
 
 void hr_server_listener_rests(struct hr_server *server) {
@@ -166,7 +174,9 @@ static void drain_step(struct hr_server *server) {
         hr_conn_finish(HR_CONTAINER_OF(link, struct hr_conn, link));
         hr_conns_reap(server);
         (void) hr_sessions_expire(server, 0, true);
-        if (hr_list_is_empty(&server->conns) && hr_list_is_empty(&server->sessions))
+        (void) hr_holdings_expire(server, 0, true);
+        if (hr_list_is_empty(&server->conns) && hr_list_is_empty(&server->sessions) &&
+            hr_list_is_empty(&server->holdings))
                 server->stopping = true;
 }
 
@@ -421,6 +431,7 @@ static hr_status server_open(struct hr_server *server, struct hr_diag *diag) {
         hr_list_init(&server->conns);
         hr_list_init(&server->conns_over);
         hr_list_init(&server->sessions);
+        hr_list_init(&server->holdings);
         hr_list_init(&server->idle_requests);
         hr_list_init(&server->deadlines);
         hr_list_init(&server->progresses);

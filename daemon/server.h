@@ -59,6 +59,7 @@ struct hr_server {
         struct hr_list conns, conns_over;
         struct hr_list sessions;
         struct hr_request *requests[HR_REQUEST_BUCKETS]; /* in flight, by connection and id */
+        struct hr_list holdings; /* holding.h */
         struct hr_list idle_requests;
         uint32_t idle_request_count;
         struct hr_list deadlines; /* of requests that have one */
@@ -100,5 +101,7 @@ void hr_server_drain(struct hr_server *server, const char *why);
 void hr_server_deadline_add(struct hr_server *server, struct hr_list *link, uint64_t deadline_ns);
 /* Starts or ends accepting as the number of connections says. */
 void hr_server_accept_update(struct hr_server *server);
+/* Something waits for its time to pass: the tick goes on. */
+void hr_server_tick(struct hr_server *server);
 /* A listener cannot accept for now: the next tick lets it try again. */
 void hr_server_listener_rests(struct hr_server *server);

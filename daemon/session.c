@@ -13,6 +13,7 @@
 #include <sys/random.h>
 
 #include "core/clock.h"
+#include "daemon/holding.h"
 #include "daemon/server.h"
 
 hr_status hr_random(void *bytes, size_t size, struct hr_diag *diag) {
@@ -189,6 +190,7 @@ void hr_object_closed(struct hr_object *object) {
 
         hr_object_discharge(object);
         hr_session_discharge(session, HR_CHARGE_STATE_BYTES, object->state_bytes);
+        object->holding = hr_holding_unref(object->holding);
         hr_discharge(&session->server->stats.objects, 1);
         if (object->free)
                 object->free(object);

@@ -20,6 +20,7 @@
 #include "daemon/engine.h"
 #include "daemon/principal.h"
 
+struct hr_holding;
 struct hr_server;
 struct hr_session;
 struct hr_object;
@@ -68,6 +69,7 @@ struct hr_object {
         uint64_t handle; /* 0 = none (any more) */
         struct hr_session *session;
         uint64_t state_bytes;     /* charged for a state */
+        struct hr_holding *holding; /* referenced: what an uploaded set is charged as */
         bool is_discharged;       /* no longer counted under its kind */
         struct hr_list used_link; /* a graph with a handle: in session->graphs */
         /* Closing. `close` frees what is the engine's (thread: engine), `free` the rest (loop). */

@@ -3,8 +3,9 @@
  *
  * A set being made has a struct hr_weights_work; a ready one has none. Portions of work:
  *
- *   upload:  HASH (follows the bytes that have come) -> [verify] -> COPY -> ready
- *   file:                                                           COPY -> ready
+ *   upload:  workers hash (follows the leaves that have come) -> [verify] -> [seal] -> COPY ->
+ * ready file:                                                                              COPY ->
+ * ready
  *
  * COPY moves the tensors of devices with memory of their own from the contents (the mapped file, or
  * staging memory) through the device's queue, a few chunks in flight at a time. A set all of whose
@@ -21,10 +22,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/host.h"
 #include "daemon/transfer.h"
 
-#define UPLOAD_NAME_BYTES_MAX 255U
-#define HASH_PORTION_BYTES (UINT64_C(256) << 10) /* under a millisecond */
+#define HASHERS_MAX 4U
 #define COPY_CHUNK_BYTES (UINT64_C(2) << 20)
 #define COPY_CHUNKS_IN_FLIGHT 4U
 
@@ -36,7 +37,6 @@ static void store_wake(const struct hr_weights_store *store) {
 
 HR_DEFINE_CLEANUP(struct hr_weights *, set_freep, hr_weights_set_free)
 HR_DEFINE_CLEANUP(struct hr_weights_file *, file_freep, hr_weights_file_free)
-HR_DEFINE_CLEANUP(struct hr_image *, image_unrefp, hr_image_unref)
 
 struct hr_weights *hr_weights_ref(struct hr_weights *set) {
         HR_ASSERT(!set->work);
@@ -74,7 +74,7 @@ hr_status hr_weights_bind(const struct hr_weights *set, const struct hr_graph *g
 /* ---- Jobs ------------------------------------------------------------------------------------ */
 
 /* The job waits for a set that is being made. */
-static void job_join(struct hr_weights_job *job, struct hr_weights *set, bool already) {
+void hr_weights_job_join(struct hr_weights_job *job, struct hr_weights *set, bool already) {
         job->set = set;
         job->already = already;
         hr_list_append(&set->work->jobs, &job->link);
@@ -82,7 +82,7 @@ static void job_join(struct hr_weights_job *job, struct hr_weights *set, bool al
 }
 
 /* The job will be told of a ready set. */
-static void job_answer(struct hr_weights_job *job, struct hr_weights *set, bool already) {
+void hr_weights_job_answer(struct hr_weights_job *job, struct hr_weights *set, bool already) {
         job->set = hr_weights_ref(set);
         job->already = already;
         hr_list_append(&set->store->answered, &job->link);
@@ -100,14 +100,14 @@ static uint64_t readable_bytes(const struct hr_weights_work *work) {
                                : atomic_load_explicit(&work->reading.counted, memory_order_acquire);
 }
 
-static void store_take(struct hr_weights_store *store, struct hr_weights *set) {
+void hr_weights_store_take(struct hr_weights_store *store, struct hr_weights *set) {
         hr_list_append(&store->working, &set->link);
         store->stats.working++;
         store->stats.working_bytes += set->bytes;
 }
 
 /* Takes a set that will not become ready out of the store, unless chunks are in flight. */
-static void set_abandon(struct hr_weights *set) {
+void hr_weights_set_abandon(struct hr_weights *set) {
         hr_reader_stop(&set->work->reading);
         if (!work_is_idle(set->work))
                 return;
@@ -125,8 +125,8 @@ void hr_weights_job_cancel(struct hr_weights_job *job) {
         job->set = NULL;
         if (!set->work)
                 hr_weights_unref(set);
-        else if (hr_list_is_empty(&set->work->jobs) && !set->work->is_ending)
-                set_abandon(set); /* else a later step does */
+        else if (hr_list_is_empty(&set->work->jobs) && !set->work->is_ending && !set->work->is_kept)
+                hr_weights_set_abandon(set); /* else a later step does */
 }
 
 void hr_weights_job_progress(const struct hr_weights_job *job, uint64_t *ret_done,
@@ -135,13 +135,13 @@ void hr_weights_job_progress(const struct hr_weights_job *job, uint64_t *ret_don
         *ret_total = atomic_load(&job->total_bytes);
 }
 
-static bool tensor_is_in_place(const struct hr_weights *set, uint32_t tensor) {
+bool hr_weights_in_place(const struct hr_weights *set, uint32_t tensor) {
         return set->work->in_place[set->homes[tensor].device];
 }
 
 /* Tensors of a mapped file that are used there and are brought in now. */
 static bool tensor_is_read_in_place(const struct hr_weights *set, uint32_t tensor) {
-        return tensor_is_in_place(set, tensor) && set->work->ranges &&
+        return hr_weights_in_place(set, tensor) && set->work->ranges &&
                !set->work->ranges[tensor].skip;
 }
 
@@ -181,7 +181,7 @@ static void publish_progress(const struct hr_weights *set) {
 /* ---- LOAD ------------------------------------------------------------------------------------ */
 
 /* What lay on a lost device is found by nobody: the same contents are made again. */
-static bool set_is_lost(const struct hr_weights *set) {
+bool hr_weights_set_is_lost(const struct hr_weights *set) {
         for (uint32_t i = 0; set->buffers && i < set->placement.device_count; i++)
                 if (set->buffers[i] && hr_buffer_is_lost(set->buffers[i]))
                         return true;
@@ -189,7 +189,8 @@ static bool set_is_lost(const struct hr_weights *set) {
 }
 
 static bool same_file(const struct hr_weights *a, const struct hr_weights *b) {
-        return a->from_file && b->from_file && !set_is_lost(a) && !set_is_lost(b) &&
+        return a->from_file && b->from_file && !hr_weights_set_is_lost(a) &&
+               !hr_weights_set_is_lost(b) &&
                memcmp(&a->identity, &b->identity, sizeof a->identity) == 0 &&
                strcmp(a->path, b->path) == 0 && strcmp(a->name, b->name) == 0 &&
                a->placement.tensor_count == b->placement.tensor_count &&
@@ -235,9 +236,9 @@ hr_status hr_weights_load(struct hr_weights_store *store, struct hr_weights_file
         if (same) {
                 store->stats.shared++;
                 if (same->work)
-                        job_join(job, same, true);
+                        hr_weights_job_join(job, same, true);
                 else
-                        job_answer(job, same, true);
+                        hr_weights_job_answer(job, same, true);
                 return HR_OK;
         }
         set->metadata = HR_STEAL(file->metadata);
@@ -247,145 +248,14 @@ hr_status hr_weights_load(struct hr_weights_store *store, struct hr_weights_file
         HR_TRY(hr_weights_set_place(set, diag));
         HR_TRY(hr_weights_set_read(set, file, diag));
         store->stats.loads++;
-        store_take(store, set);
-        job_join(job, set, false);
+        hr_weights_store_take(store, set);
+        hr_weights_job_join(job, set, false);
         publish_progress(set);
         set = NULL; /* the store's now */
         return HR_OK;
 }
 
-/* ---- PUT ------------------------------------------------------------------------------------- */
-
-static hr_status check_upload(const struct hr_upload_request *request, struct hr_diag *diag) {
-        const struct hr_manifest *manifest = request->manifest;
-        const size_t name_bytes = strnlen(request->name, UPLOAD_NAME_BYTES_MAX + 1);
-        const struct hr_manifest_tensor *last = &manifest->tensors[manifest->tensor_count - 1];
-
-        if (name_bytes == 0 || name_bytes > UPLOAD_NAME_BYTES_MAX)
-                return hr_fail_reason(diag, HR_E_INVALID, "NAME", "a set's name has 1 to %u bytes",
-                                      UPLOAD_NAME_BYTES_MAX);
-        if (request->total_bytes == manifest->total_bytes ||
-            request->total_bytes == last->offset + last->bytes)
-                return HR_OK;
-        if (diag && diag->status == HR_OK) {
-                diag->limit = manifest->total_bytes;
-                diag->actual = request->total_bytes;
-        }
-        return hr_fail_reason(diag, HR_E_INVALID, "SIZE",
-                              "%" PRIu64 " bytes announced, the manifest has %" PRIu64,
-                              request->total_bytes, manifest->total_bytes);
-}
-
-hr_status hr_weights_put(struct hr_weights_store *store, const struct hr_upload_request *request,
-                         struct hr_weights_job *job, struct hr_diag *diag,
-                         struct hr_upload **ret_upload) {
-        HR_CLEANUP(hr_manifest_freep) struct hr_manifest *manifest = request->manifest;
-        HR_CLEANUP(set_freep) struct hr_weights *set = NULL;
-        struct set_plan plan = {
-                .store = store,
-                .name = request->name,
-                .rules = request->rules,
-                .rule_count = request->rule_count,
-                .contents_bytes = manifest->total_bytes,
-                .is_upload = true,
-        };
-        struct hr_weights_work *work;
-
-        HR_TRY(check_upload(request, diag));
-        plan.manifest = HR_STEAL(manifest);
-        HR_TRY(hr_weights_set_begin(&plan, diag, &set));
-        work = set->work;
-        HR_TRY(hr_tree_digest_init(&work->digest, diag));
-        if (request->digest) {
-                work->has_expected = true;
-                memcpy(work->expected, request->digest, HR_DIGEST_BYTES);
-        }
-        work->upload.store = store;
-        work->upload.total_bytes = request->total_bytes;
-        HR_TRY(hr_weights_set_allocate(set, plan.contents_bytes, diag));
-        HR_TRY(hr_weights_set_place(set, diag));
-        for (uint32_t i = 0; i < set->manifest->tensor_count; i++)
-                if (tensor_is_in_place(set, i))
-                        work->skipped_bytes += set->manifest->tensors[i].bytes;
-        store->stats.uploads++;
-        store_take(store, set);
-        job_join(job, set, false);
-        *ret_upload = &work->upload;
-        set = NULL; /* the store's now */
-        return HR_OK;
-}
-
-uint64_t hr_upload_received(const struct hr_upload *upload) {
-        return atomic_load_explicit(&upload->received, memory_order_acquire);
-}
-
-hr_status hr_upload_place(struct hr_upload *upload, uint64_t offset, uint64_t bytes,
-                          struct hr_diag *diag, uint8_t **ret_memory) {
-        const uint64_t received = hr_upload_received(upload);
-        const uint64_t remaining = upload->total_bytes - received;
-        const bool gap = offset != received;
-
-        if (!gap && bytes <= remaining) {
-                upload->claimed = bytes;
-                *ret_memory = upload->memory + received;
-                return HR_OK;
-        }
-        if (diag && diag->status == HR_OK) {
-                diag->limit = gap ? received : remaining;
-                diag->actual = gap ? offset : bytes;
-        }
-        if (gap)
-                return hr_fail_reason(diag, HR_E_RANGE, "OFFSET",
-                                      "data at %" PRIu64 ", byte %" PRIu64 " is next", offset,
-                                      received);
-        return hr_fail_reason(diag, HR_E_RANGE, "SIZE",
-                              "%" PRIu64 " bytes of data, %" PRIu64 " are to come", bytes,
-                              remaining);
-}
-
-bool hr_upload_commit(struct hr_upload *upload, uint64_t bytes) {
-        struct hr_weights_store *store = upload->store;
-        const uint64_t received = hr_upload_received(upload) + bytes;
-        const bool complete = received == upload->total_bytes;
-
-        HR_ASSERT(bytes <= upload->claimed);
-        upload->claimed -= bytes;
-        /* From here on, when complete, the engine may end and free the upload. */
-        atomic_store_explicit(&upload->received, received, memory_order_release);
-        store_wake(store);
-        return complete;
-}
-
 /* ---- Portions of work ------------------------------------------------------------------------ */
-
-/* Hashes a portion of what has come. True when something was done. */
-static bool hash_portion(struct hr_weights_work *work) {
-        const uint64_t received = hr_upload_received(&work->upload);
-        const uint64_t hashed = work->digest.bytes;
-        const uint64_t bytes = HR_MIN(received - hashed, HASH_PORTION_BYTES);
-
-        if (work->failure.status != HR_OK || bytes == 0)
-                return false;
-        if (hr_tree_digest_update(&work->digest, work->contents + hashed, (size_t) bytes,
-                                  &work->failure) == HR_OK)
-                work->store->stats.bytes_hashed += bytes;
-        return true;
-}
-
-/* Everything has come and is hashed, or can no longer be: compares. */
-static void verify(struct hr_weights *set) {
-        struct hr_weights_work *work = set->work;
-
-        work->is_verified = true;
-        if (work->failure.status != HR_OK ||
-            hr_tree_digest_finish(&work->digest, &work->failure, set->digest) != HR_OK)
-                return;
-        set->has_digest = true;
-        if (work->has_expected && !hr_digest_equal(set->digest, work->expected))
-                hr_fail_reason(&work->failure, HR_E_DATA_LOSS, "DIGEST",
-                               "the contents of set '%.80s' do not have the announced digest",
-                               set->name);
-}
 
 static void chunk_copied(void *arg) {
         struct hr_weights_work *work = arg;
@@ -407,11 +277,11 @@ static uint64_t next_to_copy(struct hr_weights *set) {
                 const uint64_t left = tensor->bytes - work->tensor_done;
                 const uint64_t there = readable - HR_MIN(readable, work->bytes_done);
 
-                if (left > 0 && !tensor_is_in_place(set, work->tensor))
+                if (left > 0 && !hr_weights_in_place(set, work->tensor))
                         return HR_MIN(left, there);
                 if (there < left)
                         return 0;
-                if (tensor_is_in_place(set, work->tensor) &&
+                if (hr_weights_in_place(set, work->tensor) &&
                     !tensor_is_read_in_place(set, work->tensor))
                         work->skipped_done += left;
                 work->bytes_done += tensor->bytes - work->tensor_done;
@@ -450,22 +320,6 @@ static bool copy_portion(struct hr_weights *set) {
         return true;
 }
 
-/* A ready upload with equal name, tensors, places and digest, or NULL. */
-static struct hr_weights *find_same_upload(const struct hr_weights *set) {
-        HR_LIST_FOR_EACH(link, &set->store->ready) {
-                struct hr_weights *other = HR_CONTAINER_OF(link, struct hr_weights, link);
-
-                if (other->has_digest && set->has_digest && !set_is_lost(other) &&
-                    hr_digest_equal(other->digest, set->digest) &&
-                    strcmp(other->name, set->name) == 0 &&
-                    hr_manifest_equal(other->manifest, set->manifest) &&
-                    memcmp(other->placement.devices, set->placement.devices,
-                           set->placement.tensor_count * sizeof *set->placement.devices) == 0)
-                        return other;
-        }
-        return NULL;
-}
-
 /* Tells every job that it failed. A callee may free its job and cancel others of the set. */
 static void set_fail(struct hr_weights *set) {
         struct hr_weights_work *work = set->work;
@@ -479,7 +333,7 @@ static void set_fail(struct hr_weights *set) {
                 job->set = NULL;
                 job->done(job, work->failure.status, &work->failure, NULL, false);
         }
-        set_abandon(set);
+        hr_weights_set_abandon(set);
 }
 
 /* All jobs that wait for work will be told of a ready set. */
@@ -488,20 +342,20 @@ static void answer_all(struct hr_weights_work *work, struct hr_weights *set, boo
              link = hr_list_pop(&work->jobs)) {
                 struct hr_weights_job *job = HR_CONTAINER_OF(link, struct hr_weights_job, link);
 
-                job_answer(job, set, already || job->already);
+                hr_weights_job_answer(job, set, already || job->already);
         }
 }
 
 static void set_finish(struct hr_weights *set) {
         struct hr_weights_store *store = set->store;
         struct hr_weights_work *work = set->work;
-        struct hr_weights *same = set->from_file ? NULL : find_same_upload(set);
+        struct hr_weights *same = set->from_file ? NULL : hr_weights_same_upload(set);
 
         publish_progress(set);
         if (same) {
                 store->stats.shared++;
                 answer_all(work, same, true);
-                set_abandon(set);
+                hr_weights_set_abandon(set);
                 return;
         }
         hr_list_remove(&set->link);
@@ -519,21 +373,20 @@ static void set_finish(struct hr_weights *set) {
 static bool set_step(struct hr_weights *set) {
         struct hr_weights_work *work = set->work;
         const bool is_idle = work_is_idle(work);
+        bool did = false;
         const struct hr_diag *failure = hr_outcome_diag(&work->outcome);
 
-        if (hr_list_is_empty(&work->jobs)) {
-                set_abandon(set);
+        if (hr_list_is_empty(&work->jobs) && !work->is_kept) {
+                hr_weights_set_abandon(set);
                 return is_idle;
         }
         publish_progress(set);
-        if (work->is_upload && !work->is_verified) {
-                if (hash_portion(work))
-                        return true;
-                if (hr_upload_received(&work->upload) < work->upload.total_bytes)
-                        return false;
-                verify(set);
+        if (work->upload && !hr_weights_upload_verified(set, &did))
+                return false;
+        if (did)
                 return true;
-        }
+        if (hr_list_is_empty(&work->jobs)) /* the next that takes part finds it so */
+                return false;
         if (atomic_load(&work->reading.failed))
                 (void) hr_fail_reason(&work->failure, HR_E_DATA_LOSS, "FILE",
                                       "the file of set '%.80s' has changed or cannot be read",
@@ -568,11 +421,17 @@ hr_status hr_weights_store_new(const struct hr_weights_store_config *config, str
         hr_list_init(&store->working);
         hr_list_init(&store->ready);
         hr_list_init(&store->answered);
+        hr_image_guard();
         status = hr_reader_new(diag, &store->reader);
         if (status == HR_OK)
+                status = hr_workers_new("hr-hash", HR_MIN(hr_host_processors(), HASHERS_MAX), diag,
+                                        &store->workers);
+        if (status == HR_OK) {
                 *ret_store = store;
-        else
-                free(store);
+                return HR_OK;
+        }
+        (void) hr_reader_free(store->reader);
+        free(store);
         return status;
 }
 
@@ -584,13 +443,15 @@ struct hr_weights_store *hr_weights_store_free(struct hr_weights_store *store) {
                 struct hr_weights *set = HR_CONTAINER_OF(link, struct hr_weights, link);
 
                 HR_ASSERT(hr_list_is_empty(&set->work->jobs));
+                set->work->is_kept = false;
                 hr_reader_stop(&set->work->reading);
                 while (!work_is_idle(set->work))
                         (void) usleep(200);
-                set_abandon(set);
+                hr_weights_set_abandon(set);
         }
         HR_ASSERT(hr_list_is_empty(&store->ready));
         (void) hr_reader_free(store->reader);
+        (void) hr_workers_free(store->workers);
         free(store);
         return NULL;
 }

@@ -25,6 +25,9 @@
  * nobody here has to call hr_buffer_changed(). A model file that is rewritten in place while it is
  * mapped changes under its graphs: files are to be replaced, not rewritten.
  *
+ * Contents are known by their digest: a PUT of what is there transfers nothing. A kept PUT outlives
+ * its requests; what has been received waits for the next one.
+ *
  * Threads: engine, unless a function says otherwise. Reference counts are the engine's. A file that
  * is truncated while it is read makes the LOAD fail; one that is truncated later makes reads of its
  * mapping fail with SIGBUS; struct hr_image is the place that knows the mapped ranges.
@@ -38,6 +41,9 @@
 #include "daemon/gguf.h"
 #include "daemon/placement.h"
 #include "daemon/safetensors.h"
+
+struct hr_image;
+struct hr_upload;
 
 /* ---- A set ----------------------------------------------------------------------------------- */
 
@@ -69,6 +75,8 @@ struct hr_weights {
         uint8_t *metadata;             /* key-values as they stand in the GGUF file, or NULL */
         uint64_t metadata_bytes, metadata_count;
         struct hr_buffer **buffers;    /* one per device, NULL where none */
+        struct hr_image *image; /* what the contents stay in, referenced; NULL: devices have them */
+        uint64_t contents_bytes; /* of an upload: those that the digest is of */
         struct hr_file_identity identity; /* of a file */
         char *path;                       /* of a file, relative to its directory */
         struct hr_weights_work *work;     /* while it is being made; NULL when it is ready */
@@ -182,33 +190,40 @@ HR_NODISCARD hr_status hr_weights_load(struct hr_weights_store *store,
                                        const struct hr_placement_rule *rules, uint32_t rule_count,
                                        struct hr_weights_job *job, struct hr_diag *diag);
 
-/* The receiving end of a PUT. Lives until its job ends or is cancelled. */
-struct hr_upload;
-
 struct hr_upload_request {
         struct hr_manifest *manifest; /* taken, also on failure */
         const char *name;             /* 1 to 255 bytes */
         uint64_t total_bytes;         /* the manifest's, with or without the padding after the last
                                        * tensor */
         const uint8_t *digest;        /* HR_DIGEST_BYTES, or NULL: computed, not compared */
+        const uint8_t *leaf_digests;  /* HR_DIGEST_BYTES per leaf, or NULL */
         const struct hr_placement_rule *rules;
         uint32_t rule_count;
+        /* With a digest: others of the same owner may take part, and what has been received stays
+         * when nobody does, until hr_weights_upload_drop(). */
+        bool is_kept;
+        const void *owner; /* only compared */
 };
 
-/* Begins a PUT: plans the placement and allocates zero-filled memory for everything. HR_E_EXHAUSTED
- * names bytes asked and free. An upload of 0 bytes is complete at once. The caller charges its
- * principal first. When the digest or the copies fail, job->done tells HR_E_DATA_LOSS (reason
- * DIGEST). */
+/* Begins a PUT: plans the placement and takes memory for everything; or takes part in one that is
+ * under way (equal owner, digest and name, both kept: HR_E_INVALID, reason MANIFEST, when tensors or
+ * places differ); or finds that the contents are there: then *ret_upload is NULL and nothing is to
+ * be sent. HR_E_EXHAUSTED names bytes asked and free. An upload of 0 bytes is complete at once. The
+ * caller charges its principal first. When the digest or the copies fail, job->done tells
+ * HR_E_DATA_LOSS (reason DIGEST). A reference to the upload is the caller's. */
 HR_NODISCARD hr_status hr_weights_put(struct hr_weights_store *store,
                                       const struct hr_upload_request *request,
                                       struct hr_weights_job *job, struct hr_diag *diag,
                                       struct hr_upload **ret_upload);
-/* Where the `bytes` bytes at `offset` go. Offset must be the next expected byte: HR_E_RANGE (reason
- * OFFSET or SIZE) otherwise. The memory may be written until hr_upload_commit; calling it again
- * before a commit replaces the claim. Thread: the one that receives, one at a time. */
-HR_NODISCARD hr_status hr_upload_place(struct hr_upload *upload, uint64_t offset, uint64_t bytes,
-                                       struct hr_diag *diag, uint8_t **ret_memory);
-/* `bytes` bytes of the place are there (at most what was claimed). True when the upload is
- * complete: then the caller must not touch it again. Thread: as hr_upload_place. */
-bool hr_upload_commit(struct hr_upload *upload, uint64_t bytes);
-uint64_t hr_upload_received(const struct hr_upload *upload);
+/* Nobody will take part in a kept upload any more: its making is abandoned when no job waits for
+ * it. */
+void hr_weights_upload_drop(struct hr_weights_store *store, const struct hr_upload *upload);
+
+typedef enum hr_contents_state {
+        HR_CONTENTS_ABSENT,
+        HR_CONTENTS_PLACED, /* a set with equal tensors and places needs no transfer */
+        HR_CONTENTS_HELD,   /* no set of them does */
+} hr_contents_state;
+/* What is there of contents with that digest. */
+hr_contents_state hr_weights_store_has(struct hr_weights_store *store,
+                                       const uint8_t digest[HR_DIGEST_BYTES]);

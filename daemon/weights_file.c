@@ -18,47 +18,6 @@
 
 HR_DEFINE_CLEANUP(struct hr_weights_file *, file_freep, hr_weights_file_free)
 
-hr_status hr_image_new(void *base, uint64_t bytes, struct hr_diag *diag,
-                       struct hr_image **ret_image) {
-        struct hr_image *image = calloc(1, sizeof *image);
-
-        if (!image) {
-                (void) munmap(base, bytes);
-                return hr_fail(diag, HR_E_EXHAUSTED, "mapping of %" PRIu64 " bytes", bytes);
-        }
-        atomic_init(&image->refs, 1);
-        image->base = base;
-        image->bytes = bytes;
-        *ret_image = image;
-        return HR_OK;
-}
-
-hr_status hr_image_new_memory(uint64_t bytes, struct hr_diag *diag, struct hr_image **ret_image) {
-        const uint64_t room = HR_MAX(bytes, UINT64_C(1));
-        void *base = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-        if (base == MAP_FAILED) {
-                if (diag && diag->status == HR_OK)
-                        diag->actual = bytes;
-                return hr_fail_reason(diag, HR_E_EXHAUSTED, "HOST_MEMORY",
-                                      "no memory for %" PRIu64 " bytes of an upload", bytes);
-        }
-        return hr_image_new(base, room, diag, ret_image);
-}
-
-struct hr_image *hr_image_ref(struct hr_image *image) {
-        atomic_fetch_add(&image->refs, 1);
-        return image;
-}
-
-struct hr_image *hr_image_unref(struct hr_image *image) {
-        if (image && atomic_fetch_sub(&image->refs, 1) == 1) {
-                (void) munmap(image->base, image->bytes);
-                free(image);
-        }
-        return NULL;
-}
-
 struct hr_weights_file *hr_weights_file_free(struct hr_weights_file *file) {
         if (file) {
                 hr_manifest_free(file->tensors);
@@ -92,7 +51,7 @@ static hr_status file_map(struct hr_weights_file *file, struct hr_diag *diag) {
                 return hr_fail_reason(diag, HR_E_EXHAUSTED, "HOST_MEMORY",
                                       "no address space for a file of %" PRIu64 " bytes",
                                       file->identity.bytes);
-        return hr_image_new(base, file->identity.bytes, diag, &file->image);
+        return hr_image_new(base, file->identity.bytes, -1, diag, &file->image);
 }
 
 static hr_status file_read_gguf(struct hr_weights_file *file, const struct hr_gguf_limits *limits,

@@ -4,9 +4,9 @@
  * A device's buffer is either a window on the contents (tensors keep the manifest's offsets) or
  * memory of the device's own, laid out anew, to which the tensors are copied later.
  *
- * Memory of an upload: where all tensors live in host memory, the client fills the buffer itself,
- * and other host devices have windows on it. Otherwise it fills staging memory, every device gets a
- * buffer of its own, and the staging memory goes when all has been copied. A file is its own
+ * Memory of an upload is a memfd (image.h). Where all tensors live in host memory they stay in it,
+ * and all host devices have windows on it. Otherwise it is staging memory, every device gets a
+ * buffer of its own, and the memfd goes when all has been copied. A file is its own
  * staging memory, and all host devices have windows on it, unless its tensors lie at odd places
  * that kernels cannot take: then they are copied for host devices as well.
  */
@@ -26,8 +26,10 @@ void hr_weights_work_free(struct hr_weights_work *work) {
         if (work->fd >= 0)
                 (void) close(work->fd);
         free(work->ranges);
-        hr_image_unref(work->image);
-        hr_tree_digest_deinit(&work->digest);
+        if (work->upload)
+                hr_upload_abandon(work->upload);
+        (void) hr_upload_unref(work->upload);
+        (void) hr_image_unref(work->image);
         free(work->in_place);
         free(work);
 }
@@ -41,6 +43,7 @@ struct hr_weights *hr_weights_set_free(struct hr_weights *set) {
         hr_weights_work_free(set->work);
         hr_placement_deinit(&set->placement);
         hr_manifest_free(set->manifest);
+        (void) hr_image_unref(set->image);
         free(set->buffers);
         free(set->homes);
         free(set->metadata);
@@ -54,8 +57,8 @@ static bool device_uses_host_memory(const struct hr_fleet *fleet, uint32_t index
         return hr_fleet_device(fleet, index)->props.kind == &hr_host_kind;
 }
 
-static hr_status check_room(const struct hr_weights_store *store, uint64_t bytes,
-                            struct hr_diag *diag) {
+hr_status hr_weights_check_room(const struct hr_weights_store *store, uint64_t bytes,
+                                struct hr_diag *diag) {
         uint64_t sum = store->stats.bytes + store->stats.working_bytes;
 
         if (hr_add_u64(sum, bytes, &sum) && sum <= store->config.bytes_max)
@@ -102,7 +105,7 @@ hr_status hr_weights_set_begin(const struct set_plan *plan, struct hr_diag *diag
         set->store = plan->store;
         set->manifest = plan->manifest;
         set->from_file = !plan->is_upload;
-        HR_TRY(check_room(plan->store, plan->contents_bytes, diag));
+        HR_TRY(hr_weights_check_room(plan->store, plan->contents_bytes, diag));
         HR_TRY(set_allocate_tables(set, plan, diag));
         HR_TRY(hr_placement_init(&set->placement, set->manifest, plan->store->config.fleet,
                                  plan->rules, plan->rule_count, diag));
@@ -113,11 +116,7 @@ hr_status hr_weights_set_begin(const struct set_plan *plan, struct hr_diag *diag
 }
 
 static void release_image(void *arg) {
-        hr_image_unref(arg);
-}
-
-static void release_buffer(void *arg) {
-        hr_buffer_unref(arg);
+        (void) hr_image_unref(arg);
 }
 
 /* Gives device `index` a window on the mapped contents. */
@@ -131,19 +130,6 @@ static hr_status open_window(struct hr_weights *set, uint32_t index, struct hr_d
         if (status != HR_OK)
                 hr_image_unref(image);
         work->in_place[index] = status == HR_OK;
-        return status;
-}
-
-/* The same on another device's buffer. */
-static hr_status open_buffer_window(struct hr_weights *set, uint32_t index,
-                                    struct hr_buffer *buffer, struct hr_diag *diag) {
-        const hr_status status =
-                hr_buffer_wrap(hr_fleet_device(set->store->config.fleet, index), buffer->host_base,
-                               buffer->bytes, HR_USAGE_WEIGHTS, release_buffer,
-                               hr_buffer_ref(buffer), diag, &set->buffers[index]);
-
-        if (status != HR_OK)
-                hr_buffer_unref(buffer);
         return status;
 }
 
@@ -198,51 +184,58 @@ static void mark_devices_used(const struct hr_weights *set, bool *used) {
                 used[set->placement.devices[i]] = true;
 }
 
-/* Memory of an upload that stays where the client writes it. */
-static hr_status allocate_in_place(struct hr_weights *set, const bool *used, uint64_t bytes,
-                                   struct hr_diag *diag) {
+/* Memory of an upload that stays where it is: the last of the devices is charged for it, the others
+ * have windows. An image that is there already has been charged for. */
+static hr_status place_in_place(struct hr_weights *set, const bool *used, bool is_charged,
+                                struct hr_diag *diag) {
         struct hr_weights_work *work = set->work;
-        struct hr_buffer *first = NULL;
 
         for (uint32_t i = set->placement.device_count; i-- > 0;) {
+                struct hr_image *image;
+                hr_status status;
+
                 if (!used[i])
                         continue;
-                if (first) {
-                        HR_TRY(open_buffer_window(set, i, first, diag));
-                } else {
-                        HR_TRY(hr_buffer_new(hr_fleet_device(set->store->config.fleet, i),
-                                             HR_MAX(bytes, (uint64_t) HR_MANIFEST_PADDING),
-                                             HR_USAGE_WEIGHTS, diag, &set->buffers[i]));
-                        first = set->buffers[i];
-                        set->placement.shares[i].held_bytes = first->bytes;
-                        HR_ASSERT(first->host_base);
+                if (is_charged) {
+                        HR_TRY(open_window(set, i, diag));
+                        continue;
                 }
-                work->in_place[i] = true;
+                image = hr_image_ref(work->image);
+                status = hr_buffer_adopt(hr_fleet_device(set->store->config.fleet, i), image->base,
+                                         image->bytes, HR_USAGE_WEIGHTS, release_image, image, diag,
+                                         &set->buffers[i]);
+                if (status != HR_OK) {
+                        (void) hr_image_unref(image);
+                        return status;
+                }
+                set->placement.shares[i].held_bytes = image->bytes;
+                work->in_place[i] = is_charged = true;
         }
-        work->upload.memory = first->host_base;
         return HR_OK;
 }
 
-hr_status hr_weights_set_allocate(struct hr_weights *set, uint64_t bytes, struct hr_diag *diag) {
+hr_status hr_weights_set_allocate(struct hr_weights *set, uint64_t bytes, struct hr_image *filled,
+                                  struct hr_diag *diag) {
         struct hr_weights_work *work = set->work;
         bool *used = calloc(set->placement.device_count, sizeof *used);
         bool all_host = true;
-        hr_status status;
+        hr_status status = HR_OK;
 
         if (!used)
                 return hr_fail(diag, HR_E_EXHAUSTED, "layout of a weight set");
         mark_devices_used(set, used);
         for (uint32_t i = 0; i < set->placement.device_count; i++)
                 all_host &= !used[i] || device_uses_host_memory(set->store->config.fleet, i);
-        if (all_host) {
-                status = allocate_in_place(set, used, bytes, diag);
-        } else {
-                status = hr_image_new_memory(bytes, diag, &work->image);
-                if (status == HR_OK)
-                        work->upload.memory = work->image->base;
-        }
+        if (filled)
+                work->image = hr_image_ref(filled);
+        else
+                status = hr_image_new_memory(HR_MAX(bytes, (uint64_t) HR_MANIFEST_PADDING), diag,
+                                             &work->image);
+        if (status == HR_OK && all_host)
+                status = place_in_place(set, used, filled != NULL, diag);
+        if (status == HR_OK)
+                work->contents = work->image->base;
         free(used);
-        work->contents = work->upload.memory;
         return status;
 }
 

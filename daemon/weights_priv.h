@@ -4,25 +4,10 @@
 
 #include <stdatomic.h>
 
+#include "daemon/image.h"
+#include "daemon/upload.h"
 #include "daemon/weights.h"
 #include "daemon/weights_reader.h"
-
-/* A range of memory mapped for one or more buffers: a file, or staging memory. Unmapped with the
- * last reference. Every mapped range of a file is known by one of these. Thread: any. */
-struct hr_image {
-        atomic_uint refs;
-        uint8_t *base;
-        uint64_t bytes;
-};
-
-/* Takes the mapping, also on failure. */
-HR_NODISCARD hr_status hr_image_new(void *base, uint64_t bytes, struct hr_diag *diag,
-                                    struct hr_image **ret_image);
-/* Zero-filled memory. HR_E_EXHAUSTED without it. */
-HR_NODISCARD hr_status hr_image_new_memory(uint64_t bytes, struct hr_diag *diag,
-                                           struct hr_image **ret_image);
-struct hr_image *hr_image_ref(struct hr_image *image);
-struct hr_image *hr_image_unref(struct hr_image *image);
 
 struct hr_weights_file {
         char *path;
@@ -35,28 +20,24 @@ struct hr_weights_file {
         uint64_t metadata_bytes, metadata_count;
 };
 
-struct hr_upload {
-        struct hr_weights_store *store;
-        uint8_t *memory;
-        uint64_t total_bytes;
-        uint64_t claimed;              /* the receiving thread's: bytes of the open place */
-        atomic_uint_fast64_t received; /* written by the receiving thread */
-};
-
 struct hr_weights_work {
         struct hr_weights_store *store;
         struct hr_list jobs;
-        struct hr_image *image;  /* mapping behind the contents, or NULL */
+        struct hr_image *image;  /* behind the contents */
         const uint8_t *contents; /* what the manifest's offsets count from */
         bool *in_place;          /* per device: its buffer is a window on the contents */
         bool is_upload;
-        struct hr_upload upload;
-        struct hr_tree_digest digest;
+        struct hr_upload *upload; /* referenced; NULL when the contents were there already */
+        const void *owner;        /* whose upload it is */
+        bool is_kept;             /* also while no job waits for it */
         bool has_expected;
         uint8_t expected[HR_DIGEST_BYTES];
         bool is_verified;
-        bool is_ending;          /* its jobs are being told of a failure */
-        uint32_t tensor; /* the next to copy, and how far */
+        bool is_sealing; /* handed to a worker, or done */
+        struct hr_task sealing;
+        atomic_int sealed; /* hr_status of it */
+        bool is_ending;    /* its jobs are being told of a failure */
+        uint32_t tensor;   /* the next to copy, and how far */
         uint64_t tensor_done;
         uint64_t bytes_done;
         /* A file: its tensors are read in their order, ahead of the copies. */
@@ -74,6 +55,7 @@ struct hr_weights_store {
         struct hr_list working, ready;
         struct hr_list answered;
         struct hr_reader *reader;
+        struct hr_workers *workers; /* hash and seal */
         struct hr_weights_store_stats stats;
 };
 
@@ -88,15 +70,19 @@ struct set_plan {
         bool is_upload;
 };
 
+/* HR_E_EXHAUSTED (reason WEIGHTS_BYTES) when the store has no room for so many bytes more. */
+HR_NODISCARD hr_status hr_weights_check_room(const struct hr_weights_store *store, uint64_t bytes,
+                                             struct hr_diag *diag);
 /* A set with tables and placement, without memory. */
 HR_NODISCARD hr_status hr_weights_set_begin(const struct set_plan *plan, struct hr_diag *diag,
                                             struct hr_weights **ret_set);
 /* The contents are a mapped file: windows for the host devices if its tensors are aligned. */
 HR_NODISCARD hr_status hr_weights_set_map(struct hr_weights *set,
                                           const struct hr_weights_file *file, struct hr_diag *diag);
-/* The contents are memory that a client fills. */
+/* The contents are memory that a client fills, or an image that has them already (not NULL: then it
+ * is used where it is, and referenced). */
 HR_NODISCARD hr_status hr_weights_set_allocate(struct hr_weights *set, uint64_t bytes,
-                                               struct hr_diag *diag);
+                                               struct hr_image *filled, struct hr_diag *diag);
 /* Begins to read the tensors: all that are copied, and of those that stay in the mapping as many as
  * memory holds. Takes the file's descriptor. */
 HR_NODISCARD hr_status hr_weights_set_read(struct hr_weights *set, struct hr_weights_file *file,
@@ -106,3 +92,20 @@ HR_NODISCARD hr_status hr_weights_set_place(struct hr_weights *set, struct hr_di
 void hr_weights_work_free(struct hr_weights_work *work);
 /* In whatever stage it is; no chunk may be in flight. NULL is a no-op. */
 struct hr_weights *hr_weights_set_free(struct hr_weights *set);
+
+/* Of weights.c, for weights_put.c. The job waits for a set that is being made... */
+void hr_weights_job_join(struct hr_weights_job *job, struct hr_weights *set, bool already);
+/* ... or will be told of a ready one. */
+void hr_weights_job_answer(struct hr_weights_job *job, struct hr_weights *set, bool already);
+void hr_weights_store_take(struct hr_weights_store *store, struct hr_weights *set);
+/* Takes a set that will not become ready out of the store, unless chunks are in flight. */
+void hr_weights_set_abandon(struct hr_weights *set);
+bool hr_weights_in_place(const struct hr_weights *set, uint32_t tensor);
+/* Some of it lay on a device that is lost. */
+bool hr_weights_set_is_lost(const struct hr_weights *set);
+
+/* Of weights_put.c. True when the contents are verified, and sealed where they stay, or when that
+ * has failed (work->failure). *ret_did: something was done. */
+bool hr_weights_upload_verified(struct hr_weights *set, bool *ret_did);
+/* A ready upload with equal name, tensors, places and digest, or NULL. */
+struct hr_weights *hr_weights_same_upload(const struct hr_weights *set);

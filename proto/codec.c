@@ -309,6 +309,14 @@ hr_status hr_wire_varint_encode(uint64_t value, uint8_t *buffer, size_t capacity
                                ret_bytes);
 }
 
+hr_status hr_wire_credit_encode(uint64_t credit_bytes, uint64_t offset, uint8_t *buffer,
+                                size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        headrace_v1_Credit message = {.bytes = credit_bytes, .offset = offset};
+
+        return hr_codec_encode(headrace_v1_Credit_fields, &message, buffer, capacity, diag,
+                               ret_bytes);
+}
+
 hr_status hr_wire_ops_reply_encode(uint32_t device_count, uint32_t node_count, uint8_t *buffer,
                                    size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
         headrace_v1_OpsReply message = {.device_count = device_count, .node_count = node_count};

@@ -155,6 +155,11 @@ HR_NODISCARD hr_status hr_wire_ops_reply_encode(uint32_t device_count, uint32_t 
                                                 uint8_t *buffer, size_t capacity,
                                                 struct hr_diag *diag, size_t *ret_bytes);
 
+/* Credit. offset: 0 but for uploads. */
+HR_NODISCARD hr_status hr_wire_credit_encode(uint64_t credit_bytes, uint64_t offset, uint8_t *buffer,
+                                             size_t capacity, struct hr_diag *diag,
+                                             size_t *ret_bytes);
+
 /* ---- weights and state ----------------------------------------------------------------------- */
 
 /* A glob over tensor names and the device for what it matches: PlacementRule and Pin. */
@@ -186,15 +191,23 @@ struct hr_wire_weights_put {
         uint8_t digest[HR_WIRE_DIGEST_BYTES];
         const struct hr_wire_rule *rules;
         uint32_t rule_count;
+        bool resume;
 };
 HR_NODISCARD hr_status hr_wire_weights_put_decode(struct hr_wire_span message,
                                                   struct hr_arena *arena, struct hr_diag *diag,
                                                   struct hr_wire_weights_put *ret_put);
+/* WeightsQuery: digests one after the other, in the arena. HR_E_INVALID (reason DECODE) when they
+ * are no whole number of digests. */
+HR_NODISCARD hr_status hr_wire_weights_query_decode(struct hr_wire_span message,
+                                                    struct hr_arena *arena, struct hr_diag *diag,
+                                                    const uint8_t **ret_digests,
+                                                    uint32_t *ret_count);
 /* WeightsPutReply. */
 struct hr_wire_put_reply {
         struct hr_wire_set_info set;
         const struct hr_wire_placed *placed;
         uint32_t placed_count;
+        bool already;
 };
 HR_NODISCARD hr_status hr_wire_put_reply_encode(const struct hr_wire_put_reply *reply,
                                                 uint8_t *buffer, size_t capacity,
@@ -233,6 +246,8 @@ struct hr_wire_manifest {
         uint64_t names_bytes; /* sum of the lengths */
         const uint32_t *types;
         const int64_t *ne; /* four per tensor */
+        uint64_t leaf_digests_bytes; /* of an upload; 0 = not given */
+        const uint8_t *leaf_digests;
 };
 struct hr_wire_manifest_limits {
         uint64_t tensors_max;

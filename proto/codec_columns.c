@@ -241,7 +241,13 @@ hr_status hr_wire_graph_encode(const struct hr_graph *graph, uint8_t *buffer, si
 
 /* ---- manifests ------------------------------------------------------------------------------- */
 
-enum { MANIFEST_NAME_LENGTHS = 1, MANIFEST_NAMES, MANIFEST_TYPE, MANIFEST_NE };
+enum {
+        MANIFEST_NAME_LENGTHS = 1,
+        MANIFEST_NAMES,
+        MANIFEST_TYPE,
+        MANIFEST_NE,
+        MANIFEST_LEAF_DIGESTS
+};
 
 static hr_status manifest_fill(const struct hr_columns *columns, uint32_t count,
                                struct hr_arena *arena, struct hr_diag *diag,
@@ -252,9 +258,11 @@ static hr_status manifest_fill(const struct hr_columns *columns, uint32_t count,
         uint32_t *types = hr_arena_alloc(arena, (uint64_t) count * 4, 8);
         int64_t *ne = hr_arena_alloc(arena, (uint64_t) count * HR_DIMS * 8, 8);
         char *names = hr_arena_alloc(arena, name_bytes, 1);
+        uint64_t digests_bytes = at[MANIFEST_LEAF_DIGESTS].bytes;
+        uint8_t *digests = hr_arena_alloc(arena, digests_bytes, 1);
         uint64_t offset = 0;
 
-        if (!lengths || !types || !ne || !names)
+        if (!lengths || !types || !ne || !names || !digests)
                 return hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT", "manifest too large");
         for (uint32_t i = 0; i < count; i++) {
                 uint32_t length = hr_column_u32(&at[MANIFEST_NAME_LENGTHS], i);
@@ -267,13 +275,22 @@ static hr_status manifest_fill(const struct hr_columns *columns, uint32_t count,
                 offset += length;
         }
         HR_ASSERT(offset == name_bytes);
+        if (digests_bytes > 0)
+                memcpy(digests, at[MANIFEST_LEAF_DIGESTS].data, digests_bytes);
         if (name_bytes > 0)
                 memcpy(names, at[MANIFEST_NAMES].data, name_bytes);
         if (count > 0) {
                 memcpy(types, at[MANIFEST_TYPE].data, (size_t) count * 4);
                 memcpy(ne, at[MANIFEST_NE].data, (size_t) count * HR_DIMS * 8);
         }
-        *ret_manifest = (struct hr_wire_manifest){count, lengths, names, name_bytes, types, ne};
+        *ret_manifest = (struct hr_wire_manifest){.count = count,
+                                                  .name_lengths = lengths,
+                                                  .names = names,
+                                                  .names_bytes = name_bytes,
+                                                  .types = types,
+                                                  .ne = ne,
+                                                  .leaf_digests_bytes = digests_bytes,
+                                                  .leaf_digests = digests};
         return HR_OK;
 }
 
@@ -317,6 +334,7 @@ hr_status hr_wire_manifest_decode(struct hr_wire_span message,
         columns.at[MANIFEST_NAMES].width = 1;
         columns.at[MANIFEST_TYPE].width = 4;
         columns.at[MANIFEST_NE].width = 8;
+        columns.at[MANIFEST_LEAF_DIGESTS].width = 1;
         status = manifest_read(&columns, message, limits, arena, diag, ret_manifest);
         hr_columns_deinit(&columns);
         return status;
@@ -331,7 +349,10 @@ static bool put_manifest(pb_ostream_t *stream, const struct hr_wire_manifest *ma
                         (uint64_t) count * 4) &&
                put_blob(stream, MANIFEST_NAMES, manifest->names, manifest->names_bytes) &&
                put_blob(stream, MANIFEST_TYPE, manifest->types, (uint64_t) count * 4) &&
-               put_blob(stream, MANIFEST_NE, manifest->ne, (uint64_t) count * HR_DIMS * 8);
+               put_blob(stream, MANIFEST_NE, manifest->ne, (uint64_t) count * HR_DIMS * 8) &&
+               (manifest->leaf_digests_bytes == 0 ||
+                put_blob(stream, MANIFEST_LEAF_DIGESTS, manifest->leaf_digests,
+                         manifest->leaf_digests_bytes));
 }
 
 hr_status hr_wire_manifest_encode(const struct hr_wire_manifest *manifest, uint8_t *buffer,

@@ -35,12 +35,32 @@ hr_status hr_wire_weights_put_decode(struct hr_wire_span message, struct hr_aren
         *ret_put = (struct hr_wire_weights_put){
                 .total_bytes = wire.total_bytes,
                 .manifest_bytes = wire.manifest_bytes,
+                .resume = wire.resume,
                 .digest_bytes = wire.digest.size,
                 .rules = rules.items,
                 .rule_count = rules.count,
         };
         memcpy(ret_put->name, wire.name, sizeof wire.name);
         memcpy(ret_put->digest, wire.digest.bytes, wire.digest.size);
+        return HR_OK;
+}
+
+hr_status hr_wire_weights_query_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                       struct hr_diag *diag, const uint8_t **ret_digests,
+                                       uint32_t *ret_count) {
+        headrace_v1_WeightsQuery wire = headrace_v1_WeightsQuery_init_zero;
+        uint8_t *digests;
+
+        HR_TRY(hr_codec_decode(message, headrace_v1_WeightsQuery_fields, &wire, diag));
+        if (wire.digests.size % HR_WIRE_DIGEST_BYTES != 0)
+                return hr_fail_reason(diag, HR_E_INVALID, "DECODE",
+                                      "%u bytes are no whole number of digests", wire.digests.size);
+        digests = hr_arena_alloc(arena, wire.digests.size, 1);
+        if (!digests)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a list of digests");
+        memcpy(digests, wire.digests.bytes, wire.digests.size);
+        *ret_digests = digests;
+        *ret_count = wire.digests.size / HR_WIRE_DIGEST_BYTES;
         return HR_OK;
 }
 
@@ -98,6 +118,7 @@ hr_status hr_wire_put_reply_encode(const struct hr_wire_put_reply *reply, uint8_
         struct hr_codec_items placed = {reply->placed, reply->placed_count, placed_put};
         headrace_v1_WeightsPutReply wire = {
                 .has_set = true,
+                .already = reply->already,
                 .devices = hr_codec_put_items(&placed),
         };
 

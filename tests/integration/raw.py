@@ -29,7 +29,7 @@ END, MORE, ERROR, NOREPLY, FDS = 1, 2, 4, 8, 16
 REPLY = 0x80
 (HELLO, PING, CANCEL, CREDIT, DATA, GOAWAY) = range(1, 7)
 DEVICES, OPS = 16, 17
-PUT, LOAD, LIST, DROP, TENSORS = 33, 35, 36, 37, 38
+QUERY, PUT, PUT_FD, LOAD, LIST, DROP, TENSORS, PURGE = range(32, 40)
 STATE_ALLOC, STATE_READ, STATE_WRITE, STATE_FREE = 48, 49, 50, 54
 SUBMIT, EXPLAIN, RELEASE, RUN, SYNC, TAP, STATS = 80, 82, 83, 96, 98, 99, 113
 RESERVE, SEQUENCE = 81, 97
@@ -180,6 +180,7 @@ class Conn:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.ids = itertools.count(1)
         self.credit: dict[int, int] = {}
+        self.ranges: dict[int, list[tuple[int, int]]] = {}  # of uploads: offset, bytes
         self.held: list[Frame] = []
         self.pushes: list[Frame] = []
         self.greeting: Any = None
@@ -256,8 +257,9 @@ class Conn:
         while True:
             frame = self.frame()
             if frame.type == CREDIT:
-                granted = pb.Credit.FromString(frame.message).bytes
-                self.credit[frame.call_id] = self.credit.get(frame.call_id, 0) + granted
+                credit = pb.Credit.FromString(frame.message)
+                self.credit[frame.call_id] = self.credit.get(frame.call_id, 0) + credit.bytes
+                self.ranges.setdefault(frame.call_id, []).append((credit.offset, credit.bytes))
                 if frame.call_id == call_id:
                     return frame
             elif frame.call_id == call_id:
@@ -329,6 +331,26 @@ class Conn:
             sent += size
         return True
 
+    def pull(self, call_id: int, data: bytes, most: int | None = None, piece: int = 0) -> int:
+        """Sends what the daemon asks for of an upload, `most` bytes at most, to the reply. Bytes
+        sent."""
+        sent = 0
+        while most is None or sent < most:
+            if not self.ranges.get(call_id):
+                frame = self.next_of(call_id)
+                if frame.type != CREDIT:
+                    self.held.append(frame)
+                    break
+                continue
+            offset, size = self.ranges[call_id].pop(0)
+            now = min(size, piece or self.body_max, size if most is None else most - sent)
+            self.send(DATA, pb.Data(offset=offset), data[offset : offset + now], call_id=call_id,
+                      flags=MORE)  # fmt: skip
+            sent += now
+            if now < size:
+                self.ranges[call_id].insert(0, (offset + now, size - now))
+        return sent
+
     def fails(self, type: int, message: Any = b"", body: bytes = b"", **keys: Any) -> RawError:
         """A request that must be refused."""
         try:
@@ -387,7 +409,7 @@ class Conn:
 def _replies() -> dict[int, Any]:
     return {
         HELLO: pb.HelloReply, PING: pb.PingReply, CANCEL: pb.CancelReply, DEVICES: pb.DevicesReply,
-        OPS: pb.OpsReply, PUT: pb.WeightsPutReply, LOAD: pb.WeightsLoadReply,
+        OPS: pb.OpsReply, QUERY: pb.WeightsQueryReply, PUT: pb.WeightsPutReply, LOAD: pb.WeightsLoadReply,
         LIST: pb.WeightsListReply, DROP: pb.WeightsDropReply, TENSORS: pb.WeightsTensorsReply,
         STATE_ALLOC: pb.StateAllocReply, STATE_READ: pb.StateReadReply,
         STATE_WRITE: pb.StateWriteReply, STATE_FREE: pb.StateFreeReply, SUBMIT: pb.SubmitReply,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import socket
 import struct
@@ -16,6 +17,7 @@ import pytest
 from headrace import aio, client, errors, flows, transport
 from headrace import headrace_pb2 as pb
 from headrace.client import Client, Operation
+from headrace.uploads import prepare
 from peer import MORE, Frame, Peer, error_frame, frame
 
 
@@ -209,8 +211,9 @@ def test_upload_under_credit_with_other_calls_between() -> None:
         assert list(manifest.ne) == [100_000, 1, 1, 1, 3, 1, 1, 1]
         got, pings = b"", 0
         while len(got) < message.total_bytes:
-            peer.send(frame(4, put.call_id, pb.Credit(bytes=50_000).SerializeToString()))
             want = min(50_000, message.total_bytes - len(got))
+            credit = pb.Credit(bytes=want, offset=len(got))
+            peer.send(frame(4, put.call_id, credit.SerializeToString()))
             while want:
                 piece = peer.receive()
                 if piece.type == 2:
@@ -222,7 +225,9 @@ def test_upload_under_credit_with_other_calls_between() -> None:
                 got += piece.body
                 want -= len(piece.body)
         assert got[:400_000] == data.tobytes() and got[400_000:400_003] == b"\1\2\3"
-        assert message.digest == flows.leaf_digest([got])
+        leaf = hashlib.sha256(got).digest()
+        assert manifest.leaf_digests == leaf
+        assert message.resume and message.digest == hashlib.sha256(leaf).digest()
         info = pb.SetInfo(handle=3, name="w", tensors=2, bytes=400_003)
         peer.send(frame(0xA1, put.call_id, pb.WeightsPutReply(set=info).SerializeToString()))
         for _ in range(20 - pings):
@@ -236,9 +241,10 @@ def test_upload_under_credit_with_other_calls_between() -> None:
             for _ in range(20):
                 link.ping()
 
+        tensors = {"a": data, "b": ("i8", (3,), b"\1\2\3")}
         other = threading.Thread(target=pings)
         put = link.begin(
-            flows.put("w", {"a": data, "b": ("i8", (3,), b"\1\2\3")}, None, True, link.body_max), 10
+            flows.put(prepare("w", tensors, True), None, link.body_max), 10
         )
         other.start()
         weights = put.result()

@@ -7,7 +7,11 @@ import struct
 import pytest
 from headrace import errors, wire
 from headrace import headrace_pb2 as pb
-from headrace.wire import Credit, Failure, GoingAway, Kind, Progress, Reply, Tapped, Wire
+from headrace.errors import ProtocolError
+from headrace.uploads import Pieces
+from headrace.wire import (
+    Call, Credit, Failure, GoingAway, Kind, Progress, Reply, Tapped, Wire,
+)  # fmt: skip
 from peer import END, MORE, crc32c, error_frame, frame
 
 
@@ -104,18 +108,23 @@ def test_upload_waits_for_credit() -> None:
     assert not call.uploading
 
 
-def test_stream_sends_its_first_part_inline() -> None:
+def credit(call: Call, size: int, offset: int = 0) -> bytes:
+    return frame(4, call.call_id, pb.Credit(bytes=size, offset=offset).SerializeToString())
+
+
+def test_contents_follow_the_body_inline() -> None:
     w = Wire()
-    call = w.call(Kind.WEIGHTS_PUT, b"p", [b"manifest", b"data"], stream=True)
+    call = w.call(Kind.WEIGHTS_PUT, b"p", [b"manifest"], pull=Pieces([b"data"]))
     assert b"".join(call.frames) == frame(33, call.call_id, b"p", b"manifest", MORE)
-    w.feed(frame(4, call.call_id, pb.Credit(bytes=100).SerializeToString()))
+    w.feed(credit(call, 4))
     assert b"".join(w.upload(call)) == frame(5, call.call_id, b"", b"data", END)
+    assert not call.uploading
 
 
-def test_stream_whose_first_part_is_long() -> None:
+def test_contents_behind_a_long_body() -> None:
     w = Wire()
     w.body_max = 5
-    call = w.call(Kind.WEIGHTS_PUT, b"p", [b"manifest", b"da", b"ta"], stream=True)
+    call = w.call(Kind.WEIGHTS_PUT, b"p", [b"manifest"], pull=Pieces([b"da", b"", b"ta"]))
     assert b"".join(call.frames) == frame(33, call.call_id, b"p", b"", MORE)
     w.feed(frame(4, call.call_id, pb.Credit(bytes=8).SerializeToString()))
     sent = [b"".join(w.upload(call)) for _ in range(2)]
@@ -129,6 +138,34 @@ def test_stream_whose_first_part_is_long() -> None:
         frame(5, call.call_id, b"", b"data", END),
     ]
     assert not call.uploading
+
+
+def test_contents_go_where_the_daemon_asks() -> None:
+    w = Wire()
+    w.body_max = 4
+    data = bytes(range(20))
+    call = w.call(
+        Kind.WEIGHTS_PUT, b"p", [b"m"], pull=Pieces([data[:7], data[7:]]), resume=True
+    )  # fmt: skip
+    w.feed(credit(call, 6, 12) + credit(call, 2, 18) + credit(call, 3, 5))
+    sent = []
+    while frames := w.upload(call):
+        sent.append(b"".join(frames))
+    wanted = [(12, 16), (16, 20), (5, 8)]
+    assert sent == [
+        frame(5, call.call_id, pb.Data(offset=a).SerializeToString(), data[a:b], MORE)
+        for a, b in wanted
+    ]
+    assert call.uploading
+    w.feed(frame(0xA1, call.call_id, b"", b"", END))
+    w.feed(credit(call, 1, 0))  # crossed the reply
+
+
+def test_asking_beyond_the_contents_is_a_protocol_error() -> None:
+    w = Wire()
+    call = w.call(Kind.WEIGHTS_PUT, b"p", [b"m"], pull=Pieces([b"data"]), resume=True)
+    with pytest.raises(ProtocolError):
+        w.feed(credit(call, 4, 1))
 
 
 def test_error_reply_becomes_its_class() -> None:

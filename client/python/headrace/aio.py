@@ -23,7 +23,6 @@ from headrace.client import TIMEOUT_S, UPLOAD_TIMEOUT_S
 from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
 from headrace.explain import Explanation
 from headrace.flows import (
-    Content,
     Flow,
     Inputs,
     Observe,
@@ -38,6 +37,7 @@ from headrace.graph import Graph
 from headrace.tls import client_context
 from headrace.transport import GRACE_S, open_socket, tls_host
 from headrace.types import Array, TensorInfo, TypeLike
+from headrace.uploads import Content, prepare
 from headrace.wire import (
     Buffer,
     Call,
@@ -203,7 +203,8 @@ class _Connection(asyncio.BufferedProtocol):
             request.kind,
             request.message,
             request.body,
-            stream=request.stream,
+            pull=request.pull,
+            resume=request.resume,
             timeout_ms=timeout_ms,
             into=request.into,
             parts=request.part is not None,
@@ -423,13 +424,20 @@ class AsyncClient:
         tensors: Mapping[str, Content],
         placement: Placement | None = None,
         *,
-        digest: bool = True,
+        digest: bool | bytes = True,
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> handles.WeightSet:
-        """Uploads arrays as a weight set."""
-        flow = flows.put(name, tensors, placement, digest, self.body_max, progress)
+        """Uploads arrays as a weight set; see client.Client.put()."""
+        upload = await asyncio.to_thread(prepare, name, tensors, digest)
+        flow = flows.put(upload, placement, self.body_max, progress)
         return await self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
+
+    async def contents(
+        self, digests: Sequence[bytes], *, timeout: float | None = None
+    ) -> list[handles.Contents]:
+        """What the daemon has of contents with these digests."""
+        return await self.drive(flows.query(digests), timeout)
 
     async def weights(self, *, timeout: float | None = None) -> list[handles.SetInfo]:
         """The weight sets of the daemon."""

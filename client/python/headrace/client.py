@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
+import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -14,15 +16,19 @@ from headrace import flows, handles, sequences
 from headrace import headrace_pb2 as pb
 from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.explain import Explanation
-from headrace.flows import Content, Flow, Inputs, Observe, OnProgress, Placement, Request, Taps
+from headrace.flows import Flow, Inputs, Observe, OnProgress, Placement, Request, Taps
 from headrace.graph import Graph
 from headrace.transport import Pending, Transport, open_stream
 from headrace.types import Array, TensorInfo, TypeLike
+from headrace.uploads import Content, Upload, prepare
 from headrace.wire import Kind
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
 UPLOAD_TIMEOUT_S = 3600.0
+# Of an upload over TCP, and from how many bytes on.
+LANES = 3
+LANES_BYTES = 64 << 20
 
 WeightSet = handles.WeightSet
 
@@ -47,7 +53,8 @@ class Operation(Generic[T]):
                 request.kind,
                 request.message,
                 request.body,
-                stream=request.stream,
+                pull=request.pull,
+                resume=request.resume,
                 timeout=self._timeout,
                 into=request.into,
                 progress=request.progress,
@@ -94,6 +101,56 @@ class Operation(Generic[T]):
         """Asks the daemon to stop; result() then raises Cancelled, unless it was too late."""
         if self._pending is not None:
             self._transport.cancel(self._pending)
+
+
+class Lanes:
+    """Further connections that send parts of an upload while the client's own does, too."""
+
+    def __init__(
+        self,
+        sibling: Callable[[], Client],
+        count: int,
+        upload: Upload,
+        placement: Placement | None,
+        timeout: float,
+    ) -> None:
+        self._sibling = sibling
+        self._upload = upload
+        self._placement = placement
+        self._timeout = timeout
+        self._open: list[Client] = []
+        self._closing = False
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(count)]
+
+    def __enter__(self) -> Lanes:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:  # else the daemon answers all of them
+            with self._lock:
+                self._closing = True
+                for client in self._open:
+                    client.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        """A lane that fails leaves its part to the others."""
+        with contextlib.suppress(HeadraceError), self._sibling() as client:
+            with self._lock:
+                if self._closing:
+                    return
+                self._open.append(client)
+            flow = flows.put(self._upload, self._placement, client.body_max)
+            client.drop(client.drive(flow, self._timeout))
 
 
 class State(handles.StateInfo):
@@ -224,8 +281,18 @@ class Client:
     method that waits takes its own.
     """
 
-    def __init__(self, transport: Transport, hello: handles.Hello, timeout: float | None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        hello: handles.Hello,
+        timeout: float | None,
+        sibling: Callable[[], Client] | None = None,
+        lanes: int = 1,
+    ) -> None:
+        """sibling: makes another connection of the session; lanes: that help a large upload."""
         self._transport = transport
+        self._sibling = sibling
+        self._lanes = lanes
         self.hello = hello
         self.timeout = timeout
         self.body_max = transport.wire.body_max
@@ -318,16 +385,34 @@ class Client:
         tensors: Mapping[str, Content],
         placement: Placement | None = None,
         *,
-        digest: bool = True,
+        digest: bool | bytes = True,
+        lanes: int | None = None,
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> handles.WeightSet:
         """Uploads arrays, or (type, shape, bytes) for types numpy lacks, as a weight set.
 
-        progress: as in load(), of what is copied to devices once everything has arrived.
+        Contents that the daemon has are not sent; what it got before a connection broke is not sent
+        again. digest: of the contents, where it is known (WeightSet.info.digest), so that they need
+        not be read; False: they are sent in any case. lanes: connections that send at once (None: as
+        many as help). progress: as in load(), of what is copied to devices once everything has
+        arrived.
         """
-        flow = flows.put(name, tensors, placement, digest, self.body_max, progress)
-        return self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
+        upload = prepare(name, tensors, digest)
+        limit = UPLOAD_TIMEOUT_S if timeout is None else timeout
+        flow = flows.put(upload, placement, self.body_max, progress)
+        if lanes is None:
+            lanes = self._lanes if len(upload.pieces) >= LANES_BYTES else 1
+        if self._sibling is None or not upload.digest or lanes < 2:
+            return self.drive(flow, limit)
+        with Lanes(self._sibling, lanes - 1, upload, placement, limit):
+            return self.drive(flow, limit)
+
+    def contents(
+        self, digests: Sequence[bytes], *, timeout: float | None = None
+    ) -> list[handles.Contents]:
+        """What the daemon has of contents with these digests."""
+        return self.drive(flows.query(digests), timeout)
 
     def weights(self, *, timeout: float | None = None) -> list[handles.SetInfo]:
         """The weight sets of the daemon."""
@@ -493,4 +578,14 @@ def connect(
         raise
     transport.wire.body_max = hello.limits.body_bytes_max or transport.wire.body_max
     transport.wire.message_max = hello.limits.message_bytes_max or transport.wire.message_max
-    return Client(transport, hello, timeout)
+
+    def sibling() -> Client:
+        """Another connection of the same session."""
+        return connect(
+            address, name=name, credentials=credentials, token=hello.session_token, tls=tls,
+            timeout=timeout,
+        )  # fmt: skip
+
+    return Client(
+        transport, hello, timeout, sibling, 1 if address.startswith("unix:") else LANES
+    )

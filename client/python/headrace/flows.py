@@ -6,7 +6,6 @@ yield, so that an operation can answer it (a graph that was evicted is submitted
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -24,11 +23,11 @@ from headrace.handles import SubmittedGraph
 from headrace.ops.base import Tensor
 from headrace.trace import Trace
 from headrace.types import Array, TensorInfo, TypeLike, as_bytes, as_type, from_bytes
+from headrace.uploads import Pieces, Upload
 from headrace.wire import PROTOCOL, Buffer, Kind, Reply, parse
 
 FEATURES = ["progress"]
-PADDING = 64
-LEAF_BYTES = 4 << 20
+QUERY_DIGESTS = 1024
 
 Placement = Mapping[str, str] | Sequence[tuple[str, str]]
 Inputs = Mapping[str, Any] | Sequence[Any]
@@ -42,7 +41,6 @@ OnPart = Callable[[bytes, memoryview], None]
 Observe = Callable[[Tensor, Array], bool | None]
 # Nodes, or globs over their names.
 Taps = Sequence["Tensor | str"]
-Content = npt.ArrayLike | tuple[TypeLike, Sequence[int], Buffer]
 
 T = TypeVar("T")
 
@@ -55,7 +53,8 @@ class Request:
     message: bytes = b""
     body: Sequence[Buffer] = ()
     into: memoryview | None = None
-    stream: bool = False
+    pull: Pieces | None = None
+    resume: bool = False
     progress: OnProgress | None = None
     observe: OnTap | None = None
     part: OnPart | None = None
@@ -153,80 +152,44 @@ def set_tensors(handle: int) -> Flow[list[TensorInfo]]:
     return handles.manifest_of(parse(pb.Manifest, reply.body))
 
 
-def content(name: str, value: Content) -> tuple[TensorInfo, memoryview]:
-    """Type, shape and bytes of something to upload."""
-    if isinstance(value, tuple) and len(value) == 3:
-        number, shape = as_type(value[0]), tuple(value[1])
-        raw = np.frombuffer(value[2], np.uint8)
-        info = TensorInfo(name, number, shape)
-        if raw.nbytes != info.nbytes:
-            raise ValueError(f"{name}: {raw.nbytes} bytes, {info.nbytes} expected")
-        return info, raw.data
-    array = np.asarray(value)
-    info = TensorInfo(name, as_type(array.dtype), array.shape)
-    return info, as_bytes(array, info.type, info.shape, name)
-
-
 def put(
-    name: str,
-    tensors: Mapping[str, Content],
+    upload: Upload,
     placement: Placement | None,
-    digest: bool,
     body_max: int,
     progress: OnProgress | None = None,
 ) -> Flow[handles.WeightSet]:
-    """Uploads tensors as a set."""
-    pairs = [content(key, value) for key, value in tensors.items()]
-    infos = [info for info, _ in pairs]
-    parts: list[Buffer] = []
-    for _, data in pairs:
-        parts.append(data)
-        if len(data) % PADDING:
-            parts.append(bytes(PADDING - len(data) % PADDING))
-    total = sum(map(len, parts))
-    manifest = handles.manifest_bytes(infos)
-    message = pb.WeightsPut(
-        name=name,
-        total_bytes=total,
-        placement=rules(placement),
-        digest=leaf_digest(parts) if digest else b"",
-        manifest_bytes=declared(manifest, body_max),
-    )
+    """Uploads what the daemon lacks of a set's contents. Several connections may do so at once."""
     reply = yield Request(
         Kind.WEIGHTS_PUT,
-        message.SerializeToString(),
-        [manifest, *parts],
-        stream=True,
+        upload.message(rules(placement), body_max),
+        [upload.manifest],
+        pull=upload.pieces,
+        resume=bool(upload.digest),
         progress=progress,
     )
     made = parse(pb.WeightsPutReply, reply.message)
     return handles.WeightSet(
-        handles.set_of(made.set), infos, devices=handles.placed_of(made.devices)
+        handles.set_of(made.set),
+        upload.infos,
+        already=made.already,
+        devices=handles.placed_of(made.devices),
     )
+
+
+def query(digests: Sequence[bytes]) -> Flow[list[handles.Contents]]:
+    """What the daemon has of contents with these digests."""
+    found: list[handles.Contents] = []
+    for at in range(0, len(digests), QUERY_DIGESTS):
+        message = pb.WeightsQuery(digests=b"".join(digests[at : at + QUERY_DIGESTS]))
+        reply = yield Request(Kind.WEIGHTS_QUERY, message.SerializeToString())
+        answer = parse(pb.WeightsQueryReply, reply.message)
+        found += map(handles.Contents, answer.state, answer.received_bytes)
+    return found
 
 
 def declared(body: bytes, body_max: int) -> int:
     """The total that a message declares of a body: 0 when one frame holds it."""
     return len(body) if len(body) > body_max else 0
-
-
-def leaf_digest(parts: Sequence[Buffer]) -> bytes:
-    """SHA-256 over the concatenated SHA-256 of leaves of 4 MiB."""
-    leaves = hashlib.sha256()
-    leaf, room = hashlib.sha256(), LEAF_BYTES
-    for part in parts:
-        view = memoryview(part)
-        while len(view):
-            piece = view[:room]
-            leaf.update(piece)
-            room -= len(piece)
-            view = view[len(piece) :]
-            if room == 0:
-                leaves.update(leaf.digest())
-                leaf, room = hashlib.sha256(), LEAF_BYTES
-    if room < LEAF_BYTES:
-        leaves.update(leaf.digest())
-    return leaves.digest()
 
 
 def weights() -> Flow[list[handles.SetInfo]]:

@@ -89,6 +89,21 @@ class SetInfo:
     users: int
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What the daemon has of contents: nothing (0), a set in devices' memory that equal tensors in
+    equal places can share (1), all that any set needs (2), or part of an upload of ours (3).
+    """
+
+    state: int
+    received_bytes: int = 0
+
+    @property
+    def are_there(self) -> bool:
+        """No transfer is needed (for equal places at least)."""
+        return self.state in (1, 2)
+
+
 class WeightSet(Mapping[str, TensorInfo]):
     """A set of read-only tensors that this session holds: name -> TensorInfo.
 
@@ -495,6 +510,11 @@ def plan_of(r: pb.SubmitReply) -> PlanSummary:
 
 def manifest_bytes(tensors: Sequence[TensorInfo]) -> bytes:
     """Message Manifest."""
+    return manifest_of_infos(tensors).SerializeToString()
+
+
+def manifest_of_infos(tensors: Sequence[TensorInfo]) -> pb.Manifest:
+    """The manifest of tensors."""
     names = [tensor.name.encode() for tensor in tensors]
     ne = np.array([as_ne(tensor.shape) for tensor in tensors], np.int64).reshape(-1)
     return pb.Manifest(
@@ -502,7 +522,7 @@ def manifest_bytes(tensors: Sequence[TensorInfo]) -> bytes:
         names=b"".join(names),
         type=[int(tensor.type) for tensor in tensors],
         ne=ne.tolist(),
-    ).SerializeToString()
+    )
 
 
 def manifest_of(m: pb.Manifest) -> list[TensorInfo]:

@@ -32,6 +32,7 @@ from headrace.wire import (
     Part,
     Progress,
     Reply,
+    Source,
     Tapped,
     Wire,
 )
@@ -152,7 +153,8 @@ class Transport:
         message: bytes,
         body: Sequence[Buffer] = (),
         *,
-        stream: bool = False,
+        pull: Source | None = None,
+        resume: bool = False,
         timeout: float | None = None,
         into: memoryview | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -169,7 +171,7 @@ class Transport:
             with self._state:
                 self._check()
                 call = self.wire.call(
-                    kind, message, body, stream=stream, timeout_ms=timeout_ms, into=into,
+                    kind, message, body, pull=pull, resume=resume, timeout_ms=timeout_ms, into=into,
                     parts=part is not None,
                 )  # fmt: skip
                 pending = Pending(call, deadline, progress, observe, part)

@@ -17,7 +17,7 @@ import operator
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -53,6 +53,7 @@ class Kind(enum.IntEnum):
     PROGRESS = 7
     DEVICES = 16
     OPS = 17
+    WEIGHTS_QUERY = 32
     WEIGHTS_PUT = 33
     WEIGHTS_LOAD = 35
     WEIGHTS_LIST = 36
@@ -194,10 +195,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """The call may send `bytes` more of its body."""
+    """The call may send `bytes` more of its body; of contents that are pulled: from `offset` on."""
 
     call_id: int
     bytes: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,16 @@ class GoingAway:
 Event = Reply | Part | Failure | Credit | Progress | Tapped | GoingAway
 
 
+class Source(Protocol):
+    """Contents that the daemon asks for by offset."""
+
+    def __len__(self) -> int: ...
+
+    def slice(self, offset: int, size: int) -> Sequence[memoryview]:
+        """The `size` bytes from `offset` on."""
+        ...
+
+
 @dataclass(slots=True)
 class _Tap:
     """A push that is arriving."""
@@ -252,7 +264,6 @@ class Call:
     frames: list[Buffer] = field(default_factory=list)
     body: list[memoryview] = field(default_factory=list)
     left: int = 0
-    sequences: list[int] = field(default_factory=list)
     credit: int = 0
     sent: int = 0
     begun: bool = False
@@ -262,11 +273,14 @@ class Call:
     taken: int = 0
     pieces: list[bytearray] = field(default_factory=list)
     tap: _Tap | None = None
+    pull: Source | None = None
+    resume: bool = False
+    ranges: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def uploading(self) -> bool:
-        """Part of the body has not been handed out yet."""
-        return self.left > 0
+        """Part of the body has not been handed out yet, or more of it may be asked for."""
+        return self.left > 0 or self.pull is not None
 
 
 _EMPTY = memoryview(b"")
@@ -303,7 +317,8 @@ class Wire:
         message: bytes,
         body: Sequence[Buffer] = (),
         *,
-        stream: bool = False,
+        pull: Source | None = None,
+        resume: bool = False,
         timeout_ms: int = 0,
         into: memoryview | None = None,
         parts: bool = False,
@@ -311,23 +326,22 @@ class Wire:
         """Begins a request. Send call.frames in order; while call.uploading, send upload(call).
 
         A body of at most body_max bytes travels in the request's frame; a longer one, whose total
-        the message has declared, follows under credit. `stream`: body[0] is the body in this
-        sense, and the rest follows it under credit as a second sequence with offsets of its own.
+        the message has declared, follows under credit. `pull`: contents that follow the body, as
+        the daemon asks for them by offset; with `resume` only the reply tells that it wants no more.
         `parts`: every frame of the reply is a reply of its own, one after the other in `into`.
         """
         if len(message) > self.message_max:
             raise ValueError(f"a message of {len(message)} bytes, at most {self.message_max}")
         views = [_flat(part) for part in body if len(part)]
-        first, second = (views[:1], views[1:]) if stream else (views, [])
-        sizes = [sum(map(len, first)), sum(map(len, second))]
-        call = Call(self._next_id, kind, into, parts)
+        total = sum(map(len, views))
+        call = Call(self._next_id, kind, into, parts, resume=resume)
         self._next_id += 1
-        inline = first if sizes[0] <= self.body_max else []
-        size = sizes.pop(0) if inline else 0
-        call.body = second if inline else views
-        call.sequences = [length for length in sizes if length]
-        call.left = sum(call.sequences)
-        flags = MORE if call.left else END
+        inline = views if total <= self.body_max else []
+        size = total if inline else 0
+        call.body = [] if inline else views
+        call.left = total - size
+        call.pull = pull if pull is not None and len(pull) else None
+        flags = MORE if call.uploading else END
         head = encode_header(kind, flags, call.call_id, len(message), size, timeout_ms)
         call.frames = [head + message, *inline]
         self.calls[call.call_id] = call
@@ -335,7 +349,9 @@ class Wire:
 
     def upload(self, call: Call) -> list[Buffer]:
         """The next DATA frame, empty while there is no credit."""
-        size = min(call.sequences[0], call.credit, self.body_max) if call.left else 0
+        size = min(call.left, call.credit, self.body_max)
+        if call.pull is not None and call.left == 0:
+            return self._pulled(call, call.pull)
         if size == 0:
             return []
         parts: list[Buffer] = []
@@ -352,13 +368,27 @@ class Wire:
         call.sent += size
         call.left -= size
         call.credit -= size
-        call.sequences[0] -= size
-        if call.sequences[0] == 0:
-            call.sequences.pop(0)
-            call.sent = 0
-        flags = MORE if call.left else END
+        flags = MORE if call.uploading else END
         head = encode_header(Kind.DATA, flags, call.call_id, len(message), size, 0)
         return [head + message, *parts]
+
+    def _pulled(self, call: Call, source: Source) -> list[Buffer]:
+        """The next frame of what the daemon has asked for."""
+        if not call.ranges:
+            return []
+        offset, length = call.ranges[0]
+        size = min(length, self.body_max)
+        if size == length:
+            call.ranges.pop(0)
+        else:
+            call.ranges[0] = (offset + size, length - size)
+        is_last = not call.resume and offset + size == len(source)
+        if is_last:
+            call.pull = None
+        message = pb.Data(offset=offset).SerializeToString()
+        flags = END if is_last else MORE
+        head = encode_header(Kind.DATA, flags, call.call_id, len(message), size, 0)
+        return [head + message, *source.slice(offset, size)]
 
     def cancel(self, call_id: int) -> list[Buffer]:
         """A CANCEL whose answer nobody waits for."""
@@ -380,6 +410,7 @@ class Wire:
         if call is not None:
             call.abandoned = True
             call.left, call.body = 0, []
+            call.pull = None
 
     # ---- receiving -----------------------------------------------------------------------------
 
@@ -555,10 +586,21 @@ class Wire:
                     )
                 )
             return
-        granted = parse(pb.Credit, message).bytes
-        if call is not None:
-            call.credit += granted
-            self._events.append(Credit(head.call_id, granted))
+        granted = parse(pb.Credit, message)
+        if call is None:
+            return
+        if call.pull is not None and call.left == call.credit:
+            self._asked(call, len(call.pull), granted.offset, granted.bytes)
+        else:
+            call.credit += granted.bytes
+        self._events.append(Credit(head.call_id, granted.bytes, granted.offset))
+
+    def _asked(self, call: Call, total: int, offset: int, size: int) -> None:
+        if offset + size > total:
+            raise ProtocolError(f"bytes beyond {total} are asked for", reason="PROTOCOL")
+        if call.ranges and sum(call.ranges[-1]) == offset:
+            offset, size = call.ranges[-1][0], call.ranges.pop()[1] + size
+        call.ranges.append((offset, size))
 
     def _error(self, head: Header, message: bytes) -> HeadraceError:
         e = parse(pb.Error, message)

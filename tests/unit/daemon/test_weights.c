@@ -66,6 +66,7 @@ struct told {
         struct hr_diag diag;
         struct hr_weights *set;
         bool already;
+        struct hr_upload_stream stream; /* of a PUT */
 };
 
 static void remember(struct hr_weights_job *job, hr_status status, const struct hr_diag *diag,
@@ -89,6 +90,7 @@ static void settle(struct bench *bench, struct told *told) {
                 if (!hr_weights_store_step(bench->store))
                         usleep(50);
         HR_EXPECT_EQ(told->count, 1);
+        hr_upload_leave(&told->stream);
 }
 
 /* Steps until something has been done. */
@@ -505,8 +507,20 @@ static void digest_of(const uint8_t *bytes, uint64_t size, uint8_t ret_digest[HR
         HR_EXPECT_OK(hr_tree_digest_finish(&tree, &diag, ret_digest), &diag);
 }
 
-static struct hr_upload *put(struct bench *bench, const char *name, const uint8_t *digest,
-                             const char *device, struct told *told) {
+/* A stream that may send everything. */
+static struct hr_upload_stream *join(struct told *told, struct hr_upload *upload) {
+        struct hr_diag diag = {0};
+        uint64_t offset;
+
+        HR_EXPECT_OK(hr_upload_join(upload, UINT32_MAX, &diag, &told->stream), &diag);
+        while (hr_upload_grant(&told->stream, UINT64_MAX, &offset) > 0)
+                ;
+        hr_upload_unref(upload);
+        return &told->stream;
+}
+
+static struct hr_upload_stream *put(struct bench *bench, const char *name, const uint8_t *digest,
+                                    const char *device, struct told *told) {
         const struct hr_placement_rule rules[] = {{"big", device}};
         struct hr_manifest *manifest = upload_manifest();
         const struct hr_upload_request request = {.manifest = manifest,
@@ -520,27 +534,25 @@ static struct hr_upload *put(struct bench *bench, const char *name, const uint8_
 
         told_init(told);
         HR_EXPECT_OK(hr_weights_put(bench->store, &request, &told->job, &diag, &upload), &diag);
-        return upload;
+        return join(told, upload);
 }
 
 /* Sends contents[from .. to) in pieces of an odd size; true when that completed the upload. */
-static bool send_range(struct bench *bench, struct hr_upload *upload, const uint8_t *contents,
-                       uint64_t from, uint64_t to) {
-        bool complete = false;
-
+static bool send_range(struct bench *bench, struct hr_upload_stream *stream,
+                       const uint8_t *contents, uint64_t from, uint64_t to) {
         for (uint64_t at = from, part; at < to; at += part) {
                 uint8_t *memory = NULL;
                 struct hr_diag diag = {0};
 
                 part = HR_MIN(to - at, UINT64_C(123457));
-                HR_EXPECT(!complete);
-                HR_EXPECT_OK(hr_upload_place(upload, at, part, &diag, &memory), &diag);
+                HR_EXPECT(!hr_upload_is_received(stream->upload));
+                HR_EXPECT_OK(hr_upload_place(stream, at, part, &diag, &memory), &diag);
                 memcpy(memory, contents + at, part);
-                complete = hr_upload_commit(upload, part);
+                hr_upload_commit(stream, part);
                 if (at % 2)
                         hr_weights_store_step(bench->store);
         }
-        return complete;
+        return hr_upload_is_received(stream->upload);
 }
 
 HR_TEST(upload_in_place_and_copied) {
@@ -555,7 +567,7 @@ HR_TEST(upload_in_place_and_copied) {
         for (size_t i = 0; i < HR_ARRAY_LENGTH(devices); i++)
                 for (unsigned given = 0; given < 2; given++) {
                         struct told told;
-                        struct hr_upload *upload;
+                        struct hr_upload_stream *upload;
 
                         bench_init(&bench, UINT64_MAX);
                         upload = put(&bench, "up", given ? digest : NULL, devices[i], &told);
@@ -563,7 +575,7 @@ HR_TEST(upload_in_place_and_copied) {
                         HR_EXPECT(!send_range(&bench, upload, contents, 0, total - 1));
                         step_all(&bench);
                         HR_EXPECT_EQ(told.count, 0);
-                        HR_EXPECT_EQ(hr_upload_received(upload), total - 1);
+                        HR_EXPECT_EQ(hr_upload_received(upload->upload), total - 1);
                         HR_EXPECT(!hr_weights_store_find(bench.store, "up"));
                         HR_EXPECT(send_range(&bench, upload, contents, total - 1, total));
                         settle(&bench, &told);
@@ -591,7 +603,7 @@ HR_TEST(wrong_digest_is_data_loss_and_stores_nothing) {
         for (size_t i = 0; i < HR_ARRAY_LENGTH(flips); i++) {
                 struct bench bench;
                 struct told told;
-                struct hr_upload *upload;
+                struct hr_upload_stream *upload;
 
                 bench_init(&bench, UINT64_MAX);
                 contents[flips[i]] ^= 1;
@@ -611,7 +623,7 @@ HR_TEST(wrong_digest_is_data_loss_and_stores_nothing) {
 HR_TEST(places_must_follow_each_other) {
         struct bench bench;
         struct told told;
-        struct hr_upload *upload;
+        struct hr_upload_stream *upload;
         uint8_t *memory = NULL;
         struct hr_manifest *manifest = upload_manifest();
         const uint64_t total = manifest->total_bytes;
@@ -626,8 +638,9 @@ HR_TEST(places_must_follow_each_other) {
         upload = put(&bench, "up", NULL, "host1", &told);
         HR_EXPECT_EQ(hr_upload_place(upload, 0, 1000, NULL, &memory), HR_OK);
         memset(memory, 1, 1000);
-        HR_EXPECT(!hr_upload_commit(upload, 600)); /* in two portions */
-        HR_EXPECT(!hr_upload_commit(upload, 400));
+        hr_upload_commit(upload, 600); /* in two portions */
+        hr_upload_commit(upload, 400);
+        HR_EXPECT(!hr_upload_is_received(upload->upload));
         for (size_t i = 0; i < HR_ARRAY_LENGTH(cases); i++) {
                 struct hr_diag diag = {0};
 
@@ -637,7 +650,9 @@ HR_TEST(places_must_follow_each_other) {
                 HR_EXPECT_STREQ(hr_diag_reason(&diag), cases[i].reason);
         }
         HR_EXPECT_EQ(hr_upload_place(upload, 1000, total - 1000, NULL, &memory), HR_OK);
-        hr_weights_job_cancel(&told.job); /* aborted: everything goes */
+        hr_weights_job_cancel(&told.job); /* aborted: everything goes, the stream's memory last */
+        memset(memory, 1, total - 1000);
+        hr_upload_leave(upload);
         HR_EXPECT_EQ(hr_weights_store_stats(bench.store).working, 0);
         HR_EXPECT_EQ(told.count, 0);
         hr_manifest_free(manifest);
@@ -647,7 +662,7 @@ HR_TEST(places_must_follow_each_other) {
 HR_TEST(equal_uploads_are_one_set) {
         struct bench bench;
         struct told first, second, third;
-        struct hr_upload *a, *b, *c;
+        struct hr_upload_stream *a, *b, *c;
         struct hr_manifest *manifest = upload_manifest();
         const uint64_t total = manifest->total_bytes;
         uint8_t *contents = upload_contents(total);
@@ -730,7 +745,7 @@ HR_TEST(upload_without_final_padding) {
         bench_init(&bench, UINT64_MAX);
         told_init(&told);
         HR_EXPECT_OK(hr_weights_put(bench.store, &request, &told.job, &diag, &upload), &diag);
-        HR_EXPECT(send_range(&bench, upload, contents, 0, total));
+        HR_EXPECT(send_range(&bench, join(&told, upload), contents, 0, total));
         settle(&bench, &told);
         HR_EXPECT_OK(told.status, &told.diag);
         expect_contents(&bench, told.set, "small", told.set->manifest->tensors[2].offset, 3);
@@ -756,6 +771,8 @@ HR_TEST(upload_of_nothing) {
                      &diag);
         request.manifest = manifest;
         HR_EXPECT_OK(hr_weights_put(bench.store, &request, &told.job, &diag, &upload), &diag);
+        HR_EXPECT(hr_upload_is_received(upload));
+        hr_upload_unref(upload);
         settle(&bench, &told);
         HR_EXPECT_OK(told.status, &told.diag);
         HR_EXPECT(told.set->homes[0].buffer);
