@@ -23,7 +23,6 @@
  */
 #include "core/host.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -157,7 +156,7 @@ static hr_status event_synchronize(struct hr_event *base, uint64_t timeout_ns,
 
 static void event_reach(struct host_event *event, unsigned ticket) {
         atomic_store(&event->reached.value, ticket);
-        hr_host_word_wake(&event->reached, INT_MAX);
+        hr_host_word_wake(&event->reached);
         atomic_store_explicit(&event->finished, ticket, memory_order_release);
 }
 
@@ -326,7 +325,7 @@ static hr_status queue_submit(struct host_queue *queue, const struct command *co
         }
         queue->tail->commands[queue->tail_used++] = *command;
         atomic_fetch_add(&queue->published.value, 1);
-        hr_host_word_wake(&queue->published, 1);
+        hr_host_word_wake(&queue->published);
         return HR_OK;
 }
 

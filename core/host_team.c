@@ -13,7 +13,6 @@
  */
 #include "core/host.h"
 
-#include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,7 +72,7 @@ static void member_main(void *arg) {
                         return;
                 team->fn(team->arg, member->index, team->members);
                 if (atomic_fetch_sub(&team->pending.value, 1) == 1)
-                        hr_host_word_wake(&team->pending, 1);
+                        hr_host_word_wake(&team->pending);
         }
 }
 
@@ -112,7 +111,7 @@ hr_status hr_host_team_new(const struct hr_host_team_config *config, struct hr_d
 
 static void member_go(struct team_member *member) {
         atomic_fetch_add(&member->go.value, 1);
-        hr_host_word_wake(&member->go, 1);
+        hr_host_word_wake(&member->go);
 }
 
 struct hr_host_team *hr_host_team_free(struct hr_host_team *team) {
@@ -166,7 +165,7 @@ void hr_host_team_barrier(struct hr_host_team *team, uint32_t members) {
         if (atomic_fetch_add(&team->arrived, 1) + 1 == members) {
                 atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
                 atomic_fetch_add(&team->barrier.value, 1);
-                hr_host_word_wake(&team->barrier, INT_MAX);
+                hr_host_word_wake(&team->barrier);
         } else {
                 hr_host_word_wait(&team->barrier, generation, team->spin_ns);
         }

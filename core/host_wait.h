@@ -2,14 +2,15 @@
  * Waiting for a 32-bit word to change: spin for a while, then sleep on a futex. For whoever has
  * a thread that waits: core/host_*.c, and queues of backends.
  *
- * The sleeper counts itself before it asks the kernel to compare the word, and the waker changes
- * the word before it looks at the count; all four accesses are sequentially consistent, so one of
- * the two sees the other and no wake-up is lost.
+ * A sleeper says so before it asks the kernel to compare the word, and the waker changes the word
+ * before it looks; all four accesses are sequentially consistent, so one of the two sees the other
+ * and no wake-up is lost. The waker takes the note away and wakes all who sleep, so that who goes
+ * on changing the word while they come round makes one system call, not one for each change.
  */
 #pragma once
 
+#include <limits.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -21,7 +22,7 @@
 
 struct hr_host_word {
         atomic_uint value;
-        atomic_uint sleepers;
+        atomic_uint asleep; /* somebody may sleep */
 };
 
 static inline void hr_host_pause(void) {
@@ -38,10 +39,9 @@ static inline void hr_host_word_sleep(struct hr_host_word *word, unsigned old,
         struct timespec timeout = { .tv_sec = (time_t) (timeout_ns / HR_NS_PER_S),
                                     .tv_nsec = (long) (timeout_ns % HR_NS_PER_S) };
 
-        atomic_fetch_add(&word->sleepers, 1);
+        atomic_store(&word->asleep, 1);
         (void) syscall(SYS_futex, &word->value, FUTEX_WAIT_PRIVATE, old,
                        timeout_ns == UINT64_MAX ? NULL : &timeout, NULL, 0);
-        atomic_fetch_sub(&word->sleepers, 1);
 }
 
 /* Returns true as soon as the word is seen not to be `old`, false when spin_ns have passed. */
@@ -73,7 +73,8 @@ static inline void hr_host_word_wait(struct hr_host_word *word, unsigned old, ui
 }
 
 /* After the word has been changed by a sequentially consistent operation. */
-static inline void hr_host_word_wake(struct hr_host_word *word, int count) {
-        if (atomic_load(&word->sleepers) > 0)
-                (void) syscall(SYS_futex, &word->value, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
+static inline void hr_host_word_wake(struct hr_host_word *word) {
+        if (atomic_load(&word->asleep) && atomic_exchange(&word->asleep, 0))
+                (void) syscall(SYS_futex, &word->value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL,
+                               0);
 }

@@ -523,7 +523,7 @@ void cuda_lane_record(struct cuda_lane *lane, struct cuda_mark *mark) {
                            "recording an event", NULL) != HR_OK)
                 lane_settle(lane); /* other streams that wait for it find it reached */
         atomic_store(&mark->phase.value, CUDA_MARK_ISSUED);
-        hr_host_word_wake(&mark->phase, INT32_MAX);
+        hr_host_word_wake(&mark->phase);
 }
 
 void cuda_lane_notify(struct cuda_lane *lane, hr_notify_fn fn, void *arg) {

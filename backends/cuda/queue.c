@@ -208,7 +208,7 @@ static struct command *command_take(struct cuda_queue *queue, command_kind kind,
 static void command_submit(struct cuda_queue *queue, struct command *command) {
         hr_mpsc_push(&queue->submitted, &command->link);
         atomic_fetch_add(&queue->published.value, 1);
-        hr_host_word_wake(&queue->published, 1);
+        hr_host_word_wake(&queue->published);
 }
 
 /* The outcome that a command reports to; a queue whose own has failed takes nothing more for it. */

@@ -11,11 +11,18 @@
  * the loop and the engine have had since before the burst, as /proc/PID/task/TID/schedstat gives
  * it, is what the burst has cost, waking the loop and the device included; ends and replies, which
  * come later, are not. One JSON line for each burst: nanoseconds a run.
+ *
+ * Beside it, in turn, stands what the system alone takes ("bare"): a process that waits for the same
+ * bytes in the same way, reads them, and does nothing with them.
  */
 #include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -86,6 +93,43 @@ struct shape {
         unsigned delay_ms, spacing_us;
 };
 
+/* ---- A process that only reads -----------------------------------------------------------------
+ */
+
+static _Noreturn void bare_main(int fd) {
+        struct epoll_event event = {.events = EPOLLIN};
+        static uint8_t bytes[16384];
+        int poll = epoll_create1(EPOLL_CLOEXEC);
+
+        (void) prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (poll < 0 || epoll_ctl(poll, EPOLL_CTL_ADD, fd, &event) != 0)
+                _exit(1);
+        while (epoll_wait(poll, &event, 1, -1) == 1)
+                if (recv(fd, bytes, sizeof bytes, 0) <= 0)
+                        break;
+        _exit(0);
+}
+
+static int bare_start(struct threads *ret_threads, pid_t *ret_child) {
+        int ends[2];
+
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0 ||
+            (*ret_child = fork()) < 0)
+                wire_give_up("no process to compare with");
+        if (*ret_child == 0) {
+                (void) close(ends[0]);
+                bare_main(ends[1]);
+        }
+        (void) close(ends[1]);
+        (void) snprintf(ret_threads->schedstat[0], sizeof ret_threads->schedstat[0],
+                        "/proc/%d/schedstat", *ret_child);
+        ret_threads->count = 1;
+        return ends[0];
+}
+
+/* ---- Measuring ---------------------------------------------------------------------------------
+ */
+
 static void burst_send(int fd, uint64_t handle, const struct shape *shape) {
         static uint8_t bytes[BURST_MAX * 256];
         static struct wire_frame request;
@@ -127,14 +171,24 @@ static double measure_burst(int fd, uint64_t handle, const struct threads *threa
         return late ? 0 : (double) (after - before) / shape->burst;
 }
 
+static double measure_bare(int fd, uint64_t handle, const struct threads *threads,
+                           const struct shape *shape) {
+        uint64_t before = threads_time(threads);
+
+        burst_send(fd, handle, shape);
+        (void) usleep(shape->delay_ms * 300);
+        return (double) (threads_time(threads) - before) / shape->burst;
+}
+
 int main(int argc, char **argv) {
-        struct threads threads = {.count = 0};
+        struct threads threads = {.count = 0}, bare = {.count = 0};
         union wire_address address;
         struct hr_graph *graph;
         struct shape shape;
         uint32_t bursts;
         uint64_t handle;
-        int fd;
+        int fd, bare_fd;
+        pid_t child;
 
         if (argc != 7)
                 wire_give_up("usage: bench_control ADDRESS PID BURST BURSTS DELAY_MS SPACING_US");
@@ -149,14 +203,18 @@ int main(int argc, char **argv) {
         fd = wire_connect(&address, wire_address_parse(argv[1], &address));
         wire_hello(fd, NULL);
         handle = wire_submit(fd, graph, shape.burst);
+        bare_fd = bare_start(&bare, &child);
         for (uint32_t i = 0; i < bursts;) {
                 double took = measure_burst(fd, handle, &threads, &shape);
 
                 if (took == 0)
                         continue;
-                printf("{\"control\": %.1f}\n", took);
+                printf("{\"control\": %.1f, \"bare\": %.1f}\n", took,
+                       measure_bare(bare_fd, handle, &bare, &shape));
                 i++;
         }
+        (void) close(bare_fd);
+        (void) waitpid(child, NULL, 0);
         (void) hr_graph_unref(graph);
         (void) close(fd);
         return 0;
