@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "daemon/debug.h"
+#include "daemon/image.h"
 #include "daemon/placement.h"
 #include "daemon/rpc.h"
 
@@ -323,6 +324,24 @@ static const struct hr_shortage *find_shortages(struct hr_request *request,
         return any ? shortages : NULL;
 }
 
+/* The mapped files that its weights may lie in. */
+static hr_status bound_note_images(const struct hr_binding *binding, struct hr_bound_graph *bound,
+                                   struct hr_diag *diag) {
+        const uint32_t count = binding->submit.weight_count;
+        uint32_t used = 0;
+
+        bound->bound.images = calloc((size_t) count + 1, sizeof(struct hr_image *));
+        if (!bound->bound.images)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a table of files");
+        for (uint32_t i = 0; i < count; i++) {
+                const struct hr_weights *set = hr_weights_of(binding->weights[i]);
+
+                if (set->from_file && set->image)
+                        bound->bound.images[used++] = hr_image_ref(set->image);
+        }
+        return HR_OK;
+}
+
 static hr_status bound_fill(struct hr_request *request, struct hr_binding *binding,
                             struct hr_bound_graph *bound, struct hr_diag *diag) {
         struct hr_server *server = request->server;
@@ -345,6 +364,7 @@ static hr_status bound_fill(struct hr_request *request, struct hr_binding *bindi
         bound->bound.states = calloc((size_t) homes->state_count + 1, sizeof(struct hr_state *));
         if (!bound->bound.states)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a table of states");
+        HR_TRY(bound_note_images(binding, bound, diag));
         for (uint32_t i = 0; i < homes->state_count; i++)
                 bound->bound.states[i] = hr_state_ref(homes->states[i]);
         bound->bound.state_count = homes->state_count;
@@ -403,6 +423,9 @@ struct hr_bound_graph *hr_bound_graph_unref(struct hr_server *server,
         for (uint32_t i = 0; i < bound->state_count; i++)
                 bound->states[i] = hr_state_unref(bound->states[i]);
         free(bound->states);
+        for (struct hr_image **image = bound->images; image && *image; image++)
+                (void) hr_image_unref(*image);
+        free(bound->images);
         free(graph->leaves);
         (void) hr_plan_unref(graph->plan);
         (void) hr_graph_entry_unref(server->graphs, graph->entry);

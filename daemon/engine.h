@@ -34,6 +34,7 @@
 #include "daemon/weights.h"
 
 struct hr_engine;
+struct hr_image;
 struct hr_job;
 typedef void (*hr_job_fn)(struct hr_job *job);
 
@@ -91,6 +92,7 @@ struct hr_bound {
         struct hr_pipeline *pipeline;
         struct hr_state **states; /* each distinct one, referenced */
         uint32_t state_count;
+        struct hr_image **images; /* mapped files behind its weights, referenced; ends with NULL */
         uint64_t cost_ns; /* private: what a run takes of its devices, by the latest ones */
         struct hr_list
                 settling; /* private: in the engine's list while its workspace is to settle */

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core/clock.h"
+#include "daemon/image.h"
 
 void hr_lane_init(struct hr_lane *lane) {
         memset(lane, 0, sizeof *lane);
@@ -134,7 +135,8 @@ static start_result run_start(struct hr_engine *engine, struct hr_job *job) {
                 hr_admission_forget(&run->ticket);
                 return result;
         }
-        /* An observed run may wait for its client: it comes in its turn, but takes nobody's room. */
+        /* An observed run may wait for its client: it comes in its turn, but takes nobody's room.
+         */
         run->ticket.waits_for_somebody = run->at_tap;
         run->ticket.cost_ns = run->bound->cost_ns;
         if (!hr_admission_ask(&engine->admission, &run->ticket, run->bound->pipeline)) {
@@ -241,6 +243,15 @@ static void run_leave(struct hr_engine *engine, struct hr_run_job *run) {
                 run->bound->cost_ns ? (3 * run->bound->cost_ns + cost_ns) / 4 : cost_ns;
 }
 
+/* What was computed from a file that has become shorter counts for nothing. */
+static hr_status check_images(const struct hr_bound *bound, struct hr_diag *diag) {
+        for (struct hr_image **image = bound->images; image && *image; image++)
+                if (hr_image_is_lost(*image))
+                        return hr_fail_reason(diag, HR_E_DATA_LOSS, "FILE",
+                                              "a model file has become shorter");
+        return HR_OK;
+}
+
 void hr_lane_job_ended(struct hr_engine *engine, struct hr_job *job) {
         struct hr_lane *lane = job->lane;
         bool held = hr_fleet_holds(engine->fleet);
@@ -264,6 +275,8 @@ void hr_lane_job_ended(struct hr_engine *engine, struct hr_job *job) {
                 job->status = run->run.outcome.diag.status;
                 if (job->status != HR_OK)
                         job->diag = run->run.outcome.diag;
+                else
+                        job->status = check_images(run->bound, &job->diag);
         } else {
                 struct hr_transfer_job *transfer = transfer_job(job);
 

@@ -31,8 +31,7 @@ static void weights_close_work(struct hr_job *job) {
  */
 
 hr_status hr_making_rules(struct hr_request *request, struct making *making,
-                            const struct hr_wire_rule *rules, uint32_t count,
-                            struct hr_diag *diag) {
+                          const struct hr_wire_rule *rules, uint32_t count, struct hr_diag *diag) {
         uint64_t none = 0;
 
         HR_TRY(hr_charge(&none, count, request->server->config->limits.placement_rules,
@@ -47,7 +46,7 @@ hr_status hr_making_rules(struct hr_request *request, struct making *making,
 }
 
 hr_status hr_making_begin(struct hr_request *request, struct hr_diag *diag,
-                              struct making **ret_making) {
+                          struct making **ret_making) {
         const struct hr_limits *limits = &request->server->config->limits;
         struct making *making = hr_arena_alloc(&request->arena, sizeof *making, 8);
 
@@ -82,8 +81,8 @@ void hr_making_tell(struct hr_request *request, const char *phase) {
 }
 
 /* Thread: engine. The store has ended the set's making. */
-void hr_making_done(struct hr_weights_job *store_job, hr_status status,
-                       const struct hr_diag *diag, struct hr_weights *set, bool already) {
+void hr_making_done(struct hr_weights_job *store_job, hr_status status, const struct hr_diag *diag,
+                    struct hr_weights *set, bool already) {
         struct hr_request *request = store_job->arg;
         struct making *making = request->context;
 
@@ -124,6 +123,7 @@ void hr_making_cancel(struct hr_job *job) {
         struct making *making = request->context;
 
         making->kept = NULL;
+        hr_weights_opening_cancel(HR_STEAL(making->opening));
         hr_weights_job_cancel(&making->store_job);
         hr_engine_job_end(job);
 }
@@ -159,7 +159,7 @@ static hr_status making_settle(struct hr_request *request, struct making *making
 }
 
 hr_status hr_making_publish(struct hr_request *request, struct hr_wire_set_info *ret_info,
-                             struct hr_diag *diag) {
+                            struct hr_diag *diag) {
         struct weights_object *object = hr_weights_object(request->object);
         struct making *making = request->context;
 
@@ -221,11 +221,39 @@ static hr_status load_by_name(struct hr_request *request, struct hr_diag *diag) 
         return HR_OK;
 }
 
+/* Thread: engine. The kept job ends with a failure. */
+static void load_fail(struct making *making, hr_status status, const struct hr_diag *diag) {
+        struct hr_job *job = HR_STEAL(making->kept);
+
+        job->status = status;
+        job->diag = *diag;
+        hr_engine_job_end(job);
+}
+
 /* Thread: engine. */
-static hr_status load_try(struct hr_request *request, struct hr_diag *diag) {
+static void load_opened(void *arg, hr_status status, const struct hr_diag *opened,
+                        struct hr_weights_file *file) {
+        struct hr_request *request = arg;
+        struct making *making = request->context;
+        struct hr_diag diag = *opened;
+
+        making->opening = NULL;
+        if (status == HR_OK) {
+                making->store_job.done = hr_making_done;
+                making->store_job.arg = request;
+                status = hr_weights_load(hr_engine_store(request->server->engine), file,
+                                         making->load.name, making->rules, making->rule_count,
+                                         &making->store_job, &diag);
+        }
+        if (status != HR_OK)
+                load_fail(making, status, &diag);
+}
+
+/* Thread: engine. */
+static hr_status load_open(struct hr_request *request, struct hr_diag *diag) {
         const struct hr_config *config = request->server->config;
         struct making *making = request->context;
-        struct hr_weights_file_config file_config = {
+        const struct hr_weights_file_config file_config = {
                 .directories = (const char *const *) config->directories,
                 .directory_count = config->directory_count,
                 .limits =
@@ -236,26 +264,23 @@ static hr_status load_try(struct hr_request *request, struct hr_diag *diag) {
                                 .tensor_bytes_max = config->limits.tensor_bytes,
                         },
         };
-        struct hr_weights_file *file = NULL;
 
-        if (making->load.path[0] == '\0' && making->load.name[0] != '\0')
-                return load_by_name(request, diag);
-        HR_TRY(hr_weights_file_open(&file_config, making->load.path, diag, &file));
-        making->store_job.done = hr_making_done;
-        making->store_job.arg = request;
-        return hr_weights_load(hr_engine_store(request->server->engine), file, making->load.name,
-                               making->rules, making->rule_count, &making->store_job, diag);
+        return hr_weights_open(hr_engine_store(request->server->engine), &file_config,
+                               making->load.path, load_opened, request, diag, &making->opening);
 }
 
 /* Thread: engine. */
 static void load_work(struct hr_job *job) {
         struct hr_request *request = job->arg;
+        struct making *making = request->context;
+        const bool is_by_name = making->load.path[0] == '\0' && making->load.name[0] != '\0';
 
-        job->status = load_try(request, &job->diag);
+        job->status =
+                is_by_name ? load_by_name(request, &job->diag) : load_open(request, &job->diag);
         if (job->status != HR_OK)
                 hr_engine_job_end(job);
         else
-                hr_making_wait(request->context, job);
+                hr_making_wait(making, job);
 }
 
 static hr_status load_finish(struct hr_request *request, struct hr_diag *diag) {

@@ -24,6 +24,7 @@ struct making {
         struct hr_weights_job store_job;
         struct hr_job wait;             /* PUT: the second job */
         struct hr_job *kept;            /* engine: the job that the end of store_job ends */
+        struct hr_weights_opening *opening; /* engine: LOAD, until the file is open */
         bool ended;                     /* engine: the end came before anybody waited */
         struct hr_holding *holding;     /* PUT: referenced */
         struct hr_upload *upload;       /* engine's result: referenced; NULL = nothing is to come */

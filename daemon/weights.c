@@ -26,6 +26,7 @@
 #include "daemon/transfer.h"
 
 #define HASHERS_MAX 4U
+#define OPENERS 4U /* so many disks may stall before others wait */
 #define COPY_CHUNK_BYTES (UINT64_C(2) << 20)
 #define COPY_CHUNKS_IN_FLIGHT 4U
 
@@ -56,6 +57,10 @@ struct hr_weights *hr_weights_unref(struct hr_weights *set) {
         return NULL;
 }
 
+bool hr_weights_is_torn(const struct hr_weights *set) {
+        return set->image && hr_image_is_lost(set->image);
+}
+
 hr_status hr_weights_bind(const struct hr_weights *set, const struct hr_graph *graph, uint32_t leaf,
                           struct hr_diag *diag, struct hr_leaf_home *ret_home) {
         size_t name_bytes;
@@ -65,6 +70,9 @@ hr_status hr_weights_bind(const struct hr_weights *set, const struct hr_graph *g
         if (tensor < 0)
                 return hr_fail_reason(diag, HR_E_NOT_FOUND, "LEAF", "no weight set holds '%.*s'",
                                       (int) HR_MIN(name_bytes, 80U), name);
+        if (hr_weights_is_torn(set))
+                return hr_fail_reason(diag, HR_E_DATA_LOSS, "FILE",
+                                      "the file of set '%.80s' has become shorter", set->name);
         HR_TRY(hr_manifest_check_leaf(set->manifest, (uint32_t) tensor, graph, leaf, diag));
         ret_home->buffer = set->homes[tensor].buffer;
         ret_home->offset = set->homes[tensor].offset;
@@ -182,6 +190,8 @@ static void publish_progress(const struct hr_weights *set) {
 
 /* What lay on a lost device is found by nobody: the same contents are made again. */
 bool hr_weights_set_is_lost(const struct hr_weights *set) {
+        if (hr_weights_is_torn(set))
+                return true;
         for (uint32_t i = 0; set->buffers && i < set->placement.device_count; i++)
                 if (set->buffers[i] && hr_buffer_is_lost(set->buffers[i]))
                         return true;
@@ -421,15 +431,19 @@ hr_status hr_weights_store_new(const struct hr_weights_store_config *config, str
         hr_list_init(&store->working);
         hr_list_init(&store->ready);
         hr_list_init(&store->answered);
+        hr_mpsc_init(&store->opened);
         hr_image_guard();
         status = hr_reader_new(diag, &store->reader);
         if (status == HR_OK)
                 status = hr_workers_new("hr-hash", HR_MIN(hr_host_processors(), HASHERS_MAX), diag,
                                         &store->workers);
+        if (status == HR_OK)
+                status = hr_workers_new("hr-open", OPENERS, diag, &store->openers);
         if (status == HR_OK) {
                 *ret_store = store;
                 return HR_OK;
         }
+        (void) hr_workers_free(store->workers);
         (void) hr_reader_free(store->reader);
         free(store);
         return status;
@@ -452,6 +466,9 @@ struct hr_weights_store *hr_weights_store_free(struct hr_weights_store *store) {
         HR_ASSERT(hr_list_is_empty(&store->ready));
         (void) hr_reader_free(store->reader);
         (void) hr_workers_free(store->workers);
+        (void) hr_workers_free(store->openers);
+        while (hr_weights_opened_portion(store)) {
+        }
         free(store);
         return NULL;
 }
@@ -471,7 +488,7 @@ static bool answer_portion(struct hr_weights_store *store) {
 }
 
 bool hr_weights_store_step(struct hr_weights_store *store) {
-        if (answer_portion(store))
+        if (answer_portion(store) || hr_weights_opened_portion(store))
                 return true;
         for (uint64_t i = store->stats.working; i > 0; i--) {
                 struct hr_list *link = store->working.next;
@@ -495,7 +512,7 @@ struct hr_weights *hr_weights_store_find(struct hr_weights_store *store, const c
         HR_LIST_FOR_EACH(link, &store->ready) {
                 struct hr_weights *set = HR_CONTAINER_OF(link, struct hr_weights, link);
 
-                if (strcmp(set->name, name) == 0)
+                if (strcmp(set->name, name) == 0 && !hr_weights_is_torn(set))
                         found = set;
         }
         return found;

@@ -29,8 +29,8 @@
  * its requests; what has been received waits for the next one.
  *
  * Threads: engine, unless a function says otherwise. Reference counts are the engine's. A file that
- * is truncated while it is read makes the LOAD fail; one that is truncated later makes reads of its
- * mapping fail with SIGBUS; struct hr_image is the place that knows the mapped ranges.
+ * is truncated while it is read makes the LOAD fail; one that is truncated later is lost (image.h)
+ * when somebody touches what is gone: the runs that did fail, and nobody binds or finds the set.
  */
 #pragma once
 
@@ -88,7 +88,9 @@ struct hr_weights *hr_weights_ref(struct hr_weights *set);
 /* The last reference takes the set out of the store; buffers live on while pipelines hold them. */
 struct hr_weights *hr_weights_unref(struct hr_weights *set);
 
-/* Finds the home of weight leaf `leaf` (by its name). HR_E_NOT_FOUND (reason LEAF) when the set has
+/* The file behind it has become shorter: its contents are worth nothing any more. Thread: any. */
+bool hr_weights_is_torn(const struct hr_weights *set);
+/* Finds the home of weight leaf `leaf` (by its name). HR_E_DATA_LOSS (reason FILE) of a torn set. HR_E_NOT_FOUND (reason LEAF) when the set has
  * no such tensor: try the next set, with a cleared diag; HR_E_INVALID (reason LEAF) when type or
  * shape differ. The home's buffer is the set's: no reference is taken. */
 HR_NODISCARD hr_status hr_weights_bind(const struct hr_weights *set, const struct hr_graph *graph,
@@ -180,6 +182,20 @@ HR_NODISCARD hr_status hr_weights_file_open(const struct hr_weights_file_config 
                                             const char *path, struct hr_diag *diag,
                                             struct hr_weights_file **ret_file);
 struct hr_weights_file *hr_weights_file_free(struct hr_weights_file *file);
+
+struct hr_weights_opening;
+/* The file is the callee's; NULL when status is not HR_OK. Thread: engine. */
+typedef void (*hr_weights_opened_fn)(void *arg, hr_status status, const struct hr_diag *diag,
+                                     struct hr_weights_file *file);
+/* hr_weights_file_open() on a thread of its own: done(arg) is called once, from a later
+ * hr_weights_store_step(), unless it is cancelled before. The config's directories outlive it. */
+HR_NODISCARD hr_status hr_weights_open(struct hr_weights_store *store,
+                                       const struct hr_weights_file_config *config,
+                                       const char *path, hr_weights_opened_fn done, void *arg,
+                                       struct hr_diag *diag,
+                                       struct hr_weights_opening **ret_opening);
+/* Before its done. NULL is a no-op. */
+void hr_weights_opening_cancel(struct hr_weights_opening *opening);
 
 /* Begins a LOAD. Takes the file, also on failure. `name` NULL or "" means the path. job->done tells
  * the end, never from inside this call: HR_E_DATA_LOSS (reason FILE) when the file cannot be read,

@@ -131,6 +131,9 @@ hr_status hr_weights_file_open(const struct hr_weights_file_config *config, cons
                 return hr_fail(diag, HR_E_EXHAUSTED, "table of a file");
         HR_TRY(file_map(file, diag));
         HR_TRY(file_read_contents(file, &config->limits, diag));
+        if (hr_image_is_lost(file->image))
+                return hr_fail_reason(diag, HR_E_DATA_LOSS, "FILE",
+                                      "the file has become shorter while it was read");
         *ret_file = HR_STEAL(file);
         return HR_OK;
 }

@@ -251,6 +251,8 @@ hr_status hr_weights_set_map(struct hr_weights *set, const struct hr_weights_fil
                 if (!set->buffers[index] &&
                     device_uses_host_memory(set->store->config.fleet, index))
                         HR_TRY(open_window(set, index, diag));
+                if (!set->image && set->buffers[index])
+                        set->image = hr_image_ref(file->image);
         }
         return HR_OK;
 }

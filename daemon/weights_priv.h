@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "core/mpsc.h"
 #include "daemon/image.h"
 #include "daemon/upload.h"
 #include "daemon/weights.h"
@@ -56,6 +57,8 @@ struct hr_weights_store {
         struct hr_list answered;
         struct hr_reader *reader;
         struct hr_workers *workers; /* hash and seal */
+        struct hr_workers *openers; /* open files */
+        struct hr_mpsc opened;      /* files that they have opened, or could not */
         struct hr_weights_store_stats stats;
 };
 
@@ -103,6 +106,9 @@ void hr_weights_set_abandon(struct hr_weights *set);
 bool hr_weights_in_place(const struct hr_weights *set, uint32_t tensor);
 /* Some of it lay on a device that is lost. */
 bool hr_weights_set_is_lost(const struct hr_weights *set);
+
+/* Of weights_open.c: tells of one file that has been opened. True when there was one. */
+bool hr_weights_opened_portion(struct hr_weights_store *store);
 
 /* Of weights_put.c. True when the contents are verified, and sealed where they stay, or when that
  * has failed (work->failure). *ret_did: something was done. */
