@@ -36,6 +36,7 @@ struct hr_graph_run {
         uint64_t trace_bytes;         /* charged for it */
         bool traced;                  /* this one is */
         bool observed;                /* likewise */
+        bool ended_well;              /* likewise */
         uint8_t *tap_data;            /* once a run of this memory has been observed */
         uint64_t tap_bytes;           /* charged for it */
         struct hr_tap_wait tap;

@@ -349,6 +349,7 @@ void hr_config_deinit(struct hr_config *config) {
         free(config->principals);
         hr_config_clear_directories(config);
         free(config->unix_path);
+        free(config->metrics.text);
         free(config->tcp.text);
         free(config->tls.text);
         free(config->tls_certificate);

@@ -109,6 +109,7 @@ struct hr_config {
         uint64_t debug;              /* HR_DEBUG_...: what is logged of every plan */
         bool optimize;               /* devices order and join the nodes of their splits */
         const char *realloc; /* "count" or "fail" */
+        struct hr_address metrics; /* where HTTP answers /metrics, /live and /ready */
         /* [listen] */
         char *unix_path;             /* NULL = no Unix socket */
         uint64_t unix_mode;          /* permission bits, e.g. 0660 */

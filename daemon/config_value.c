@@ -58,6 +58,7 @@ const struct key hr_config_keys[] = {
         {SECTION_DAEMON, "debug", KIND_FLAGS, FIELD(debug), 0, 0, 0, "", debug_choices},
         {SECTION_DAEMON, "optimize", KIND_BOOL, FIELD(optimize), true, 0, 0, NULL, NULL},
         {SECTION_DAEMON, "realloc", KIND_CHOICE, FIELD(realloc), 0, 0, 0, "count", realloc_choices},
+        {SECTION_DAEMON, "metrics", KIND_ADDRESS, FIELD(metrics), 0, 0, 0, NULL, NULL},
 
         {SECTION_LISTEN, "unix", KIND_PATH, FIELD(unix_path), 0, 1,
          sizeof((struct sockaddr_un *) 0)->sun_path - 1, "/run/headrace/headrace.sock", NULL},

@@ -89,7 +89,7 @@ static hr_status admission_check(struct hr_conn *conn, const struct hr_method *m
                                       "message type %u is not known here", conn->header.type);
         if (method->needs_session)
                 HR_TRY(hr_principal_check(conn->principal, method->permissions, diag));
-        if (conn->server->draining && method->needs_session) {
+        if (conn->server->draining && method->needs_session && !method->in_drain) {
                 hr_status status = hr_fail_reason(diag, HR_E_UNAVAILABLE, "DRAINING",
                                                   "the daemon is about to end");
 

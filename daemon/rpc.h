@@ -11,6 +11,7 @@ struct hr_method {
         uint8_t type;
         const char *name;
         bool needs_session;
+        bool in_drain;        /* also while the daemon drains: begins nothing that lasts */
         uint32_t permissions; /* HR_PERMIT_..., asked before begin */
         /* Decodes the message, charges, says where the body goes (hr_request_expect_body, or body
          * and body_total). A failure is replied by the caller. */

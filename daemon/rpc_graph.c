@@ -229,6 +229,7 @@ static void submit_done(struct hr_job *job) {
                 hr_request_post_work(request, submit_work, submit_done);
                 return;
         }
+        hr_stage_add(&request->server->stats.stages[HR_STAGE_PLAN], job->ended_ns - job->started_ns);
         hr_request_finish(job, submit_finish);
 }
 

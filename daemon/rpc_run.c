@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/clock.h"
 #include "daemon/bind.h"
 #include "daemon/evict.h"
 #include "daemon/rpc.h"
@@ -193,6 +194,7 @@ static hr_status run_begin(struct hr_request *request, struct hr_wire_span messa
         HR_TRY(outputs_choose(run, object, &wire, diag));
         run->job.ticket = (struct hr_ticket){.priority = wire.priority,
                                               .share = &request->session->share};
+        run->ended_well = false;
         run->traced = wire.trace;
         if (run->traced)
                 HR_TRY(hr_run_trace_expect(object, run, diag));
@@ -205,8 +207,13 @@ static hr_status run_begin(struct hr_request *request, struct hr_wire_span messa
 }
 
 static void run_release(struct hr_request *request) {
-        if (!request->context)
+        const struct hr_graph_run *run = request->context;
+
+        if (!run)
                 return;
+        if (run->ended_well) /* and the last byte of its outputs is out */
+                hr_stage_add(&request->server->stats.stages[HR_STAGE_READ_BACK],
+                             hr_clock_now_ns() - run->job.job.ended_ns);
         run_give(hr_graph_object(request->object), request->context);
         hr_session_discharge(request->session, HR_CHARGE_RUNS, 1);
         request->server->stats.runs_in_flight--;
@@ -219,9 +226,18 @@ void hr_splits_count(struct hr_server *server, const struct hr_plan *plan) {
                 server->stats.device_splits[i] += summary.device_splits[i];
 }
 
+static void stages_add(struct hr_server *server, const struct hr_request *request,
+                       const struct hr_run_job *run) {
+        struct hr_stage *stages = server->stats.stages;
+
+        hr_stage_add(&stages[HR_STAGE_UPLOAD], run->job.posted_ns - request->arrived_ns);
+        hr_stage_add(&stages[HR_STAGE_QUEUE], run->job.started_ns - run->job.posted_ns);
+        hr_stage_add(&stages[HR_STAGE_COMPUTE], run->run.ended_ns - run->run.started_ns);
+}
+
 static hr_status run_finish(struct hr_request *request, struct hr_diag *diag) {
         struct hr_server *server = request->server;
-        const struct hr_graph_run *run = request->context;
+        struct hr_graph_run *run = request->context;
         const struct hr_expert_tally *experts = &run->job.run.experts;
         const struct hr_wire_run_reply reply = {
                 .output_bytes = run->output_bytes,
@@ -243,6 +259,8 @@ static hr_status run_finish(struct hr_request *request, struct hr_diag *diag) {
 
         server->stats.queue_ns += reply.queue_ns;
         server->stats.run_ns += reply.run_ns;
+        stages_add(server, request, &run->job);
+        run->ended_well = true;
         hr_splits_count(server, hr_graph_object(request->object)->plan);
         HR_TRY(hr_wire_run_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,
                                         &bytes));
@@ -375,6 +393,7 @@ const struct hr_method hr_run_methods[] = {
         {.type = HR_FRAME_TAP,
          .name = "TAP",
          .needs_session = true,
+         .in_drain = true,
          .permissions = HR_PERMIT_RUN,
          .begin = tap_begin,
          .start = tap_start},

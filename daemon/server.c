@@ -25,6 +25,7 @@
 #include "daemon/conn.h"
 #include "daemon/graphs.h"
 #include "daemon/holding.h"
+#include "daemon/http.h"
 #include "daemon/inherit.h"
 #include "daemon/listener.h"
 #include "daemon/notify.h"
@@ -176,7 +177,7 @@ static void drain_step(struct hr_server *server) {
         (void) hr_sessions_expire(server, 0, true);
         (void) hr_holdings_expire(server, 0, true);
         if (hr_list_is_empty(&server->conns) && hr_list_is_empty(&server->sessions) &&
-            hr_list_is_empty(&server->holdings))
+            hr_list_is_empty(&server->holdings) && hr_http_is_idle(server->http))
                 server->stopping = true;
 }
 
@@ -445,6 +446,7 @@ static hr_status server_open(struct hr_server *server, struct hr_diag *diag) {
         HR_TRY(loop_init(server, diag));
         HR_TRY(devices_open(server, diag));
         HR_TRY(engine_open(server, diag));
+        HR_TRY(hr_http_open(server, diag, &server->http));
         return listeners_open(server, diag);
 }
 
@@ -457,6 +459,7 @@ static void handle_close_cb(uv_handle_t *handle, void *arg) {
 /* The start backwards; copes with a start that got half-way. */
 static void server_close(struct hr_server *server) {
         listeners_close(server);
+        server->http = hr_http_close(server->http);
         hr_engine_stop(server->engine);
         server->graphs = hr_graphs_free(server->graphs);
         server->principals = hr_principals_free(server->principals);

@@ -14,6 +14,7 @@
 #include <uv.h>
 
 #include "daemon/engine.h"
+#include "daemon/metrics.h"
 #include "daemon/session.h"
 #include "proto/codec.h"
 #include "proto/frame.h"
@@ -21,6 +22,7 @@
 struct hr_conn;
 struct hr_listener;
 struct hr_graphs;
+struct hr_http;
 
 /* Bytes read at once when no body is due; also the most that is read past one. */
 #define HR_WINDOW_BYTES 16384U
@@ -40,6 +42,7 @@ struct hr_server_stats {
         uint64_t runs_in_flight;
         uint64_t reallocs;         /* of sessions' compute memory */
         uint64_t run_ns, queue_ns; /* sums over runs */
+        struct hr_stage stages[HR_STAGE_COUNT];
         uint64_t taps, taps_stopped; /* shown; runs that a client, or its silence, stopped there */
         uint64_t *device_splits;   /* of runs that ended well, per device */
         uint64_t fallback_nodes; /* of the plans of submitted graphs */
@@ -54,6 +57,7 @@ struct hr_server {
         struct hr_fleet *fleet;
         struct hr_engine *engine;
         struct hr_graphs *graphs; /* by digest; thread: engine */
+        struct hr_http *http; /* NULL = none */
         struct hr_listener *listeners[3];
         uint32_t listener_count;
         struct hr_list conns, conns_over;

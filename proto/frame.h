@@ -53,6 +53,7 @@ typedef enum hr_frame_type {
         HR_FRAME_TAP = 99,
         HR_FRAME_STATS = 113,
         HR_FRAME_QUOTA = 114,
+        HR_FRAME_METRICS = 120,
 } hr_frame_type;
 
 struct hr_frame_header {

@@ -293,3 +293,31 @@ enum headrace_status headrace_quota(struct headrace_client *client, int64_t time
                                     size_t *ret_count) {
         return ask_stats(client, HR_FRAME_QUOTA, timeout_ms, error, ret_stats, ret_count);
 }
+
+static enum headrace_status text_take(const struct hr_answer *answer, struct hr_arena *arena,
+                                      struct headrace_error *error, void **ret_list,
+                                      size_t *ret_count) {
+        char *text = malloc(answer->body.size + 1);
+
+        (void) arena;
+        if (!text)
+                return hr_client_fail_memory(error);
+        if (answer->body.size)
+                memcpy(text, answer->body.data, answer->body.size);
+        text[answer->body.size] = '\0';
+        *ret_list = text;
+        *ret_count = answer->body.size;
+        return HEADRACE_OK;
+}
+
+enum headrace_status headrace_metrics(struct headrace_client *client, int64_t timeout_ms,
+                                      struct headrace_error *error, char **ret_text) {
+        void *text = NULL;
+        size_t count;
+        enum headrace_status status =
+                ask_list(client, HR_FRAME_METRICS, timeout_ms, text_take, error, &text, &count);
+
+        if (status == HEADRACE_OK)
+                *ret_text = text;
+        return status;
+}

@@ -147,6 +147,10 @@ HEADRACE_API enum headrace_status headrace_stats(struct headrace_client *client,
                                                  struct headrace_error *error,
                                                  struct headrace_stat **ret_stats,
                                                  size_t *ret_count);
+/* The same as text in Prometheus' format, with a NUL behind it. Free with headrace_free(). */
+HEADRACE_API enum headrace_status headrace_metrics(struct headrace_client *client,
+                                                   int64_t timeout_ms,
+                                                   struct headrace_error *error, char **ret_text);
 /* What the session and its principal hold and may hold, as session_held, principal_held and
  * principal_limit. Free with headrace_free(). */
 HEADRACE_API enum headrace_status headrace_quota(struct headrace_client *client, int64_t timeout_ms,

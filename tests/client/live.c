@@ -66,6 +66,7 @@ HR_TEST(questions) {
         struct headrace_client *client = connected();
         struct headrace_device *devices;
         struct headrace_stat *stats;
+        char *text;
         size_t count = 0, bytes;
         bool found = false;
 
@@ -81,6 +82,9 @@ HR_TEST(questions) {
         OK(headrace_quota(client, 0, &error, &stats, &count));
         HR_EXPECT(count > 0);
         headrace_free(stats);
+        OK(headrace_metrics(client, 0, &error, &text));
+        HR_EXPECT(strstr(text, "\nheadrace_connections 1"));
+        headrace_free(text);
         OK(headrace_sync(client, 0, &error));
         HR_EXPECT(headrace_limits_of(client)->body_bytes_max >= 65536);
         HR_EXPECT_STREQ(headrace_daemon_version(client), headrace_version());

@@ -79,6 +79,7 @@ EXTERNAL = {
     "uv/*": ("daemon",),
     "ini.h": ("daemon",),
     "yajl/*": ("daemon",),
+    "microhttpd.h": ("daemon",),
     "systemd/*": ("daemon",),
     "openssl/*": ("daemon",),
     "cblas*.h": ("backends/blas",),

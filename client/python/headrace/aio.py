@@ -401,6 +401,10 @@ class AsyncClient:
         """The daemon's counters."""
         return await self.drive(flows.stats(), timeout)
 
+    async def metrics(self, *, timeout: float | None = None) -> str:
+        """The daemon's counters as text in Prometheus' format."""
+        return await self.drive(flows.metrics(), timeout)
+
     async def sync(self, *, timeout: float | None = None) -> None:
         """Returns when all earlier runs of this session have ended."""
         await self.drive(flows.sync(), timeout)

@@ -355,6 +355,10 @@ class Client:
         """The daemon's counters."""
         return self.drive(flows.stats(), timeout)
 
+    def metrics(self, *, timeout: float | None = None) -> str:
+        """The daemon's counters as text in Prometheus' format."""
+        return self.drive(flows.metrics(), timeout)
+
     def sync(self, *, timeout: float | None = None) -> None:
         """Returns when all earlier runs of this session have ended."""
         self.drive(flows.sync(), timeout)

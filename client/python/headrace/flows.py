@@ -124,6 +124,12 @@ def stats(kind: Kind = Kind.STATS) -> Flow[handles.Stats]:
     return handles.Stats(handles.Stat(s.name, s.labels, s.value) for s in found)
 
 
+def metrics() -> Flow[str]:
+    """The counters as text in Prometheus' format."""
+    reply = yield Request(Kind.METRICS)
+    return str(reply.body, "utf-8")
+
+
 # ---- weights -------------------------------------------------------------------------------------
 
 

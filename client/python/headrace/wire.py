@@ -73,6 +73,7 @@ class Kind(enum.IntEnum):
     TAP = 99
     STATS = 113
     QUOTA = 114
+    METRICS = 120
 
 
 _PUSHES = (Kind.CREDIT, Kind.GOAWAY, Kind.PROGRESS, Kind.TAP)
