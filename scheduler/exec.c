@@ -238,6 +238,8 @@ static hr_status submit(const struct hr_bound_command *command, const struct hr_
                 return hr_queue_wait(command->queue, command->event, diag);
         case HR_COMMAND_RECORD:
                 return hr_queue_record(command->queue, command->event, diag);
+        case HR_COMMAND_GATE:
+                return hr_gate_pass(run->pipeline, command->queue, command->index, diag);
         case HR_COMMAND_INPUT:
                 return hr_queue_write(command->queue, command->to,
                                       (const uint8_t *) run->inputs[command->index].data +
@@ -291,6 +293,7 @@ static bool happens(const struct hr_bound_command *command, const struct hr_slot
                 return run->at_tap;
         case HR_COMMAND_READ_BACK:
                 return slot->wanted[command->index];
+        case HR_COMMAND_GATE:
         case HR_COMMAND_NOTIFY:
                 return false;
         default:
@@ -360,7 +363,8 @@ static void note_failure(struct hr_run *run, struct hr_diag *diag, bool was_edge
 }
 
 static bool is_edge(const struct hr_bound_command *command) {
-        return command->code == HR_COMMAND_WAIT || command->code == HR_COMMAND_RECORD;
+        return command->code == HR_COMMAND_WAIT || command->code == HR_COMMAND_RECORD ||
+               command->code == HR_COMMAND_GATE;
 }
 
 /* From run->next_command to the end, or to where the run waits. */
@@ -368,21 +372,14 @@ static void submit_rest(struct hr_run *run) {
         struct hr_pipeline *pipeline = run->pipeline;
         struct hr_slot *slot = &pipeline->slots[run->slot];
         uint32_t commands = pipeline->plan->tape.count;
-        uint32_t gate = 0, gates = hr_gates_needed(pipeline);
         struct hr_trace_entry *trace = run->trace;
         struct hr_diag diag = {0};
 
-        while (gate < gates && pipeline->gates[gate].command < run->next_command)
-                ++gate;
         for (uint32_t i = run->next_command; i < commands; ++i) {
                 const struct hr_bound_command *command = &slot->commands[i];
                 struct hr_trace_entry *entry = NULL;
                 hr_status status;
 
-                for (; gate < gates && pipeline->gates[gate].command == i; ++gate) {
-                        if (hr_gate_pass(pipeline, &pipeline->gates[gate], &diag) != HR_OK)
-                                note_failure(run, &diag, true);
-                }
                 run->next_command = i + 1;
                 if (HR_UNLIKELY(trace != NULL))
                         entry = trace_begin(command, slot, run, &trace[i]);

@@ -39,7 +39,7 @@ struct hr_fleet {
         atomic_uint_fast64_t epoch;
         atomic_bool *retired; /* per device */
         uint32_t in_flight;
-        bool unordered; /* an edge of a run in flight could not be submitted */
+        bool unordered;                /* an edge of a run in flight could not be submitted */
         struct hr_spare_events *spare; /* per device */
         struct hr_exec_counters counters;
         struct hr_desk *desk;
@@ -61,7 +61,7 @@ void hr_fleet_event_give(struct hr_fleet *fleet, uint32_t device, struct hr_even
 /* A command of the tape with everything resolved for one slot. */
 struct hr_bound_command {
         hr_command_code code;
-        uint32_t index; /* INPUT: input; READ_BACK: output */
+        uint32_t index; /* INPUT: input; READ_BACK: output; GATE: kind of the plan */
         struct hr_queue *queue;
         struct hr_event *event;            /* WAIT, RECORD; NOTIFY: one of the queue's device */
         struct hr_program *program;        /* COMPUTE */
@@ -105,14 +105,6 @@ struct hr_workspace {
         struct hr_workspace_stats stats;
 };
 
-/* Before the first command of a lane, or of an upload queue, that touches shared memory of a kind,
- * its queue waits for the pipeline that used that memory last. */
-struct hr_gate {
-        uint32_t command; /* of the tape */
-        uint32_t kind;    /* of the plan */
-        struct hr_queue *queue;
-};
-
 /* Blocks for all that passes through the pipeline's memory: those of the workspace, or new ones
  * that take their place with hr_workspace_commit(). On failure nothing has changed. */
 HR_NODISCARD hr_status hr_workspace_take(struct hr_workspace *workspace,
@@ -134,13 +126,9 @@ void hr_workspace_leave(struct hr_workspace *workspace, struct hr_pipeline *pipe
 /* Is a block of the pipeline not the workspace's newest any more? */
 bool hr_workspace_is_behind(const struct hr_workspace *workspace,
                             const struct hr_pipeline *pipeline);
-/* Finds the gates of the pipeline's tape, in the order of its commands. */
-HR_NODISCARD hr_status hr_gates_find(struct hr_pipeline *pipeline, struct hr_diag *diag);
-/* The number of gates that the next run has to pass: all, or none where the pipeline was the last
- * to use what it shares. */
-uint32_t hr_gates_needed(const struct hr_pipeline *pipeline);
-HR_NODISCARD hr_status hr_gate_pass(const struct hr_pipeline *pipeline, const struct hr_gate *gate,
-                                    struct hr_diag *diag);
+/* A gate of the tape: the queue waits for the pipeline that used the block of that kind last. */
+HR_NODISCARD hr_status hr_gate_pass(const struct hr_pipeline *pipeline, struct hr_queue *queue,
+                                    uint32_t kind, struct hr_diag *diag);
 /* The run has been submitted. */
 void hr_gates_passed(struct hr_pipeline *pipeline);
 /* Programs and commands anew, for the newest blocks. Only without a run in flight. On failure all
@@ -163,10 +151,6 @@ struct hr_pipeline {
         struct hr_workspace *workspace;
         struct hr_list workspace_link;
         struct hr_block **blocks; /* per kind of the plan: of the workspace; NULL = needs none */
-        struct hr_gate *gates;
-        uint32_t gate_count;
-        bool *touches_kind; /* lanes, then devices' upload queues x kinds: shared memory that their
-                             * commands touch */
         uint64_t moves;
         struct hr_leaf_home *homes; /* per leaf; buffers referenced; NULL without any */
         struct hr_state_use **states;
@@ -175,9 +159,9 @@ struct hr_pipeline {
         struct hr_slot *slots;
         struct hr_buffer **pools; /* per kind of the plan: its own, [kept][slot 0][slot 1]... */
         struct hr_expert_cache *expert_caches; /* per group of the plan */
-        uint8_t *staging;         /* slot_count x staging_bytes */
-        uint32_t *event_devices;  /* whose each event is */
-        struct hr_event **events; /* slot 0's, slot 1's, ..., then one per lane */
+        uint8_t *staging;                      /* slot_count x staging_bytes */
+        uint32_t *event_devices;               /* whose each event is */
+        struct hr_event **events;              /* slot 0's, slot 1's, ..., then one per lane */
         uint64_t event_count;
         const struct hr_buffer_kind **kinds; /* of the plan's numbers */
         uint64_t *device_bytes;              /* per device */

@@ -87,7 +87,6 @@ static hr_status fill(struct hr_pipeline *pipeline, const struct hr_pipeline_req
                         HR_TRY(hr_fleet_upload_queue(pipeline->fleet, d, diag));
         }
         HR_TRY(hr_pipeline_make_events(pipeline, diag));
-        HR_TRY(hr_gates_find(pipeline, diag));
         HR_TRY(hr_pipeline_make_caches(pipeline, diag));
         HR_TRY(hr_pipeline_make_programs(pipeline, diag));
         HR_TRY(hr_pipeline_bind_tape(pipeline, diag));

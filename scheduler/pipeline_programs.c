@@ -150,7 +150,7 @@ static void bind_command(struct hr_pipeline *pipeline, const struct hr_command *
         }
         *bound = (struct hr_bound_command){
                 .code = command->code,
-                .index = command->index,
+                .index = command->code == HR_COMMAND_GATE ? command->kind : command->index,
                 .queue = hr_fleet_queue_of(pipeline->fleet, command),
                 .program = program,
                 .first = command->first,

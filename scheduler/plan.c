@@ -260,6 +260,19 @@ hr_status hr_plan_make(const struct hr_plan_input *input, struct hr_diag *diag,
         return HR_OK;
 }
 
+bool hr_plan_lane_touches(const struct hr_plan *plan, uint32_t lane, uint32_t kind) {
+        if (plan->touches[(size_t) lane * plan->kind_count + kind])
+                return true;
+        for (uint32_t d = 0; d < plan->device_count; ++d) {
+                size_t walker = (size_t) plan->lane_count + d;
+
+                if (plan->uploads[d] && plan->lane[d] == lane &&
+                    plan->touches[walker * plan->kind_count + kind])
+                        return true;
+        }
+        return false;
+}
+
 static bool is_slotted(const struct hr_place *place) {
         return place->where == HR_WHERE_SLOT;
 }

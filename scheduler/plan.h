@@ -215,6 +215,8 @@ struct hr_plan_pool {
 typedef enum hr_command_code {
         HR_COMMAND_WAIT, /* device's queue waits for event */
         HR_COMMAND_RECORD,
+        HR_COMMAND_GATE, /* device's queue waits for the pipeline that used the memory of `kind`,
+                          * which passes through many pipelines, before this one */
         HR_COMMAND_INPUT, /* bytes of input `index` from from.offset on are written to `to` */
         HR_COMMAND_WRITE, /* host memory `from` (home or staging) to `to` */
         HR_COMMAND_READ,  /* `from` into staging `to` */
@@ -308,6 +310,8 @@ struct hr_plan {
         uint32_t *kind_of_leaf; /* per leaf with a buffer: kind of that buffer */
         bool *state_lane;       /* per lane: touches writable buffers of its homes */
         bool *uploads;          /* per device: its upload queue has commands */
+        bool *touches;          /* walkers x kinds: passing memory that its commands touch; walkers
+                                 * are the lanes, then the devices' upload queues */
         struct hr_tape tape;
         struct hr_diag fault; /* rules = ggml: why the plan cannot be run; HR_OK = it can */
 };
@@ -325,6 +329,28 @@ static inline uint32_t hr_plan_queue(const struct hr_plan *plan,
                                      const struct hr_command *command) {
         return command->device + (command->upload ? plan->device_count : 0);
 }
+
+static inline bool *hr_plan_touches(const struct hr_plan *plan, const struct hr_command *command) {
+        uint32_t walker = command->upload ? plan->lane_count + command->device
+                                          : plan->lane[command->device];
+
+        return plan->touches + (size_t) walker * plan->kind_count;
+}
+
+/* Memory of the kind that is nothing between runs. */
+static inline uint64_t hr_plan_passing_bytes(const struct hr_plan *plan, uint32_t kind) {
+        return plan->pools[kind].shared_bytes - plan->pools[kind].kept_bytes;
+}
+
+/* Is it in memory that passes? */
+static inline bool hr_plan_passes(const struct hr_plan *plan, const struct hr_place *place) {
+        return place->where == HR_WHERE_SHARED &&
+               place->offset >= plan->pools[place->index].kept_bytes;
+}
+
+/* Does the lane, or an upload queue whose commands its end comes after, touch passing memory of the
+ * kind? */
+bool hr_plan_lane_touches(const struct hr_plan *plan, uint32_t lane, uint32_t kind);
 
 /* ---- Planning ----------------------------------------------------------------------------------
  */

@@ -10,7 +10,7 @@ static uint32_t *known_of(const struct writer *writer, uint32_t lane) {
         return writer->known + (size_t) lane * writer->plan->lane_count;
 }
 
-hr_status hr_tape_emit(struct writer *writer, struct hr_command command) {
+static hr_status append(struct writer *writer, const struct hr_command *command) {
         if (writer->count == writer->capacity) {
                 uint32_t wanted = writer->capacity ? writer->capacity * 2 : 64;
                 struct hr_command *larger =
@@ -23,9 +23,52 @@ hr_status hr_tape_emit(struct writer *writer, struct hr_command command) {
                 writer->commands = larger;
                 writer->capacity = wanted;
         }
-        writer->commands[writer->count++] = command;
-        if (writer->known && !command.upload && command.code >= HR_COMMAND_INPUT &&
-            command.code <= HR_COMMAND_READ_BACK) {
+        writer->commands[writer->count++] = *command;
+        return HR_OK;
+}
+
+/* ---- Gates -------------------------------------------------------------------------------------
+ */
+
+/* Before the first command of a lane, or of an upload queue, that touches passing memory of a kind,
+ * its queue waits for the pipeline that used that memory last. The rest of the lane follows. */
+static hr_status emit_gate(struct writer *writer, const struct hr_command *command, uint32_t kind) {
+        bool *touches = hr_plan_touches(writer->plan, command);
+
+        if (touches[kind] || hr_plan_passing_bytes(writer->plan, kind) == 0)
+                return HR_OK;
+        touches[kind] = true;
+        return append(writer, &(struct hr_command){.code = HR_COMMAND_GATE,
+                                                   .upload = command->upload,
+                                                   .device = command->device,
+                                                   .kind = kind});
+}
+
+/* What a computation touches, whatever it is, lies in pools of its lane; so do the ids of experts.
+ */
+static hr_status emit_gates(struct writer *writer, const struct hr_command *command) {
+        const struct hr_plan *plan = writer->plan;
+        bool computes =
+                command->code == HR_COMMAND_COMPUTE || command->code == HR_COMMAND_COPY_EXPERTS;
+
+        if (hr_plan_passes(plan, &command->from))
+                HR_TRY(emit_gate(writer, command, command->from.index));
+        if (hr_plan_passes(plan, &command->to))
+                HR_TRY(emit_gate(writer, command, command->to.index));
+        for (uint32_t k = 0; computes && k < plan->kind_count; ++k) {
+                if (plan->pool_lane[k] == plan->lane[command->device])
+                        HR_TRY(emit_gate(writer, command, k));
+        }
+        return HR_OK;
+}
+
+hr_status hr_tape_emit(struct writer *writer, struct hr_command command) {
+        bool touches = command.code >= HR_COMMAND_INPUT && command.code <= HR_COMMAND_READ_BACK;
+
+        if (touches)
+                HR_TRY(emit_gates(writer, &command));
+        HR_TRY(append(writer, &command));
+        if (writer->known && touches && !command.upload) {
                 uint32_t lane = writer->plan->lane[command.device];
 
                 ++known_of(writer, lane)[lane];
@@ -119,8 +162,10 @@ hr_status hr_tape_writer_init(struct writer *writer) {
         writer->is_pending = planner_scratch(planner, plan->lane_count, sizeof(bool));
         plan->tape.lane_first = planner_keep(planner, plan->lane_count, sizeof(uint32_t));
         plan->tape.lane_last = planner_keep(planner, plan->lane_count, sizeof(uint32_t));
-        if (!writer->current || !writer->wanted_head || !writer->wanted || !writer->is_pending ||
-            !plan->tape.lane_first || !plan->tape.lane_last)
+        plan->touches = planner_keep(planner, (uint64_t) plan->lane_count + plan->device_count,
+                                     plan->kind_count * sizeof(bool));
+        if (!plan->touches || !writer->current || !writer->wanted_head || !writer->wanted ||
+            !writer->is_pending || !plan->tape.lane_first || !plan->tape.lane_last)
                 return planner_out_of_memory(planner);
         if (plan->n_copies == 1) {
                 writer->known = planner_scratch(planner, plan->lane_count,

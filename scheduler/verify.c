@@ -26,6 +26,12 @@
  * Other pipelines may use the same states before and after. They are one more queue: behind it
  * start the lanes that touch states, and it goes on after the events at the ends of those lanes.
  *
+ * Memory that passes (a workspace's) may have been another pipeline's before, and is another one's
+ * after. A gate is where a queue waits for the former; every access comes after a gate of its kind,
+ * in whatever queue that is. The latter waits for the ends of the lanes that the plan says touch
+ * the kind; all accesses come before them, those of earlier runs too. So pipelines that take turns
+ * are ordered, whatever their plans.
+ *
  * Taps. With them there are two kinds of runs, and both are proven: those that are observed compute
  * range by range and read each tap, at the version that its node sees; the others compute the whole
  * split where the first range stands and read none.
@@ -38,19 +44,29 @@
 
 /* What the command does to the clocks. True when it touches memory. */
 static bool step_clocks(struct prover *prover) {
+        uint64_t *gates, *event_gates;
         uint32_t *own;
 
         prover->queue = hr_plan_queue(prover->plan, prover->command);
         prover->reach = prover->in->reads + (size_t) prover->command->device * prover->kind_words;
         own = clock_of(prover, prover->queue);
         ++own[prover->queue];
+        gates = prover_gates(prover, prover->queue);
         switch (prover->command->code) {
         case HR_COMMAND_WAIT:
                 merge(prover, own, event_clock(prover, prover->command->index));
+                event_gates = prover_gates(prover, prover->queues + prover->command->index);
+                for (uint32_t w = 0; w < prover->kind_words; ++w)
+                        gates[w] |= event_gates[w];
                 return false;
         case HR_COMMAND_RECORD:
                 memcpy(event_clock(prover, prover->command->index), own,
                        prover->queues * sizeof *own);
+                event_gates = prover_gates(prover, prover->queues + prover->command->index);
+                memcpy(event_gates, gates, prover->kind_words * sizeof *gates);
+                return false;
+        case HR_COMMAND_GATE:
+                hr_bit_set(gates, prover->command->kind);
                 return false;
         case HR_COMMAND_NOTIFY:
                 merge(prover, prover->done, own);
@@ -137,6 +153,36 @@ static hr_status prove_second_run(struct prover *prover) {
                 }
         }
         return prove_done(prover);
+}
+
+/* The pipeline that uses passing memory next waits for the ends of the lanes that say that they
+ * touch it: that covers all accesses. */
+static hr_status prove_gates(struct prover *prover) {
+        const struct hr_plan *plan = prover->plan;
+        uint32_t *known = prover_take(prover, prover->queues, sizeof *known);
+        char words[48];
+
+        if (!known)
+                return prover_out_of_memory(prover);
+        for (uint32_t k = 0; k < plan->kind_count; ++k) {
+                const uint32_t *touch = prover->passing_touch + (size_t) k * prover->queues;
+
+                memset(known, 0, prover->queues * sizeof *known);
+                for (uint32_t l = 0; l < plan->lane_count; ++l) {
+                        if (hr_plan_lane_touches(plan, l, k))
+                                merge(prover, known,
+                                      event_clock(prover, plan->tape.slot_event_count + l));
+                }
+                for (uint32_t q = 0; q < prover->other; ++q) {
+                        if (known[q] < touch[q])
+                                return hr_fail_reason(
+                                        prover->diag, HR_E_INTERNAL, "GATE",
+                                        "no end of a lane that touches memory of kind %u covers "
+                                        "what %s does there",
+                                        k, prover_queue_words(prover, q, words, sizeof words));
+                }
+        }
+        return HR_OK;
 }
 
 /* The pipeline that uses the states next waits for the ends of the lanes that touch them. */
@@ -262,6 +308,9 @@ static hr_status prover_init(struct prover *prover) {
         prover->clocks = prover_take(prover, queues * queues, sizeof(uint32_t));
         prover->events = prover_take(prover, events * queues, sizeof(uint32_t));
         prover->done = prover_take(prover, queues, sizeof(uint32_t));
+        prover->gates_passed =
+                prover_take(prover, queues + events, prover->kind_words * sizeof(uint64_t));
+        prover->passing_touch = prover_take(prover, queues * plan->kind_count, sizeof(uint32_t));
         prover->last_touch = prover_take(prover, queues, sizeof(uint32_t));
         prover->sections =
                 prover_take(prover, plan->kind_count * UINT64_C(2) + 1, sizeof(struct section));
@@ -271,8 +320,9 @@ static hr_status prover_init(struct prover *prover) {
         prover->filled =
                 prover_take(prover, plan->group_count ? plan->copy_count : 0, sizeof(bool));
         if (!prover->blocks || !prover->clocks || !prover->events || !prover->done ||
-            !prover->last_touch || !prover->sections || !prover->holders || !prover->buffers ||
-            !prover->scanned || !prover->filled)
+            !prover->gates_passed || !prover->passing_touch || !prover->last_touch ||
+            !prover->sections || !prover->holders || !prover->buffers || !prover->scanned ||
+            !prover->filled)
                 return prover_out_of_memory(prover);
         if (plan->n_copies > 1) {
                 uint64_t pools = plan->kind_count * queues;
@@ -296,8 +346,11 @@ static hr_status prover_init(struct prover *prover) {
 static hr_status prove(struct prover *prover) {
         HR_TRY(prover_init(prover));
         HR_TRY(prove_first_run(prover));
-        if (prover->plan->n_copies > 1)
+        HR_TRY(prove_gates(prover));
+        if (prover->plan->n_copies > 1) {
                 HR_TRY(prove_second_run(prover));
+                HR_TRY(prove_gates(prover));
+        }
         return prove_hand_over(prover);
 }
 

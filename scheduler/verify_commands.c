@@ -254,6 +254,7 @@ hr_status prover_prove_access(struct prover *prover) {
                 return prove_read_back(prover);
         case HR_COMMAND_WAIT:
         case HR_COMMAND_RECORD:
+        case HR_COMMAND_GATE:
         case HR_COMMAND_NOTIFY:
                 break;
         }

@@ -240,6 +240,20 @@ static inline hr_status find_block(struct prover *prover, const struct hr_place 
 /* ---- Accesses to a place ---------------------------------------------------------------------
  */
 
+/* Memory that passes is the run's behind a gate; what is left of it is said to the next pipeline.
+ */
+static inline hr_status touch_passing(struct prover *prover, const struct hr_place *place,
+                                      uint32_t holds) {
+        if (!hr_plan_passes(prover->plan, place))
+                return HR_OK;
+        if (HR_UNLIKELY(!hr_bit_get(prover_gates(prover, prover->queue), place->index)))
+                return prover_wrong(prover, "GATE",
+                                    "uses memory before the pipeline that had it last is over",
+                                    holds);
+        prover->passing_touch[(size_t) place->index * prover->queues + prover->queue] = now(prover);
+        return HR_OK;
+}
+
 /* Does the command's device reach the place with its own hands? */
 static inline bool reaches(const struct prover *prover, const struct hr_place *place) {
         const struct hr_plan_input *in = prover->in;
@@ -315,6 +329,7 @@ hr_status prover_check_read(struct prover *prover, const struct hr_place *place,
                 return check_nowhere(prover, holds);
         if (!reaches(prover, place) && !is_host_source(prover, holds))
                 return prover_wrong(prover, "REACH", "reads memory out of its reach", holds);
+        HR_TRY(touch_passing(prover, place, holds));
         if (prover->noted)
                 HR_TRY(note_touch(prover, place, false));
         if (place->where == HR_WHERE_HOME)
@@ -336,6 +351,7 @@ hr_status prover_check_write(struct prover *prover, const struct hr_place *place
         /* COPY goes to foreign memory; whether its queue can is asked where the way is chosen. */
         if (prover->command->code != HR_COMMAND_COPY && !reaches(prover, place))
                 return prover_wrong(prover, "REACH", "writes memory out of its reach", holds);
+        HR_TRY(touch_passing(prover, place, holds));
         if (prover->noted)
                 HR_TRY(note_touch(prover, place, true));
         if (place->where == HR_WHERE_HOME)

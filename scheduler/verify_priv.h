@@ -55,10 +55,13 @@ struct prover {
         uint32_t queues; /* the plan's (hr_plan_queue), and one of other pipelines */
         uint32_t other;  /* that one */
         uint32_t kind_words;
-        uint32_t *clocks;         /* queues x queues: what each queue knows of each */
-        uint32_t *events;         /* (slot events + lanes) x queues */
-        uint32_t *last_touch;     /* per queue: clock of the last command that touched memory */
-        uint32_t *done;           /* queues: what is over when the run is done */
+        uint32_t *clocks;     /* queues x queues: what each queue knows of each */
+        uint32_t *events;     /* (slot events + lanes) x queues */
+        uint32_t *last_touch; /* per queue: clock of the last command that touched memory */
+        uint32_t *done;       /* queues: what is over when the run is done */
+        /* Memory that passes from pipeline to pipeline. */
+        uint64_t *gates_passed;   /* queues, then events x kind_words: kinds that are the run's */
+        uint32_t *passing_touch;  /* kinds x queues: clock of the last access in the first run */
         struct section *sections; /* kinds: shared; kinds: of the slot; staging */
         struct block *blocks;     /* from 1 on */
         uint32_t block_count;
@@ -119,6 +122,12 @@ static inline uint32_t *event_clock(const struct prover *prover, uint32_t event)
 static inline void merge(const struct prover *prover, uint32_t *into, const uint32_t *from) {
         for (uint32_t q = 0; q < prover->queues; ++q)
                 into[q] = HR_MAX(into[q], from[q]);
+}
+
+/* Bit set over kinds: whose memory the queue, or, counted from `queues` on, the event is past the
+ * gate of. */
+static inline uint64_t *prover_gates(const struct prover *prover, uint32_t walker) {
+        return prover->gates_passed + (size_t) walker * prover->kind_words;
 }
 
 static inline bool is_after(const struct prover *prover, uint32_t earlier, uint32_t clock) {

@@ -8,11 +8,12 @@
  * allocate leaves everything as it was.
  *
  * Order. A block remembers the pipeline whose run was submitted last. A run of another one passes
- * gates: each lane that touches shared memory of a kind waits, before its first such command, for
- * the ends of all lanes of that pipeline that touch it. A lane's commands happen in plan order, so
- * the rest of the lane follows; a lane's end comes after all of its commands. Hence every access to
- * a block comes after every access by the runs submitted before, whatever pipelines they belong to.
- * Runs of one pipeline among themselves are ordered by its plan, which is proven.
+ * the gates of its tape: each lane that touches passing memory of a kind waits, before its first
+ * such command, for the ends of all lanes of that pipeline that touch it. A lane's commands happen
+ * in plan order, so the rest of the lane follows; a lane's end comes after all of its commands.
+ * Hence every access to a block comes after every access by the runs submitted before, whatever
+ * pipelines they belong to. Runs of one pipeline among themselves are ordered by its plan, which is
+ * proven.
  *
  * Slots, staging and what is kept are never shared: copies may arrive there while an earlier run
  * still computes. Everything here is the engine's, under the turn.
@@ -22,10 +23,6 @@
 
 #include "core/log.h"
 #include "scheduler/exec.h"
-
-static uint64_t passing_bytes(const struct hr_plan *plan, uint32_t kind) {
-        return plan->pools[kind].shared_bytes - plan->pools[kind].kept_bytes;
-}
 
 /* ---- Life --------------------------------------------------------------------------------------
  */
@@ -218,7 +215,7 @@ static bool is_realloc(const struct hr_workspace *workspace, const struct hr_blo
 static hr_status take_block(struct hr_workspace *workspace, struct hr_pipeline *pipeline,
                             uint32_t kind, hr_realloc_policy policy, struct hr_diag *diag) {
         const struct hr_plan_pool *pool = &pipeline->plan->pools[kind];
-        uint64_t bytes = passing_bytes(pipeline->plan, kind), old_bytes;
+        uint64_t bytes = hr_plan_passing_bytes(pipeline->plan, kind), old_bytes;
         struct hr_workspace_part *part = NULL;
         struct hr_block *block;
 
@@ -282,11 +279,12 @@ hr_status hr_workspace_want(struct hr_workspace *workspace, const struct hr_plan
         for (uint32_t k = 0; status == HR_OK && k < plan->kind_count; ++k) {
                 struct hr_workspace_part *part = NULL;
 
-                if (k >= facts.input.kind_count || passing_bytes(plan, k) == 0)
+                if (k >= facts.input.kind_count || hr_plan_passing_bytes(plan, k) == 0)
                         continue;
                 status = part_of(workspace, facts.kinds[k], diag, &part);
                 if (status == HR_OK)
-                        part->wanted_bytes = HR_MAX(part->wanted_bytes, passing_bytes(plan, k));
+                        part->wanted_bytes =
+                                HR_MAX(part->wanted_bytes, hr_plan_passing_bytes(plan, k));
         }
         hr_plan_facts_deinit(&facts);
         return status;
@@ -307,7 +305,7 @@ static uint64_t needed_bytes(const struct hr_workspace *workspace,
 
                 for (uint32_t k = 0; k < pipeline->plan->kind_count; ++k) {
                         if (pipeline->kinds[k] == kind)
-                                most = HR_MAX(most, passing_bytes(pipeline->plan, k));
+                                most = HR_MAX(most, hr_plan_passing_bytes(pipeline->plan, k));
                 }
         }
         return most;
@@ -413,107 +411,14 @@ bool hr_workspace_settle(struct hr_workspace *workspace) {
 /* ---- Gates -------------------------------------------------------------------------------------
  */
 
-struct gate_finder {
-        struct hr_pipeline *pipeline;
-        uint32_t command;
-        struct hr_queue *queue;
-        bool *touched; /* by the command's lane, or its upload queue, per kind */
-};
-
-static void gate_add(struct gate_finder *finder, uint32_t kind) {
-        struct hr_pipeline *pipeline = finder->pipeline;
-
-        if (finder->touched[kind] || passing_bytes(pipeline->plan, kind) == 0)
-                return;
-        finder->touched[kind] = true;
-        pipeline->gates[pipeline->gate_count++] =
-                (struct hr_gate){.command = finder->command, .kind = kind, .queue = finder->queue};
-}
-
-static void gate_add_place(struct gate_finder *finder, const struct hr_place *place) {
-        if (place->where == HR_WHERE_SHARED &&
-            place->offset >= finder->pipeline->plan->pools[place->index].kept_bytes)
-                gate_add(finder, place->index);
-}
-
-/* What a computation touches, whatever it is, lies in pools of its lane; so do the ids of experts.
- */
-static void gate_add_pools(struct gate_finder *finder, uint32_t lane) {
-        const struct hr_plan *plan = finder->pipeline->plan;
-
-        for (uint32_t k = 0; k < plan->kind_count; ++k) {
-                if (plan->pool_lane[k] == lane)
-                        gate_add(finder, k);
-        }
-}
-
-static bool *touched_by(const struct hr_pipeline *pipeline, const struct hr_command *command) {
-        const struct hr_plan *plan = pipeline->plan;
-        uint32_t walker =
-                command->upload ? plan->lane_count + command->device : plan->lane[command->device];
-
-        return pipeline->touches_kind + (size_t) walker * plan->kind_count;
-}
-
-hr_status hr_gates_find(struct hr_pipeline *pipeline, struct hr_diag *diag) {
-        const struct hr_plan *plan = pipeline->plan;
-        uint64_t most = ((uint64_t) plan->lane_count + plan->device_count) * plan->kind_count;
-        struct gate_finder finder = {.pipeline = pipeline};
-
-        pipeline->touches_kind = hr_arena_alloc(&pipeline->arena, most + 1, 16);
-        pipeline->gates = hr_arena_alloc(&pipeline->arena, (most + 1) * sizeof(struct hr_gate), 16);
-        if (!pipeline->touches_kind || !pipeline->gates)
-                return hr_fail(diag, HR_E_EXHAUSTED, "host memory for a pipeline");
-        for (uint32_t i = 0; i < plan->tape.count; ++i) {
-                const struct hr_command *command = &plan->tape.commands[i];
-
-                if (command->code < HR_COMMAND_INPUT || command->code > HR_COMMAND_READ_BACK)
-                        continue;
-                finder.command = i;
-                finder.queue = hr_fleet_queue_of(pipeline->fleet, command);
-                finder.touched = touched_by(pipeline, command);
-                gate_add_place(&finder, &command->from);
-                gate_add_place(&finder, &command->to);
-                if (command->code == HR_COMMAND_COMPUTE || command->code == HR_COMMAND_COPY_EXPERTS)
-                        gate_add_pools(&finder, plan->lane[command->device]);
-        }
-        return HR_OK;
-}
-
-uint32_t hr_gates_needed(const struct hr_pipeline *pipeline) {
-        for (uint32_t k = 0; k < pipeline->plan->kind_count; ++k) {
-                const struct hr_block *block = pipeline->blocks[k];
-
-                if (block && block->user && block->user != pipeline)
-                        return pipeline->gate_count;
-        }
-        return 0;
-}
-
-/* Does the lane, or an upload queue whose commands its end comes after, touch the kind? */
-static bool lane_touches(const struct hr_pipeline *pipeline, uint32_t lane, uint32_t kind) {
-        const struct hr_plan *plan = pipeline->plan;
-
-        if (pipeline->touches_kind[(size_t) lane * plan->kind_count + kind])
-                return true;
-        for (uint32_t d = 0; d < plan->device_count; ++d) {
-                size_t walker = (size_t) plan->lane_count + d;
-
-                if (plan->uploads[d] && plan->lane[d] == lane &&
-                    pipeline->touches_kind[walker * plan->kind_count + kind])
-                        return true;
-        }
-        return false;
-}
-
-hr_status hr_gate_pass(const struct hr_pipeline *pipeline, const struct hr_gate *gate,
+hr_status hr_gate_pass(const struct hr_pipeline *pipeline, struct hr_queue *queue, uint32_t kind,
                        struct hr_diag *diag) {
-        const struct hr_block *block = pipeline->blocks[gate->kind];
+        const struct hr_block *block = pipeline->blocks[kind];
         const struct hr_pipeline *other = block ? block->user : NULL;
         const struct hr_plan *plan;
         uint64_t ends;
 
-        if (!other || other == pipeline)
+        if (HR_LIKELY(!other || other == pipeline))
                 return HR_OK;
         plan = other->plan;
         ends = other->event_count - plan->lane_count;
@@ -521,16 +426,18 @@ hr_status hr_gate_pass(const struct hr_pipeline *pipeline, const struct hr_gate 
                 for (uint32_t l = 0; other->blocks[k] == block && l < plan->lane_count; ++l) {
                         uint32_t last = plan->tape.lane_last[l];
 
-                        if (last == HR_NO_INDEX || other->fleet->queues[last] == gate->queue ||
-                            !lane_touches(other, l, k))
+                        if (last == HR_NO_INDEX || other->fleet->queues[last] == queue ||
+                            !hr_plan_lane_touches(plan, l, k))
                                 continue;
-                        HR_TRY(hr_queue_wait(gate->queue, other->events[ends + l], diag));
+                        HR_TRY(hr_queue_wait(queue, other->events[ends + l], diag));
                 }
         }
         return HR_OK;
 }
 
 void hr_gates_passed(struct hr_pipeline *pipeline) {
-        for (uint32_t i = 0; i < pipeline->gate_count; ++i)
-                pipeline->blocks[pipeline->gates[i].kind]->user = pipeline;
+        for (uint32_t k = 0; k < pipeline->plan->kind_count; ++k) {
+                if (pipeline->blocks[k])
+                        pipeline->blocks[k]->user = pipeline;
+        }
 }

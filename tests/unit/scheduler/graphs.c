@@ -150,9 +150,12 @@ hr_status ride_wait(struct ride *ride) {
 }
 
 /* An address in shared memory of some kind: the command's lane must have passed that gate. */
-static void check_address(const struct hr_pipeline *pipeline, uint32_t lane, uint32_t command,
-                          const void *address) {
-        for (uint32_t k = 0; k < pipeline->plan->kind_count; ++k) {
+static void check_address(const struct hr_pipeline *pipeline, uint32_t at, const void *address) {
+        const struct hr_plan *plan = pipeline->plan;
+        const struct hr_command *commands = plan->tape.commands;
+        const bool *touches = hr_plan_touches(plan, &commands[at]);
+
+        for (uint32_t k = 0; k < plan->kind_count; ++k) {
                 const struct hr_block *block = pipeline->blocks[k];
                 const uint8_t *base = block ? block->buffer->base : NULL;
                 bool passed = false;
@@ -160,14 +163,11 @@ static void check_address(const struct hr_pipeline *pipeline, uint32_t lane, uin
                 if (!block || (const uint8_t *) address < base ||
                     (const uint8_t *) address >= base + block->buffer->bytes)
                         continue;
-                HR_EXPECT(pipeline->touches_kind[(size_t) lane * pipeline->plan->kind_count + k]);
-                for (uint32_t g = 0; g < pipeline->gate_count; ++g) {
-                        const struct hr_gate *gate = &pipeline->gates[g];
-                        uint32_t device = pipeline->plan->tape.commands[gate->command].device;
-
-                        passed = passed || (gate->kind == k && gate->command <= command &&
-                                            pipeline->plan->lane[device] == lane);
-                }
+                HR_EXPECT(touches[k]);
+                for (uint32_t g = 0; g < at; ++g)
+                        passed = passed || (commands[g].code == HR_COMMAND_GATE &&
+                                            commands[g].kind == k &&
+                                            hr_plan_touches(plan, &commands[g]) == touches);
                 HR_EXPECT(passed);
         }
 }
@@ -177,21 +177,19 @@ static void check_gates(const struct hr_pipeline *pipeline) {
         const struct hr_plan *plan = pipeline->plan;
 
         for (uint32_t c = 0; c < plan->tape.count; ++c) {
-                uint32_t lane = plan->lane[plan->tape.commands[c].device];
-
                 for (uint32_t s = 0; s < pipeline->slot_count; ++s) {
                         const struct hr_bound_command *command = &pipeline->slots[s].commands[c];
                         const struct hr_steps *steps =
                                 command->program ? command->program->steps : NULL;
 
-                        check_address(pipeline, lane, c, command->from);
-                        check_address(pipeline, lane, c, command->to);
+                        check_address(pipeline, c, command->from);
+                        check_address(pipeline, c, command->to);
                         for (uint32_t i = 0; steps && i < steps->count; ++i) {
                                 const struct hr_step *step = &steps->steps[i];
 
-                                check_address(pipeline, lane, c, step->result.data);
+                                check_address(pipeline, c, step->result.data);
                                 for (uint32_t o = 0; o < step->source_count; ++o)
-                                        check_address(pipeline, lane, c, step->sources[o].data);
+                                        check_address(pipeline, c, step->sources[o].data);
                         }
                 }
         }

@@ -28,8 +28,8 @@ struct range {
 /* One run of the unrolled sequence. */
 struct turn {
         uint32_t pipeline, slot;
-        uint32_t after;    /* turn that had the slot before, or HR_NO_INDEX */
-        bool takes_states; /* the other pipeline used them last */
+        uint32_t after;  /* turn that had the slot before, or HR_NO_INDEX */
+        bool takes_over; /* the other pipeline had states and passing memory last */
 };
 
 struct oracle {
@@ -47,8 +47,8 @@ struct oracle {
         uint64_t *submitted;
         struct symbols *memory;
         uint64_t *meant_node, *meant_output, *meant_tap; /* per turn: values of the reference */
-        uint32_t *computed;                  /* per node, in this turn */
-        const char *fault;                   /* of the plan itself, whatever the order */
+        uint32_t *computed;                              /* per node, in this turn */
+        const char *fault; /* of the plan itself, whatever the order */
         char reason[REASON_BYTES];
 };
 
@@ -64,7 +64,7 @@ static void *zeroed(uint64_t count, uint64_t bytes) {
 
 static bool touches_memory(const struct hr_command *command) {
         return command->code != HR_COMMAND_WAIT && command->code != HR_COMMAND_RECORD &&
-               command->code != HR_COMMAND_NOTIFY;
+               command->code != HR_COMMAND_NOTIFY && command->code != HR_COMMAND_GATE;
 }
 
 static struct hr_place place_of(const struct hr_plan *plan, uint32_t tensor) {
@@ -87,8 +87,10 @@ static bool locate(const struct oracle *oracle, const struct turn *turn, struct 
                                 turn->slot * plan->pools[place.index].slot_bytes;
                 *ret_space = place.index * PIPELINES + turn->pipeline;
                 return true;
-        case HR_WHERE_SHARED:
-                *ret_space = place.index * PIPELINES + turn->pipeline;
+        case HR_WHERE_SHARED: /* what passes is the same for both */
+                *ret_space =
+                        place.index * PIPELINES +
+                        (place.offset < plan->pools[place.index].kept_bytes ? turn->pipeline : 0);
                 return true;
         case HR_WHERE_STAGING:
                 *ret_address += turn->slot * plan->staging_bytes;
@@ -211,8 +213,8 @@ static void ids_range(struct oracle *oracle, struct range_list *list, const stru
         const struct hr_plan_copy *copy = &plan->copies[command->index];
         const struct hr_expert_group *group = &plan->groups[copy->group];
         bool copied = group->ids_copy != HR_NO_COPY;
-        struct hr_place place = copied ? plan->copies[group->ids_copy].place
-                                       : place_of(plan, group->ids);
+        struct hr_place place =
+                copied ? plan->copies[group->ids_copy].place : place_of(plan, group->ids);
 
         if (copy->member > 0)
                 return;
@@ -248,8 +250,8 @@ static void find_ranges(struct oracle *oracle, uint32_t turn_index) {
                 struct range_list list = {0};
                 uint32_t instance = turn_index * oracle->touching_count + oracle->touching[c];
                 bool from_host = command->code == HR_COMMAND_INPUT;
-                bool to_host = command->code == HR_COMMAND_READ_BACK ||
-                               command->code == HR_COMMAND_TAP;
+                bool to_host =
+                        command->code == HR_COMMAND_READ_BACK || command->code == HR_COMMAND_TAP;
 
                 if (!touches_memory(command))
                         continue;
@@ -307,12 +309,15 @@ static void find_conflicts(struct oracle *oracle) {
  */
 
 /* Sets in oracle->over: queues, then the events of each pipeline, then turns. */
+/* Devices' queues and their upload queues; each pipeline has its own, as if the two had no device
+ * in common but the memory. */
 static uint32_t queue_count(const struct hr_plan *plan) {
         return 2 * plan->device_count;
 }
 
-static uint64_t *queue_set(const struct oracle *oracle, uint32_t device) {
-        return oracle->over + (size_t) device * oracle->words;
+static uint64_t *queue_set(const struct oracle *oracle, const struct turn *turn, uint32_t queue) {
+        return oracle->over +
+               (size_t) (turn->pipeline * queue_count(oracle->plan) + queue) * oracle->words;
 }
 
 static uint32_t event_count(const struct hr_plan *plan) {
@@ -325,16 +330,17 @@ static uint64_t *event_set(const struct oracle *oracle, const struct turn *turn,
         uint32_t index = event < slot_events ? turn->slot * slot_events + event
                                              : plan->n_copies * slot_events + (event - slot_events);
 
-        return oracle->over +
-               (size_t) (queue_count(plan) + turn->pipeline * event_count(plan) + index) *
-                       oracle->words;
+        return oracle->over + (size_t) (PIPELINES * queue_count(plan) +
+                                        turn->pipeline * event_count(plan) + index) *
+                                      oracle->words;
 }
 
 static uint64_t *turn_set(const struct oracle *oracle, uint32_t turn) {
         const struct hr_plan *plan = oracle->plan;
 
         return oracle->over +
-               (size_t) (queue_count(plan) + PIPELINES * event_count(plan) + turn) * oracle->words;
+               (size_t) (PIPELINES * (queue_count(plan) + event_count(plan)) + turn) *
+                       oracle->words;
 }
 
 static void join_set(const struct oracle *oracle, uint64_t *into, const uint64_t *from) {
@@ -353,12 +359,31 @@ static void take_states(struct oracle *oracle, const struct turn *turn) {
                 if (!plan->state_lane[l] || first == HR_NO_INDEX)
                         continue;
                 for (uint32_t m = 0; m < plan->lane_count; ++m) {
-                        if (plan->state_lane[m] && plan->tape.lane_last[m] != HR_NO_INDEX &&
-                            plan->tape.lane_last[m] != first)
+                        if (plan->state_lane[m] && plan->tape.lane_last[m] != HR_NO_INDEX)
                                 join_set(
-                                        oracle, queue_set(oracle, first),
+                                        oracle, queue_set(oracle, turn, first),
                                         event_set(oracle, &other, plan->tape.slot_event_count + m));
                 }
+        }
+}
+
+/* At a gate the queue goes on after the lanes of the pipeline that had the memory of the kind. */
+static void pass_gate(struct oracle *oracle, const struct turn *turn,
+                      const struct hr_command *command, uint64_t *queue) {
+        const struct hr_plan *plan = oracle->plan;
+        struct turn other = {.pipeline = 1 - turn->pipeline};
+
+        for (uint32_t l = 0; turn->takes_over && l < plan->lane_count; ++l) {
+                bool touches = plan->touches[l * plan->kind_count + command->kind];
+
+                for (uint32_t d = 0; d < plan->device_count; ++d)
+                        touches = touches ||
+                                  (plan->lane[d] == l &&
+                                   plan->touches[(plan->lane_count + d) * plan->kind_count +
+                                                 command->kind]);
+                if (touches)
+                        join_set(oracle, queue,
+                                 event_set(oracle, &other, plan->tape.slot_event_count + l));
         }
 }
 
@@ -391,13 +416,13 @@ static const char *order_turn(struct oracle *oracle, uint32_t index, const uint3
         const char *reason = NULL;
 
         for (uint32_t d = 0; turn->after != HR_NO_INDEX && d < queue_count(plan); ++d)
-                join_set(oracle, queue_set(oracle, d), turn_set(oracle, turn->after));
-        if (turn->takes_states)
+                join_set(oracle, queue_set(oracle, turn, d), turn_set(oracle, turn->after));
+        if (turn->takes_over)
                 take_states(oracle, turn);
         for (uint32_t i = 0; i < count && !reason; ++i) {
                 const struct hr_command *command = &plan->tape.commands[order[i]];
-                uint64_t *queue = queue_set(oracle, command->upload * plan->device_count +
-                                                            command->device);
+                uint64_t *queue = queue_set(oracle, turn,
+                                            command->upload * plan->device_count + command->device);
 
                 if (command->code == HR_COMMAND_WAIT)
                         join_set(oracle, queue, event_set(oracle, turn, command->index));
@@ -406,6 +431,8 @@ static const char *order_turn(struct oracle *oracle, uint32_t index, const uint3
                                oracle->words * sizeof *queue);
                 else if (command->code == HR_COMMAND_NOTIFY)
                         join_set(oracle, done, queue);
+                else if (command->code == HR_COMMAND_GATE)
+                        pass_gate(oracle, turn, command, queue);
                 else
                         reason = order_instance(
                                 oracle, index * oracle->touching_count + oracle->touching[order[i]],
@@ -421,7 +448,7 @@ static const char *order_turn(struct oracle *oracle, uint32_t index, const uint3
 static const char *judge_order(struct oracle *oracle, const uint32_t *order, uint32_t count) {
         const struct hr_plan *plan = oracle->plan;
         uint64_t sets =
-                (uint64_t) queue_count(plan) + PIPELINES * event_count(plan) + oracle->turn_count;
+                (uint64_t) PIPELINES * (queue_count(plan) + event_count(plan)) + oracle->turn_count;
         const char *reason = NULL;
 
         memset(oracle->over, 0, sets * oracle->words * sizeof(uint64_t));
@@ -614,6 +641,7 @@ static bool execute(struct oracle *oracle, uint32_t turn, const struct hr_comman
                                             command->index];
         case HR_COMMAND_WAIT:
         case HR_COMMAND_RECORD:
+        case HR_COMMAND_GATE:
         case HR_COMMAND_NOTIFY:
                 break;
         }
@@ -682,12 +710,20 @@ static bool touches_states(const struct hr_plan *plan) {
         return false;
 }
 
-/* All slots, the first two of them again; then one run of a second pipeline and one more. */
+static bool shares_memory(const struct hr_plan *plan) {
+        for (uint32_t k = 0; k < plan->kind_count; ++k) {
+                if (plan->pools[k].shared_bytes > plan->pools[k].kept_bytes)
+                        return true;
+        }
+        return false;
+}
+
+/* All slots, the first two of them again; then two runs of a second pipeline and one more. */
 static void unroll(struct oracle *oracle) {
         uint32_t slots = oracle->plan->n_copies, own = slots + 2;
-        bool states = touches_states(oracle->plan);
+        bool turns = touches_states(oracle->plan) || shares_memory(oracle->plan);
 
-        oracle->turn_count = own + (states ? 3 : 0);
+        oracle->turn_count = own + (turns ? 3 : 0);
         oracle->turns = zeroed(oracle->turn_count, sizeof *oracle->turns);
         for (uint32_t t = 0; t < oracle->turn_count; ++t) {
                 bool second = t == own || t == own + 1;
@@ -698,7 +734,7 @@ static void unroll(struct oracle *oracle) {
                         .slot = sequence % slots,
                         .after =
                                 sequence < slots ? HR_NO_INDEX : t - slots - (t == own + 2 ? 2 : 0),
-                        .takes_states = t == own || t == own + 2,
+                        .takes_over = t == own || t == own + 2,
                 };
         }
 }
@@ -770,12 +806,13 @@ struct oracle *oracle_new(const struct hr_plan *plan, const struct hr_plan_input
         oracle->words = (oracle->instances + 63) / 64;
         oracle->ranges = zeroed(oracle->instances, sizeof *oracle->ranges);
         oracle->range_count = zeroed(oracle->instances, sizeof *oracle->range_count);
-        sets = (uint64_t) queue_count(plan) + PIPELINES * event_count(plan) + oracle->turn_count;
+        sets = (uint64_t) PIPELINES * (queue_count(plan) + event_count(plan)) + oracle->turn_count;
         oracle->over = zeroed(sets * oracle->words, sizeof(uint64_t));
         oracle->submitted = zeroed(oracle->words, sizeof(uint64_t));
         oracle->meant_node =
                 zeroed((uint64_t) oracle->turn_count * oracle->graph->node_count, sizeof(uint64_t));
-        oracle->meant_tap = zeroed((uint64_t) oracle->turn_count * plan->tap_count, sizeof(uint64_t));
+        oracle->meant_tap =
+                zeroed((uint64_t) oracle->turn_count * plan->tap_count, sizeof(uint64_t));
         oracle->meant_output = zeroed((uint64_t) oracle->turn_count * oracle->graph->output_count,
                                       sizeof(uint64_t));
         oracle->computed = zeroed(oracle->graph->node_count, sizeof(uint32_t));

@@ -1,8 +1,8 @@
 /*
  * Decides by brute force whether a tape is sound: what the tests hold the verifier against.
  *
- * The tape is unrolled over several successive runs in all slots and, where the plan touches
- * states, over two pipelines that take turns on the same states. A tape is broken if
+ * The tape is unrolled over several successive runs in all slots, and over two pipelines that take
+ * turns on the same states and on the same passing memory. A tape is broken if
  *
  *   - two accesses to common memory, one of them a write, are not ordered by queues, events, and
  *     the rule that a slot is used again only after its run is done; or a run is done before one of
