@@ -16,10 +16,13 @@ static const struct {
         ROW(STATE_BYTES, state_bytes),
         ROW(BUFFER_BYTES, buffer_bytes),
         ROW(UPLOADS, uploads),
+        ROW(WEIGHT_BYTES, weight_bytes),
+        ROW(DEVICE_BYTES, device_bytes),
         ROW(SESSIONS, sessions),
         ROW(CONNECTIONS, connections),
         ROW(UPLOAD_BYTES, upload_bytes),
         ROW(DESCRIPTORS, descriptors),
+        ROW(OUTPUT_BYTES, output_bytes),
 #undef ROW
 };
 
@@ -69,6 +72,8 @@ hr_status hr_account_charge(struct hr_account *session, struct hr_account *princ
                            kinds[kind].principal_field, diag);
         if (status != HR_OK && session)
                 hr_discharge(&session->held[kind], amount);
+        if (status == HR_OK && principal->above)
+                principal->above->held[kind] += amount;
         return status;
 }
 
@@ -77,4 +82,27 @@ void hr_account_discharge(struct hr_account *session, struct hr_account *princip
         if (session)
                 hr_discharge(&session->held[kind], amount);
         hr_discharge(&principal->held[kind], amount);
+        if (principal->above)
+                hr_discharge(&principal->above->held[kind], amount);
+}
+
+void hr_account_init(struct hr_account *account, struct hr_account *above, const char *field,
+                     uint64_t device_bytes_max) {
+        account->above = above;
+        account->device_bytes.above = above ? &above->device_bytes : NULL;
+        account->device_bytes.limit = device_bytes_max;
+        account->device_bytes.field = field;
+}
+
+uint64_t hr_account_held(const struct hr_account *account, hr_charge_kind kind) {
+        return kind == HR_CHARGE_DEVICE_BYTES ? atomic_load(&account->device_bytes.held)
+                                              : account->held[kind];
+}
+
+void hr_account_change(struct hr_account *principal, hr_charge_kind kind, uint64_t from,
+                       uint64_t to) {
+        for (; principal; principal = principal->above) {
+                HR_ASSERT(principal->held[kind] >= from);
+                principal->held[kind] = principal->held[kind] - from + to;
+        }
 }

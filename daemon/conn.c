@@ -38,7 +38,7 @@ void hr_conn_poll_update(struct hr_conn *conn) {
         if (conn->over)
                 return;
         if (conn->lingering ||
-            (conn->stage != HR_CONN_DEAF && !conn->eof && conn->output_bytes <= hr_conn_output_limit(conn)))
+            (conn->stage != HR_CONN_DEAF && !conn->eof && !hr_conn_is_clogged(conn)))
                 events |= UV_READABLE;
         if (!hr_list_is_empty(&conn->outputs) || hr_stream_has_unsent(&conn->stream))
                 events |= UV_WRITABLE;

@@ -59,7 +59,7 @@ struct hr_conn {
         uint32_t request_count;
         /* Out. */
         struct hr_list outputs;
-        uint64_t output_bytes;
+        uint64_t output_bytes, output_charged; /* queued; of it, charged to the principal */
         uint64_t write_ns; /* last progress */
 };
 

@@ -178,7 +178,7 @@ void hr_conn_tick(struct hr_conn *conn, uint64_t now_ns) {
                         &diag, HR_E_UNAUTHENTICATED, "HELLO_TIMEOUT", "no hello within %llu ms",
                         (unsigned long long) (limits->hello_timeout_ns / HR_NS_PER_MS));
                 hr_conn_fail(conn, &diag);
-        } else if (conn->session && conn->output_bytes <= hr_conn_output_limit(conn) &&
+        } else if (conn->session && !hr_conn_is_clogged(conn) &&
                    is_past(conn->read_ns, limits->progress_timeout_ns, now_ns) &&
                    conn_expects_bytes(conn)) {
                 (void) hr_fail_reason(&diag, HR_E_DEADLINE, "PROGRESS",

@@ -6,10 +6,16 @@
 
 #include "daemon/conn.h"
 
-/* While more than this waits to be sent, nothing is read. */
-static inline uint64_t hr_conn_output_limit(const struct hr_conn *conn) {
-        return conn->server->config->limits.output_queue_bytes;
+/* Too much waits to be sent, to this peer or to all of its principal: nothing is read. */
+static inline bool hr_conn_is_clogged(const struct hr_conn *conn) {
+        const struct hr_limits *limits = &conn->server->config->limits;
+
+        return conn->output_bytes > limits->output_queue_bytes ||
+               (conn->session && conn->principal->account.held[HR_CHARGE_OUTPUT_BYTES] >
+                                         limits->principal_output_bytes);
 }
+/* The principal's account follows what is queued. */
+void hr_conn_output_account(struct hr_conn *conn);
 
 /* Asks for the events that are wanted now. */
 void hr_conn_poll_update(struct hr_conn *conn);

@@ -220,7 +220,7 @@ void hr_conn_read(struct hr_conn *conn) {
 
         for (int i = 0; i < READ_ROUNDS_MAX && again && total < READ_BYTES_MAX; i++) {
                 if (conn->over || conn->stage == HR_CONN_DEAF ||
-                    conn->output_bytes > hr_conn_output_limit(conn))
+                    hr_conn_is_clogged(conn))
                         break;
                 total += conn_read_once(conn, false, &again);
         }

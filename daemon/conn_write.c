@@ -28,6 +28,27 @@ struct output {
         uint8_t head[]; /* header and message; room for a DATA frame's */
 };
 
+void hr_conn_output_account(struct hr_conn *conn) {
+        const struct hr_limits *limits = &conn->server->config->limits;
+        uint64_t bytes = conn->session ? conn->output_bytes : 0, before, after;
+
+        if (bytes == conn->output_charged)
+                return;
+        before = conn->principal->account.held[HR_CHARGE_OUTPUT_BYTES];
+        hr_account_change(&conn->principal->account, HR_CHARGE_OUTPUT_BYTES, conn->output_charged,
+                          bytes);
+        conn->output_charged = bytes;
+        after = conn->principal->account.held[HR_CHARGE_OUTPUT_BYTES];
+        if (before <= limits->principal_output_bytes || after > limits->principal_output_bytes)
+                return;
+        HR_LIST_FOR_EACH(link, &conn->server->conns) {
+                struct hr_conn *other = HR_CONTAINER_OF(link, struct hr_conn, link);
+
+                if (other != conn && other->principal == conn->principal)
+                        hr_conn_poll_update(other);
+        }
+}
+
 static void output_drop(struct hr_conn *conn, struct output *output) {
         hr_list_remove(&output->link);
         conn->output_bytes -= (output->head_bytes - output->head_sent) +
@@ -43,6 +64,7 @@ void hr_conn_outputs_drop(struct hr_conn *conn) {
         while ((link = conn->outputs.next) != &conn->outputs)
                 output_drop(conn, HR_CONTAINER_OF(link, struct output, link));
         HR_ASSERT(conn->output_bytes == 0);
+        hr_conn_output_account(conn);
 }
 
 /* Bytes the socket took; 0 when it takes none now or the connection has ended. */
@@ -133,6 +155,7 @@ void hr_conn_flush(struct hr_conn *conn) {
                 hr_list_remove(&output->link);
                 hr_list_append(&conn->outputs, &output->link);
         }
+        hr_conn_output_account(conn);
         hr_conn_poll_update(conn);
         hr_conn_close_if_done(conn);
 }
@@ -166,6 +189,7 @@ static void conn_queue(struct hr_conn *conn, const struct hr_send *send,
         conn->output_bytes += head_bytes + send->body_bytes;
         if (sent > 0 && output_advance(conn, output, sent))
                 output_next_frame(conn, output);
+        hr_conn_output_account(conn);
         hr_conn_poll_update(conn);
 }
 

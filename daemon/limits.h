@@ -121,6 +121,12 @@
 #define HR_DEFAULT_PRINCIPAL_UPLOAD_BYTES (512 * HR_GIB)
 /* Descriptors of memory that clients pass, and of uploads: half of the usual 1024. */
 #define HR_DEFAULT_PRINCIPAL_DESCRIPTORS UINT64_C(512)
+/* As much as there may be of all sets: sharing one costs no memory. */
+#define HR_DEFAULT_PRINCIPAL_WEIGHT_BYTES (2 * HR_TIB)
+/* Compute memory on all devices: a few GPUs full. */
+#define HR_DEFAULT_PRINCIPAL_DEVICE_BYTES (256 * HR_GIB)
+/* Unsent output of all its connections: sixteen of them as full as one may be. */
+#define HR_DEFAULT_PRINCIPAL_OUTPUT_BYTES (256 * HR_MIB)
 
 /* ---- Connections
  * ------------------------------------------------------------------------------ */

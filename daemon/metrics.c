@@ -241,15 +241,36 @@ static void put_devices(struct hr_metrics *list, const struct hr_server *server)
         }
 }
 
-static void put_principals(struct hr_metrics *list, const struct hr_server *server) {
-        const struct hr_principal *principal = NULL;
+/* What is held of each kind, where it is anything, under labels that begin with `who`. */
+static void put_account(struct hr_metrics *list, const char *name,
+                        const struct hr_account *account, const char *who) {
+        for (int i = 0; i < HR_CHARGE_KINDS; i++) {
+                hr_charge_kind kind = (hr_charge_kind) i;
+                uint64_t held = hr_account_held(account, kind);
 
-        while ((principal = hr_principals_next(server->principals, principal)))
-                for (int kind = 0; kind < HR_CHARGE_KINDS; kind++)
-                        if (principal->account.held[kind] > 0)
-                                hr_metrics_put_with(list, "principal_held", principal->account.held[kind],
-                                         "principal=\"%s\",what=\"%s\"", principal->name,
-                                         hr_charge_name((hr_charge_kind) kind));
+                if (held > 0)
+                        hr_metrics_put_with(list, name, held, "%swhat=\"%s\"", who,
+                                            hr_charge_name(kind));
+        }
+}
+
+/* The sum over sessions of a principal is the principal's, the sum over principals the total. */
+static void put_accounts(struct hr_metrics *list, const struct hr_server *server) {
+        const struct hr_principal *principal = NULL;
+        char who[LABEL_BYTES / 2];
+
+        put_account(list, "total_held", hr_principals_account(server->principals), "");
+        while ((principal = hr_principals_next(server->principals, principal))) {
+                (void) snprintf(who, sizeof who, "principal=\"%s\",", principal->name);
+                put_account(list, "principal_held", &principal->account, who);
+        }
+        HR_LIST_FOR_EACH(link, &server->sessions) {
+                const struct hr_session *session = HR_CONTAINER_OF(link, struct hr_session, link);
+
+                (void) snprintf(who, sizeof who, "session=\"%llu\",principal=\"%s\",",
+                                (unsigned long long) session->number, session->principal->name);
+                put_account(list, "session_held", &session->account, who);
+        }
 }
 
 /* ---- how long stages take -------------------------------------------------------------------- */
@@ -308,7 +329,7 @@ void hr_metrics_finish(struct hr_metrics *list, const struct hr_server *server) 
         put_stages(list, server);
         put_engine(list);
         put_devices(list, server);
-        put_principals(list, server);
+        put_accounts(list, server);
 }
 
 /* ---- as text --------------------------------------------------------------------------------- */

@@ -17,10 +17,22 @@
 struct hr_principals {
         const struct hr_config *config;
         struct hr_share *devices;
+        struct hr_account account; /* what all of them hold together */
         struct hr_principal *configured; /* one for each section, in order */
         struct hr_list others;           /* those without a section */
         uint32_t next_id;
 };
+
+static void account_open(struct hr_principal *principal) {
+        struct hr_principals *table = principal->table;
+
+        hr_account_init(&principal->account, &table->account, "principal_device_bytes",
+                        table->config->limits.principal_device_bytes);
+}
+
+const struct hr_account *hr_principals_account(const struct hr_principals *principals) {
+        return &principals->account;
+}
 
 HR_DEFINE_CLEANUP(struct hr_principals *, hr_principals_freep, hr_principals_free)
 
@@ -34,6 +46,7 @@ hr_status hr_principals_new(const struct hr_config *config, struct hr_share *dev
         hr_list_init(&principals->others);
         principals->config = config;
         principals->devices = devices;
+        hr_account_init(&principals->account, NULL, "devices", UINT64_MAX);
         principals->configured =
                 calloc(HR_MAX(config->principal_count, 1U), sizeof *principals->configured);
         if (!principals->configured)
@@ -51,6 +64,7 @@ hr_status hr_principals_new(const struct hr_config *config, struct hr_share *dev
                 };
                 (void) snprintf(principal->name, sizeof principal->name, "%s",
                                 config->principals[i].name);
+                account_open(principal);
                 HR_TRY(hr_share_init(&principal->share, devices, config->principals[i].weight,
                                      devices->device_count, diag));
         }
@@ -116,6 +130,7 @@ static hr_status principal_without_section(struct hr_principals *principals, uin
                 .uid = uid,
                 .permissions = HR_PERMIT_ALL,
         };
+        account_open(made);
         status = hr_share_init(&made->share, principals->devices, HR_SHARE_WEIGHT,
                                principals->devices->device_count, diag);
         if (status != HR_OK) {

@@ -62,6 +62,8 @@ HR_NODISCARD hr_status hr_principal_of_certificate(struct hr_principals *princip
 struct hr_principal *hr_principal_ref(struct hr_principal *principal);
 /* Returns NULL; NULL is a no-op. */
 struct hr_principal *hr_principal_unref(struct hr_principal *principal);
+/* What all of them hold together. */
+const struct hr_account *hr_principals_account(const struct hr_principals *principals);
 /* The configured ones, then those without a section, one after the other: NULL begins, NULL
  * ends. */
 const struct hr_principal *hr_principals_next(const struct hr_principals *principals,

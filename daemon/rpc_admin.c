@@ -89,10 +89,12 @@ static hr_status quota_start(struct hr_request *request, struct hr_diag *diag) {
                 const char *name = hr_charge_name(kind);
 
                 if (kind < HR_CHARGE_SESSIONS)
-                        hr_metrics_put_with(&list, "session_held", session->account.held[kind],
-                                 "what=\"%s\"", name);
-                hr_metrics_put_with(&list, "principal_held", session->principal->account.held[kind],
-                         "what=\"%s\"", name);
+                        hr_metrics_put_with(&list, "session_held",
+                                            hr_account_held(&session->account, kind),
+                                            "what=\"%s\"", name);
+                hr_metrics_put_with(&list, "principal_held",
+                                    hr_account_held(&session->principal->account, kind),
+                                    "what=\"%s\"", name);
                 hr_metrics_put_with(&list, "principal_limit", hr_charge_limit(limits, kind), "what=\"%s\"",
                          name);
         }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/clock.h"
 #include "core/log.h"
 #include "daemon/rpc.h"
 
@@ -115,7 +116,9 @@ static hr_status session_enter(struct hr_request *request, const struct hr_wire_
         return HR_OK;
 }
 
-static void limits_fill(const struct hr_limits *limits, struct hr_wire_limits *ret_limits) {
+static void limits_fill(const struct hr_config *config, struct hr_wire_limits *ret_limits) {
+        const struct hr_limits *limits = &config->limits;
+
         *ret_limits = (struct hr_wire_limits){
                 .message_bytes_max = limits->message_bytes,
                 .body_bytes_max = limits->body_bytes,
@@ -129,6 +132,28 @@ static void limits_fill(const struct hr_limits *limits, struct hr_wire_limits *r
                 .output_queue_bytes_max = limits->output_queue_bytes,
                 .run_bytes_max = limits->run_bytes,
                 .copies_max = limits->copies,
+                .session_states_max = limits->session_states,
+                .session_weights_max = limits->session_weights,
+                .session_uploads_max = limits->session_uploads,
+                .session_buffer_bytes_max = limits->session_buffer_bytes,
+                .session_device_bytes_max = limits->session_device_bytes,
+                .connection_requests_max = limits->connection_requests,
+                .principal_sessions_max = limits->principal_sessions,
+                .principal_connections_max = limits->principal_connections,
+                .principal_weights_max = limits->principal_weights,
+                .principal_states_max = limits->principal_states,
+                .principal_graphs_max = limits->principal_graphs,
+                .principal_reservations_max = limits->principal_reservations,
+                .principal_runs_max = limits->principal_runs,
+                .principal_uploads_max = limits->principal_uploads,
+                .principal_state_bytes_max = limits->principal_state_bytes,
+                .principal_buffer_bytes_max = limits->principal_buffer_bytes,
+                .principal_weight_bytes_max = limits->principal_weight_bytes,
+                .principal_device_bytes_max = limits->principal_device_bytes,
+                .principal_output_bytes_max = limits->principal_output_bytes,
+                .principal_upload_bytes_max = limits->principal_upload_bytes,
+                .principal_descriptors_max = limits->principal_descriptors,
+                .session_grace_ms = config->session_grace_ns / HR_NS_PER_MS,
         };
 }
 
@@ -201,7 +226,7 @@ static hr_status hello_start(struct hr_request *request, struct hr_diag *diag) {
         reply->session_token_bytes = HR_SESSION_TOKEN_BYTES;
         memcpy(reply->session_token, conn->session->token, HR_SESSION_TOKEN_BYTES);
         reply->epoch = hr_fleet_epoch(server->fleet);
-        limits_fill(&server->config->limits, &reply->limits);
+        limits_fill(server->config, &reply->limits);
         reply->devices = devices;
         reply->device_count = hr_fleet_device_count(server->fleet);
         HR_TRY(hr_wire_hello_reply_encode(reply, server->scratch, sizeof server->scratch, diag,

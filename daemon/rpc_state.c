@@ -137,9 +137,8 @@ static hr_status alloc_charge(struct hr_request *request, struct hr_diag *diag) 
 
         if (request->stopped != HR_OK)
                 return hr_fail(diag, request->stopped, "cancelled");
-        HR_TRY(hr_session_charge(request->session, HR_CHARGE_STATE_BYTES, allocation->bytes,
-                                 request->server->config->limits.session_state_bytes, diag));
-        request->object->state_bytes = allocation->bytes;
+        HR_TRY(hr_object_charge(request->object, HR_CHARGE_STATE_BYTES, allocation->bytes,
+                                request->server->config->limits.session_state_bytes, diag));
         hr_request_post_work(request, alloc_work, alloc_done);
         return HR_OK;
 }

@@ -40,6 +40,8 @@ static hr_status put_begin(struct hr_request *request, struct hr_wire_span messa
                 .bytes = making->put.total_bytes,
                 .is_kept = making->put.resume,
         };
+        HR_TRY(hr_object_charge(request->object, HR_CHARGE_WEIGHT_BYTES, making->put.total_bytes,
+                                UINT64_MAX, diag));
         HR_TRY(hr_holding_take(request->server, &holding, diag, &making->holding));
         request->more_follows = making->put.total_bytes > 0;
         return hr_request_expect_body(request,

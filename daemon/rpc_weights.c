@@ -295,6 +295,8 @@ static hr_status load_finish(struct hr_request *request, struct hr_diag *diag) {
         size_t bytes = 0;
 
         hr_progress_complete(&making->progress);
+        HR_TRY(hr_object_charge(request->object, HR_CHARGE_WEIGHT_BYTES, set->bytes,
+                                UINT64_MAX, diag));
         HR_TRY(hr_rpc_placed(request, &set->placement, diag, &reply.placed, &reply.placed_count));
         HR_TRY(hr_making_publish(request, &reply.set, diag));
         HR_TRY(hr_wire_load_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,

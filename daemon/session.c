@@ -173,6 +173,15 @@ hr_status hr_object_new(struct hr_session *session, hr_object_kind kind, size_t 
         return HR_OK;
 }
 
+hr_status hr_object_charge(struct hr_object *object, hr_charge_kind kind, uint64_t bytes,
+                           uint64_t limit, struct hr_diag *diag) {
+        HR_ASSERT(object->bytes == 0);
+        HR_TRY(hr_session_charge(object->session, kind, bytes, limit, diag));
+        object->bytes_kind = kind;
+        object->bytes = bytes;
+        return HR_OK;
+}
+
 struct hr_object *hr_object_ref(struct hr_object *object) {
         HR_ASSERT(object->refs > 0);
         object->refs++;
@@ -189,7 +198,7 @@ void hr_object_closed(struct hr_object *object) {
         struct hr_session *session = object->session;
 
         hr_object_discharge(object);
-        hr_session_discharge(session, HR_CHARGE_STATE_BYTES, object->state_bytes);
+        hr_session_discharge(session, object->bytes_kind, object->bytes);
         object->holding = hr_holding_unref(object->holding);
         hr_discharge(&session->server->stats.objects, 1);
         if (object->free)
@@ -226,6 +235,16 @@ struct hr_object *hr_object_unref(struct hr_object *object) {
 
 /* ---- sessions -------------------------------------------------------------------------------- */
 
+/* The limit is one for each device. */
+static uint64_t device_bytes_max(const struct hr_server *server) {
+        uint64_t all;
+
+        return hr_mul_u64(server->config->limits.session_device_bytes,
+                          hr_fleet_device_count(server->fleet), &all)
+                       ? all
+                       : UINT64_MAX;
+}
+
 hr_status hr_session_new(struct hr_server *server, struct hr_principal *principal,
                          struct hr_diag *diag, struct hr_session **ret_session) {
         struct hr_session *session = calloc(1, sizeof *session);
@@ -248,19 +267,25 @@ hr_status hr_session_new(struct hr_server *server, struct hr_principal *principa
         session->refs = 2; /* the caller's, and its own until it closes */
         session->server = server;
         session->principal = hr_principal_ref(principal);
+        hr_account_init(&session->account, &principal->account, "session_device_bytes",
+                        device_bytes_max(server));
         hr_lane_init(&session->lane);
         hr_list_init(&session->bounds);
         hr_list_init(&session->conns);
         hr_list_init(&session->graphs);
         hr_list_append(&server->sessions, &session->link);
-        server->stats.sessions_total++;
+        session->number = ++server->stats.sessions_total;
         server->stats.sessions++;
         *ret_session = session;
         return HR_OK;
 }
 
 hr_status hr_session_need_workspace(struct hr_session *session, struct hr_diag *diag) {
-        return session->workspace ? HR_OK : hr_workspace_new(diag, &session->workspace);
+        if (session->workspace)
+                return HR_OK;
+        HR_TRY(hr_workspace_new(diag, &session->workspace));
+        hr_workspace_set_budget(session->workspace, &session->account.device_bytes);
+        return HR_OK;
 }
 
 struct hr_session *hr_session_ref(struct hr_session *session) {
@@ -274,12 +299,12 @@ struct hr_session *hr_session_unref(struct hr_session *session) {
                 return NULL;
         HR_ASSERT(session->closed);
         HR_ASSERT(session->handles.used == 0);
+        session->workspace = hr_workspace_unref(session->workspace);
         for (int kind = 0; kind < HR_CHARGE_KINDS; kind++)
-                HR_ASSERT(session->account.held[kind] == 0);
+                HR_ASSERT(hr_account_held(&session->account, (hr_charge_kind) kind) == 0);
         hr_list_remove(&session->link);
         session->server->stats.sessions--;
         hr_handles_deinit(&session->handles);
-        (void) hr_workspace_unref(session->workspace);
         free(session->evicted);
         free(session->name);
         hr_share_deinit(&session->share);

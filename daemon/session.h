@@ -68,7 +68,8 @@ struct hr_object {
         uint32_t refs;
         uint64_t handle; /* 0 = none (any more) */
         struct hr_session *session;
-        uint64_t state_bytes;     /* charged for a state */
+        hr_charge_kind bytes_kind; /* charged for it beside its handle */
+        uint64_t bytes;
         struct hr_holding *holding; /* referenced: what an uploaded set is charged as */
         bool is_discharged;       /* no longer counted under its kind */
         struct hr_list used_link; /* a graph with a handle: in session->graphs */
@@ -83,6 +84,9 @@ struct hr_object {
 HR_NODISCARD hr_status hr_object_new(struct hr_session *session, hr_object_kind kind, size_t size,
                                      uint64_t limit, struct hr_diag *diag,
                                      struct hr_object **ret_object);
+/* Charges what the object holds, until it has closed; once. limit: the session's. HR_E_EXHAUSTED. */
+HR_NODISCARD hr_status hr_object_charge(struct hr_object *object, hr_charge_kind kind,
+                                        uint64_t bytes, uint64_t limit, struct hr_diag *diag);
 /* Takes it out of its kind's count, ahead of its closing. Idempotent. */
 void hr_object_discharge(struct hr_object *object);
 struct hr_object *hr_object_ref(struct hr_object *object);
@@ -99,6 +103,7 @@ struct hr_evicted;
 
 struct hr_session {
         uint32_t refs; /* connections, requests, objects, and one until it closes */
+        uint64_t number; /* unique while the daemon runs */
         struct hr_server *server;
         struct hr_list link; /* in the server's list */
         struct hr_list conns;

@@ -65,6 +65,14 @@ struct hr_wire_limits {
         uint64_t message_bytes_max, body_bytes_max, graph_nodes_max, graph_bytes_max,
                 tensor_bytes_max, session_graphs_max, session_runs_max, session_state_bytes_max,
                 upload_bytes_max, output_queue_bytes_max, run_bytes_max, copies_max;
+        uint64_t session_states_max, session_weights_max, session_uploads_max,
+                session_buffer_bytes_max, session_device_bytes_max, connection_requests_max,
+                principal_sessions_max, principal_connections_max, principal_weights_max,
+                principal_states_max, principal_graphs_max, principal_reservations_max,
+                principal_runs_max, principal_uploads_max, principal_state_bytes_max,
+                principal_buffer_bytes_max, principal_weight_bytes_max,
+                principal_device_bytes_max, principal_output_bytes_max, session_grace_ms,
+                principal_upload_bytes_max, principal_descriptors_max;
 };
 
 struct hr_wire_hello_reply {

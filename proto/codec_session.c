@@ -82,6 +82,28 @@ static bool device_put(pb_ostream_t *stream, const void *data, uint32_t index) {
                 (to)->output_queue_bytes_max = (from)->output_queue_bytes_max;                     \
                 (to)->run_bytes_max = (from)->run_bytes_max;                                       \
                 (to)->copies_max = (from)->copies_max;                                             \
+                (to)->session_states_max = (from)->session_states_max;                             \
+                (to)->session_weights_max = (from)->session_weights_max;                           \
+                (to)->session_uploads_max = (from)->session_uploads_max;                           \
+                (to)->session_buffer_bytes_max = (from)->session_buffer_bytes_max;                 \
+                (to)->session_device_bytes_max = (from)->session_device_bytes_max;                 \
+                (to)->connection_requests_max = (from)->connection_requests_max;                   \
+                (to)->principal_sessions_max = (from)->principal_sessions_max;                     \
+                (to)->principal_connections_max = (from)->principal_connections_max;               \
+                (to)->principal_weights_max = (from)->principal_weights_max;                       \
+                (to)->principal_states_max = (from)->principal_states_max;                         \
+                (to)->principal_graphs_max = (from)->principal_graphs_max;                         \
+                (to)->principal_reservations_max = (from)->principal_reservations_max;             \
+                (to)->principal_runs_max = (from)->principal_runs_max;                             \
+                (to)->principal_uploads_max = (from)->principal_uploads_max;                       \
+                (to)->principal_state_bytes_max = (from)->principal_state_bytes_max;               \
+                (to)->principal_buffer_bytes_max = (from)->principal_buffer_bytes_max;             \
+                (to)->principal_weight_bytes_max = (from)->principal_weight_bytes_max;             \
+                (to)->principal_device_bytes_max = (from)->principal_device_bytes_max;             \
+                (to)->principal_output_bytes_max = (from)->principal_output_bytes_max;             \
+                (to)->principal_upload_bytes_max = (from)->principal_upload_bytes_max;             \
+                (to)->principal_descriptors_max = (from)->principal_descriptors_max;               \
+                (to)->session_grace_ms = (from)->session_grace_ms;                                 \
         } while (0)
 
 hr_status hr_wire_hello_reply_encode(const struct hr_wire_hello_reply *reply, uint8_t *buffer,

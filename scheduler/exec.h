@@ -95,6 +95,7 @@ struct hr_workspace_part {
 
 struct hr_workspace {
         uint32_t refs;
+        struct hr_budget *budget; /* NULL = none */
         uint32_t reserved;
         struct hr_workspace_part *parts;
         uint32_t part_count;
@@ -160,6 +161,7 @@ struct hr_pipeline {
         struct hr_buffer **pools; /* per kind of the plan: its own, [kept][slot 0][slot 1]... */
         struct hr_expert_cache *expert_caches; /* per group of the plan */
         uint8_t *staging;                      /* slot_count x staging_bytes */
+        uint64_t budget_bytes; /* taken from the workspace's budget for what is its own */
         uint32_t *event_devices;               /* whose each event is */
         struct hr_event **events;              /* slot 0's, slot 1's, ..., then one per lane */
         uint64_t event_count;

@@ -296,8 +296,10 @@ struct hr_pipeline *hr_pipeline_free(struct hr_pipeline *pipeline) {
                 hr_buffer_unref(pipeline->pools[k]);
         for (uint32_t i = 0; pipeline->homes && i < pipeline->plan->leaf_count; ++i)
                 hr_buffer_unref(pipeline->homes[i].buffer);
-        if (pipeline->workspace)
+        if (pipeline->workspace) {
+                hr_budget_give(pipeline->workspace->budget, pipeline->budget_bytes);
                 hr_workspace_give(pipeline->workspace, pipeline);
+        }
         hr_workspace_unref(pipeline->workspace);
         free(pipeline->staging);
         hr_arena_deinit(&pipeline->bound);

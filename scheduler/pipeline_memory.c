@@ -42,6 +42,30 @@ void *hr_pipeline_address(const struct hr_pipeline *pipeline, const struct hr_pl
         return NULL;
 }
 
+/* For what is its own: pools, staging, what prepared programs work in. Shared blocks take theirs by
+ * themselves. */
+static hr_status take_budget(struct hr_pipeline *pipeline, struct hr_diag *diag) {
+        const struct hr_plan *plan = pipeline->plan;
+        const struct hr_plan_summary summary = hr_plan_summary(plan);
+        uint64_t bytes, part;
+
+        if (!hr_mul_u64(plan->staging_bytes, pipeline->slot_count, &bytes))
+                return hr_pipeline_out_of_memory(diag);
+        for (uint32_t k = 0; k < plan->kind_count; ++k) {
+                if (!hr_mul_u64(plan->pools[k].slot_bytes, pipeline->slot_count, &part) ||
+                    !hr_add_u64(part, plan->pools[k].kept_bytes, &part) ||
+                    !hr_add_u64(bytes, part, &bytes))
+                        return hr_pipeline_out_of_memory(diag);
+        }
+        for (uint32_t d = 0; d < summary.device_count; ++d) {
+                if (!hr_add_u64(bytes, summary.scratch_bytes[d], &bytes))
+                        return hr_pipeline_out_of_memory(diag);
+        }
+        HR_TRY(hr_budget_take(pipeline->workspace->budget, bytes, diag));
+        pipeline->budget_bytes = bytes;
+        return HR_OK;
+}
+
 hr_status hr_pipeline_reserve(struct hr_pipeline *pipeline, uint64_t bytes_max,
                               struct hr_diag *diag) {
         const struct hr_plan *plan = pipeline->plan;
@@ -66,6 +90,7 @@ hr_status hr_pipeline_reserve(struct hr_pipeline *pipeline, uint64_t bytes_max,
                 }
                 return HR_E_EXHAUSTED;
         }
+        HR_TRY(take_budget(pipeline, diag));
         for (uint32_t k = 0; k < plan->kind_count; ++k) {
                 const struct hr_plan_pool *pool = &plan->pools[k];
                 uint64_t own = pool->kept_bytes + pool->slot_bytes * pipeline->slot_count;

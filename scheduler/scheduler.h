@@ -6,6 +6,8 @@
  */
 #pragma once
 
+#include <stdatomic.h>
+
 #include "core/device.h"
 #include "core/topology.h"
 #include "scheduler/explain.h"
@@ -164,6 +166,22 @@ HR_NODISCARD hr_status hr_plan_cache_get(struct hr_plan_cache *cache,
                                          uint32_t *ret_first_different);
 struct hr_plan_cache_stats hr_plan_cache_stats(const struct hr_plan_cache *cache);
 
+/* ---- Budget: what somebody may hold of compute memory ------------------------------------------
+ */
+
+/* Taken before the memory is, given back after it has gone; those above are charged along. Its place
+ * in memory stays while anything is held. Thread: any. */
+struct hr_budget {
+        struct hr_budget *above; /* NULL = none */
+        uint64_t limit;
+        const char *field; /* the limit's name, for the refusal. Static storage */
+        atomic_uint_fast64_t held;
+};
+/* All of them, or none. HR_E_EXHAUSTED (reason LIMIT; field, limit, actual). */
+HR_NODISCARD hr_status hr_budget_take(struct hr_budget *budget, uint64_t bytes,
+                                      struct hr_diag *diag);
+void hr_budget_give(struct hr_budget *budget, uint64_t bytes);
+
 /* ---- Workspace: compute memory that pipelines share --------------------------------------------
  */
 
@@ -196,6 +214,8 @@ struct hr_workspace_stats {
 };
 
 HR_NODISCARD hr_status hr_workspace_new(struct hr_diag *diag, struct hr_workspace **ret_workspace);
+/* What it and its pipelines hold from now on is taken from there. Before the first pipeline. */
+void hr_workspace_set_budget(struct hr_workspace *workspace, struct hr_budget *budget);
 struct hr_workspace *hr_workspace_ref(struct hr_workspace *workspace);
 struct hr_workspace *hr_workspace_unref(struct hr_workspace *workspace);
 struct hr_workspace_stats hr_workspace_stats(const struct hr_workspace *workspace);

@@ -38,6 +38,11 @@ hr_status hr_workspace_new(struct hr_diag *diag, struct hr_workspace **ret_works
         return HR_OK;
 }
 
+void hr_workspace_set_budget(struct hr_workspace *workspace, struct hr_budget *budget) {
+        HR_ASSERT(hr_list_is_empty(&workspace->pipelines));
+        workspace->budget = budget;
+}
+
 struct hr_workspace *hr_workspace_ref(struct hr_workspace *workspace) {
         ++workspace->refs;
         return workspace;
@@ -131,8 +136,14 @@ static hr_status block_new(struct hr_workspace *workspace, struct hr_device *dev
 
         if (!block)
                 return hr_fail(diag, HR_E_EXHAUSTED, "memory for a workspace");
+        status = hr_budget_take(workspace->budget, bytes, diag);
+        if (status != HR_OK) {
+                free(block);
+                return status;
+        }
         status = hr_buffer_new(device, bytes, HR_USAGE_COMPUTE, diag, &block->buffer);
         if (status != HR_OK) {
+                hr_budget_give(workspace->budget, bytes);
                 free(block);
                 return status;
         }
@@ -150,6 +161,7 @@ static void block_unref(struct hr_workspace *workspace, struct hr_block *block) 
                         workspace->parts[i].current = NULL;
         }
         workspace->held_bytes[block->owner] -= block->buffer->bytes;
+        hr_budget_give(workspace->budget, block->buffer->bytes);
         hr_buffer_unref(block->buffer);
         free(block);
 }

@@ -20,7 +20,7 @@ import headrace
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = re.compile(r'headrace_([a-z_]+)(?:\{((?:[a-z_]+="[^"\\]*",?)+)\})? (-?[0-9.e+-]+|\+Inf)')
-IN_STATS_ONLY = {"expert_uses_total"}
+IN_STATS_ONLY = {"expert_uses_total", "session_held"}
 
 
 def families() -> dict[str, tuple[str, str]]:

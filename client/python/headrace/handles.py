@@ -46,6 +46,28 @@ class Limits:
     output_queue_bytes_max: int
     run_bytes_max: int
     copies_max: int
+    session_states_max: int
+    session_weights_max: int
+    session_uploads_max: int
+    session_buffer_bytes_max: int
+    session_device_bytes_max: int
+    connection_requests_max: int
+    principal_sessions_max: int
+    principal_connections_max: int
+    principal_weights_max: int
+    principal_states_max: int
+    principal_graphs_max: int
+    principal_reservations_max: int
+    principal_runs_max: int
+    principal_uploads_max: int
+    principal_state_bytes_max: int
+    principal_buffer_bytes_max: int
+    principal_weight_bytes_max: int
+    principal_device_bytes_max: int
+    principal_output_bytes_max: int
+    principal_upload_bytes_max: int
+    principal_descriptors_max: int
+    session_grace_ms: int
 
 
 @dataclass(frozen=True)
