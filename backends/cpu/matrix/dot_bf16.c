@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include "backends/cpu/matrix/tables.h"
+#include "backends/cpu/matrix/tile_rows.h"
 #include "core/thread.h"
 
 #define ROWS 4
@@ -17,12 +18,6 @@
 
 LANES_INLINE __m512bh load_pairs(const uint8_t *at, const __mmask32 mask) {
         return (__m512bh) _mm512_maskz_loadu_epi16(mask, at);
-}
-
-/* The rows of the next block come in a line, as in dot_float.c. */
-LANES_INLINE void prefetch_row(const uint8_t *next) {
-        __builtin_prefetch(next + 16384, 0, 2);
-        __builtin_prefetch(next, 0, 3);
 }
 
 /* Elements [i, k) of `rows` (1 or ROWS) x `width` results; not the first ones are added to what is
@@ -42,8 +37,10 @@ LANES_INLINE void multiply_block(const uint8_t *base, uint64_t stride, const int
 
 #pragma GCC unroll 4
                 for (int r = 0; r < rows; r++) {
-                        if (width == 1 && rows == ROWS)
-                                prefetch_row(base + stride * ROWS + 2 * (ROWS * i + r * STEP));
+                        if (width <= FEW_AT_ONCE && rows == ROWS)
+                                prefetch_row(base + stride * ROWS + 2 * (ROWS * i + r * STEP),
+                                             stride * ROWS <= PREFETCH_FAR,
+                                             base + stride * (uint64_t) r + 2 * i);
                         w[r] = load_pairs(base + stride * (uint64_t) r + 2 * i, mask);
                 }
 #pragma GCC unroll 6

@@ -24,26 +24,28 @@ SHAPE(32_minimum, 32, true)
 #define dot_q5_K dot_32_minimum
 #define dot_q6_K dot_16_plain
 
-/* One column, rows unpacked as they come, 64 elements at a time. */
+/* One column, rows unpacked as they come, 64 elements at a time. A whole tile's rows are where the
+ * stride says: their addresses are made again for each block, since so many are kept nowhere. */
 #define ROWS_256(name, bytes, g, minimum)                                                          \
-        static void rows_##name(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,    \
-                                const uint8_t *column, float *ret_out) {                           \
+        LANES_INLINE void some_##name(const uint8_t *base, uint64_t stride, const uint32_t rows,   \
+                                      int64_t k, const uint8_t *column, float *ret_out) {          \
                 const struct shape shape = {g, minimum, false};                                    \
                 struct columns at = columns_at(column, k, 1, shape);                               \
                 const uint8_t *row[CPU_LANES];                                                     \
                 lanes_f scale[256 / (g)], low[256 / (g)], total[1] = {lanes_set_f(0)};             \
                 lanes_u extra[24], raw[16], w[16];                                                 \
                                                                                                    \
-                rows_at(base, stride, rows, row);                                                  \
                 for (uint64_t b = 0; b < (uint64_t) k / 256; b++) {                                \
                         lanes_f part[1] = {lanes_set_f(0)};                                        \
                                                                                                    \
-                        head_##name(row, b *bytes, extra, scale, low);                             \
+                        __asm__("" : "+r"(stride));                                                \
+                        rows_at(base + b * (bytes), stride, rows, row);                            \
+                        head_##name(row, 0, extra, scale, low);                                    \
                         _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {                      \
                                 prefetch_next(base, stride, b * (bytes) + ((bytes) + 3) / 4 * i,   \
                                               ((bytes) + 3) / 4);                                  \
                                 if (i % 2 == 0)                                                    \
-                                        half_##name(row, b *bytes, i / 2, raw);                    \
+                                        half_##name(row, 0, i / 2, raw);                           \
                                 quarter_##name(extra, raw, i / 2, i % 2, w);                       \
                                 dot_piece(w, scale + 64 / g * i, low + 64 / g * i, &at, 1, shape,  \
                                           64 / (g), part);                                         \
@@ -51,6 +53,14 @@ SHAPE(32_minimum, 32, true)
                         end_block(&at, 1, part, total);                                            \
                 }                                                                                  \
                 lanes_store_f(ret_out, total[0]);                                                  \
+        }                                                                                          \
+                                                                                                   \
+        static void rows_##name(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,    \
+                                const uint8_t *column, float *ret_out) {                           \
+                if (rows == CPU_LANES)                                                             \
+                        some_##name(base, stride, CPU_LANES, k, column, ret_out);                  \
+                else                                                                               \
+                        some_##name(base, stride, rows, k, column, ret_out);                       \
         }
 ROWS_256(q2_K, 84, 16, true)
 ROWS_256(q3_K, 110, 16, false)
@@ -75,9 +85,11 @@ ROWS_256(q6_K, 210, 16, false)
                 const uint8_t *row[CPU_LANES];                                                     \
                                                                                                    \
                 rows_at(base, stride, rows, row);                                                  \
-                for (int64_t b = 0; b < k / BLOCK; b++)                                            \
+                for (int64_t b = 0; b < k / BLOCK; b++) {                                          \
+                        prefetch_next(base, stride, (uint64_t) b *bytes, bytes);                   \
                         unpack_##name(row, (uint64_t) b *bytes, w + b * (BLOCK / 4),               \
                                       scale + b * (BLOCK / (g)), low + b * (BLOCK / (g)));         \
+                }                                                                                  \
         }                                                                                          \
                                                                                                    \
         static void columns_##name(const float *const *values, uint32_t width, int64_t k,          \

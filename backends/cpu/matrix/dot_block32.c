@@ -69,14 +69,21 @@ SHAPE(signed)
         }
 /* or each row by itself. */
 #if CPU_LANES == 16
-#define IN_STREAM(name, bytes, above, shape_name, units)                                           \
+#define IN_STREAM_OF(name, bytes, shape_name, sixteenfold)                                         \
         static void rows_##name(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,    \
                                 const uint8_t *column, float *ret_out) {                           \
+                const struct streamed type = {open_##name, bytes, sixteenfold};                    \
+                                                                                                   \
                 stream_rows(base, stride, rows, k, columns_at(column, k, 1, shape_##shape_name),   \
-                            (struct streamed) {open_##name, bytes}, ret_out);                      \
+                            type, ret_out);                                                        \
         }
+#define IN_STREAM(name, bytes, above, shape_name, units)                                           \
+        IN_STREAM_OF(name, bytes, shape_name, false)
+#define IN_STREAM_16(name, bytes, above, shape_name, units)                                        \
+        IN_STREAM_OF(name, bytes, shape_name, true)
 #else
 #define IN_STREAM IN_LANES
+#define IN_STREAM_16 IN_LANES
 #endif
 
 /* Signed bytes need no bias, but its room is there on every instruction set: how large columns are
@@ -85,11 +92,11 @@ SHAPE(signed)
  * X(name, bytes of a block, offset, shape, blocks that unpack_wide_<name>() takes, how one column
  * is multiplied) */
 #define BLOCK_TYPES                                                                                \
-        X(q4_0, 18, 8, plain, CPU_WIDE(3), IN_STREAM)                                              \
+        X(q4_0, 18, 8, plain, CPU_WIDE(3), IN_STREAM_16)                                           \
         X(q4_1, 20, 0, minimum, CPU_WIDE(3), IN_LANES)                                             \
         X(q5_0, 22, 16, plain, CPU_WIDE(2), IN_STREAM)                                             \
         X(q5_1, 24, 0, minimum, CPU_WIDE(2), IN_LANES)                                             \
-        X(q8_0, 34, CPU_FULL_OFFSET, signed, 1, IN_LANES)                                          \
+        X(q8_0, 34, CPU_FULL_OFFSET, signed, 1, IN_STREAM)                                         \
         X(iq4_nl, 18, CPU_FULL_OFFSET, signed, CPU_WIDE(3), IN_STREAM)                             \
         X(mxfp4, 17, 12, plain, CPU_WIDE(2), IN_LANES)
 
@@ -103,9 +110,11 @@ SHAPE(signed)
                 int64_t b = 0, blocks = k / BLOCK;                                                 \
                                                                                                    \
                 rows_at(base, stride, rows, row);                                                  \
-                for (; b + (units) <= blocks; b += (units))                                        \
+                for (; b + (units) <= blocks; b += (units)) {                                      \
+                        prefetch_next(base, stride, (uint64_t) b *size, (size) * (units));         \
                         unpack_wide_##name(row, (uint64_t) b *size, w + b * DWORDS, scale + b,     \
                                            low + b);                                               \
+                }                                                                                  \
                 for (; b < blocks; b++)                                                            \
                         unpack_##name(row, (uint64_t) b *size, w + b * DWORDS, scale + b,          \
                                       low + b);                                                    \

@@ -12,7 +12,7 @@
 
 struct shape {
         int group;
-        bool has_minimum, is_signed;
+        bool has_minimum, is_signed; /* bytes of types with a minimum have no offset */
 };
 
 /* Where the arrays of a column group start. */
@@ -46,14 +46,14 @@ LANES_INLINE void dot_piece(const lanes_u *w, const lanes_f *scale, const lanes_
 
 #pragma GCC unroll 8
                 for (int c = 0; c < width; c++)
-                        sum[c] = lanes_set_u((uint32_t) at->bias[c]);
+                        sum[c] = lanes_set_u(shape.has_minimum ? 0 : (uint32_t) at->bias[c]);
 #pragma GCC unroll 8
                 for (int j = 0; j < dwords; j++) {
                         lanes_u dword = w[g * dwords + j];
 
 #pragma GCC unroll 8
                         for (int c = 0; c < width; c++) {
-                                uint32_t a = at->q[j * width + c];
+                                const uint32_t *a = &at->q[j * width + c];
 
                                 sum[c] = shape.is_signed ? lanes_dot4_signed(sum[c], dword, a)
                                                          : lanes_dot4(sum[c], dword, a);

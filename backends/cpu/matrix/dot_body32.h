@@ -63,8 +63,8 @@ LANES_INLINE lanes_f dot_dword(lanes_u w, const struct columns *at, int64_t inde
                                const struct shape shape) {
         lanes_u sum = shape.offset ? lanes_set_u((uint32_t) at->bias[index]) : lanes_set_u(0);
 
-        return lanes_from_int(shape.is_signed ? lanes_dot4_signed(sum, w, at->q[index])
-                                              : lanes_dot4(sum, w, at->q[index]));
+        return lanes_from_int(shape.is_signed ? lanes_dot4_signed(sum, w, &at->q[index])
+                                              : lanes_dot4(sum, w, &at->q[index]));
 }
 
 /* Parts `first` .. `first + PARTS - 1` of columns `c0` .. `c0 + count - 1` of a group. */

@@ -54,8 +54,9 @@ LANES_INLINE void add_block(const lanes_u *w, lanes_f scale, lanes_f minimum,
         for (int j = 0; j < DWORDS; j++)
 #pragma GCC unroll 8
                 for (int c = 0; c < width; c++)
-                        sum[c] = shape.is_signed ? lanes_dot4_signed(sum[c], w[j], q[j * width + c])
-                                                 : lanes_dot4(sum[c], w[j], q[j * width + c]);
+                        sum[c] = shape.is_signed
+                                         ? lanes_dot4_signed(sum[c], w[j], &q[j * width + c])
+                                         : lanes_dot4(sum[c], w[j], &q[j * width + c]);
 #pragma GCC unroll 8
         for (int c = 0; c < width; c++) {
                 lanes_f a = lanes_set_f(at->scale[block * width + c]);

@@ -9,6 +9,7 @@
  * power of two apart, where they would fall into the same few places of the cache.
  */
 #include "backends/cpu/matrix/tables.h"
+#include "backends/cpu/matrix/tile_rows.h"
 
 #define ROWS 4
 /* Columns up to which rows of 16 bits are widened again and again. */
@@ -32,13 +33,6 @@ LANES_INLINE lanes_f load_row_part(uint32_t type, const uint8_t *row, int64_t i,
         return load_row(type, (const uint8_t *) halves, 0);
 }
 
-/* The rows of the next block come in a line: into the first-level cache when it is their turn soon,
- * into the second from farther away. */
-LANES_INLINE void prefetch_row(const uint8_t *next) {
-        __builtin_prefetch(next + 16384, 0, 2);
-        __builtin_prefetch(next, 0, 3);
-}
-
 /* Elements [i, k) of `rows` (1 or ROWS) x `width` results; not the first ones are added to what
  * is there. */
 LANES_INLINE void dot_block(uint32_t type, const uint8_t *const *row, const int rows,
@@ -56,8 +50,9 @@ LANES_INLINE void dot_block(uint32_t type, const uint8_t *const *row, const int 
         for (; i + CPU_LANES <= k; i += CPU_LANES) {
 #pragma GCC unroll 4
                 for (int r = 0; r < rows; r++) {
-                        if (width == 1 && rows == ROWS && next)
-                                prefetch_row(row[0] + next + bytes * (ROWS * i + r * CPU_LANES));
+                        if (width <= FEW_AT_ONCE && rows == ROWS && next)
+                                prefetch_row(row[0] + next + bytes * (ROWS * i + r * CPU_LANES),
+                                             next <= PREFETCH_FAR, row[r] + bytes * i);
                         w[r] = load_row(type, row[r], i);
                 }
 #pragma GCC unroll 8

@@ -67,15 +67,15 @@ LANES_INLINE lanes_f lanes_load_half(const uint8_t *const *row, uint64_t at) {
 }
 
 /* Unsigned bytes below 64 or so: no pair sum leaves 16 bits. */
-LANES_INLINE lanes_u lanes_dot4(lanes_u sum, lanes_u w, uint32_t a) {
-        __m256i pairs = _mm256_maddubs_epi16(U(w), _mm256_set1_epi32((int) a));
+LANES_INLINE lanes_u lanes_dot4(lanes_u sum, lanes_u w, const uint32_t *a) {
+        __m256i pairs = _mm256_maddubs_epi16(U(w), _mm256_set1_epi32((int) *a));
 
         return sum + (lanes_u) _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 
 /* Signed bytes of any value: the sign moves to the activation, which never is -128. */
-LANES_INLINE lanes_u lanes_dot4_signed(lanes_u sum, lanes_u w, uint32_t a) {
-        __m256i moved = _mm256_sign_epi8(_mm256_set1_epi32((int) a), U(w));
+LANES_INLINE lanes_u lanes_dot4_signed(lanes_u sum, lanes_u w, const uint32_t *a) {
+        __m256i moved = _mm256_sign_epi8(_mm256_set1_epi32((int) *a), U(w));
         __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(U(w)), moved);
 
         return sum + (lanes_u) _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));

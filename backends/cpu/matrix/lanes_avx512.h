@@ -115,8 +115,11 @@ LANES_INLINE lanes_f lanes_load_half(const uint8_t *const *row, uint64_t at) {
         return (lanes_f) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) v));
 }
 
-LANES_INLINE lanes_u lanes_dot4(lanes_u sum, lanes_u w, uint32_t a) {
-        return (lanes_u) _mm512_dpbusd_epi32(U(sum), U(w), _mm512_set1_epi32((int) a));
+/* Written out, because not every compiler makes the repeated dword a part of the instruction: a
+ * load of its own would take the place of another instruction. */
+LANES_INLINE lanes_u lanes_dot4(lanes_u sum, lanes_u w, const uint32_t *a) {
+        __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*a));
+        return sum;
 }
 
 LANES_INLINE lanes_f lanes_from_int(lanes_u v) {

@@ -44,16 +44,16 @@ LANES_INLINE lanes_f lanes_load_half(const uint8_t *const *row, uint64_t at) {
         return v;
 }
 
-LANES_INLINE lanes_u lanes_dot4(lanes_u sum, lanes_u w, uint32_t a) {
+LANES_INLINE lanes_u lanes_dot4(lanes_u sum, lanes_u w, const uint32_t *a) {
         for (int b = 0; b < 32; b += 8)
-                sum += (w >> b & 0xffU) * (uint32_t) (int32_t) (int8_t) (a >> b & 0xffU);
+                sum += (w >> b & 0xffU) * (uint32_t) (int32_t) (int8_t) (*a >> b & 0xffU);
         return sum;
 }
 
-LANES_INLINE lanes_u lanes_dot4_signed(lanes_u sum, lanes_u w, uint32_t a) {
+LANES_INLINE lanes_u lanes_dot4_signed(lanes_u sum, lanes_u w, const uint32_t *a) {
         for (int b = 0; b < 32; b += 8)
                 sum += (((w >> b & 0xffU) ^ 0x80U) - 0x80U) *
-                       (uint32_t) (int32_t) (int8_t) (a >> b & 0xffU);
+                       (uint32_t) (int32_t) (int8_t) (*a >> b & 0xffU);
         return sum;
 }
 

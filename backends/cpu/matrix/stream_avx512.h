@@ -3,11 +3,15 @@
  *
  * A 256-bit vector holds the eight dwords of one block of one row, which is how ggml's order adds
  * them up (dot_body32.h), so that nothing has to be transposed: bytes are loaded where they are,
- * opened, and multiplied. What is left are the scales, a word of each block: they are taken out
- * first, for a stretch of blocks of each row, and lie side by side then.
+ * opened, and multiplied. What is left are the scales, a word of each block: those of eight blocks
+ * of a row are taken out at once and lie side by side then. Eight rows go abreast, to hide how long
+ * a step takes.
  *
- * This wins where opening a block costs more than reading it: for nibbles that share nothing but a
- * scale. Memory is asked for ahead in the order in which rows lie in it.
+ * Where high nibbles need no shift they stay 16 times too large, dots and sums with them: a power
+ * of two changes no digit, and products of two f16 are far from what f32 cannot hold.
+ *
+ * This wins where opening a block costs more than reading it, and where nothing has to be opened.
+ * Memory is asked for ahead in the order in which rows lie in it.
  */
 #pragma once
 
@@ -19,157 +23,213 @@
 
 #if defined(__AVX512VNNI__) /* what the compiler may use here */
 
-#define STRETCH 32 /* blocks of a row: as many words as a vector has */
-#define ABREAST 8  /* rows that are multiplied side by side: enough to hide how long a step takes */
+#define ABREAST 8
+#define STRETCH 8 /* blocks of each row whose scales are taken first */
+
+struct streamed {
+        __m256i (*open)(const uint8_t *block); /* the bytes of a block, in order */
+        int size;                              /* of a block; d comes first */
+        bool is_sixteenfold;                   /* the high nibbles, which are the upper half */
+};
+
+LANES_INLINE __m256i both_halves(const uint8_t *bytes) {
+        return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) bytes));
+}
 
 LANES_INLINE __m256i open_nibbles(const uint8_t *bytes) {
-        __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) bytes));
+        const __m256i both =
+                _mm256_srlv_epi32(both_halves(bytes), _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
 
-        both = _mm256_srlv_epi32(both, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
         return _mm256_and_si256(both, _mm256_set1_epi8(0xf));
 }
 
-/* The bytes of a block, in order. */
+LANES_INLINE __m256i open_sixteenfold(const uint8_t *bytes) {
+        return _mm256_and_si256(both_halves(bytes),
+                                _mm256_setr_epi64x(0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f,
+                                                   (int64_t) 0xf0f0f0f0f0f0f0f0,
+                                                   (int64_t) 0xf0f0f0f0f0f0f0f0));
+}
+
 LANES_INLINE __m256i open_q4_0(const uint8_t *block) {
-        return open_nibbles(block + 2);
+        return open_sixteenfold(block + 2);
 }
 
 LANES_INLINE __m256i open_q5_0(const uint8_t *block) {
-        __m256i w = open_nibbles(block + 6);
+        const __m256i w = open_nibbles(block + 6);
 
         return _mm256_mask_add_epi8(w, cpu_read_u32(block + 2), w, _mm256_set1_epi8(16));
 }
 
+LANES_INLINE __m256i open_q8_0(const uint8_t *block) {
+        return _mm256_xor_si256(_mm256_loadu_si256((const __m256i *) (block + 2)),
+                                _mm256_set1_epi8((char) -128));
+}
+
 LANES_INLINE __m256i open_iq4_nl(const uint8_t *block) {
-        __m128i table = _mm_loadu_si128((const __m128i *) iq4_nl_bytes[1]);
+        const __m128i table = _mm_loadu_si128((const __m128i *) iq4_nl_bytes[1]);
 
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), open_nibbles(block + 2));
 }
 
-struct streamed {
-        __m256i (*open)(const uint8_t *block);
-        int size; /* of a block; even, its scale comes first */
-};
+/* Row r of eight, given the first and the fifth. */
+LANES_INLINE const uint8_t *row_of(const uint8_t *const half[2], uint64_t stride, const int r) {
+        return half[r / 4] + stride * (uint64_t) (r % 4);
+}
 
-/* The first word of each of `count` blocks. Windows of 32 words go over them; block j's word is
- * word j * words % 32 of its window, and those of one window are neighbours in the result. */
-LANES_INLINE __m512i take_words(const uint8_t *blocks, int64_t count, const int words) {
-        static const uint16_t numbers[STRETCH] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
-                                                  11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
-                                                  22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
-        const __m512i index =
-                _mm512_mullo_epi16(_mm512_loadu_si512(numbers), _mm512_set1_epi16((short) words));
-        int64_t left = count * words;
-        __m512i taken = _mm512_setzero_si512();
+/* The first words of blocks i and i + 1, before whatever follows them. */
+LANES_INLINE __m128i words_of_two(const uint8_t *blocks, const int size, const int i) {
+        return _mm_unpacklo_epi16(
+                _mm_cvtsi32_si128((int) cpu_read_u32(blocks + size * i)),
+                _mm_loadu_si128((const __m128i *) (blocks + size * (i + 1))));
+}
 
-#pragma GCC unroll 11
-        for (int i = 0; i < words; i++, left -= 32) {
-                const int first = (32 * i + words - 1) / words;
-                const int end = (32 * (i + 1) + words - 1) / words;
-                const __mmask32 of_window = (__mmask32) ((1ULL << end) - (1ULL << first));
-                __mmask32 there = 0xffffffffU;
+/* The first words of STRETCH blocks of a row. */
+LANES_INLINE __m128i words_of(const uint8_t *blocks, const int size) {
+        if (size == 18) { /* the last one ends after 128 bytes */
+                const __m512i index = _mm512_castsi128_si512(
+                        _mm_setr_epi16(0, 9, 18, 27, 36, 45, 54, 63));
 
-                if (left <= 0)
-                        break;
-                if (left < 32)
-                        there = (1U << left) - 1;
-                taken = _mm512_mask_permutexvar_epi16(
-                        taken, of_window, index, _mm512_maskz_loadu_epi16(there, blocks + 64 * i));
+                return _mm512_castsi512_si128(_mm512_permutex2var_epi16(
+                        _mm512_loadu_si512(blocks), index, _mm512_loadu_si512(blocks + 64)));
         }
-        return taken;
+        return _mm_unpacklo_epi64(_mm_unpacklo_epi32(words_of_two(blocks, size, 0),
+                                                     words_of_two(blocks, size, 2)),
+                                  _mm_unpacklo_epi32(words_of_two(blocks, size, 4),
+                                                     words_of_two(blocks, size, 6)));
 }
 
-/* The scales of a stretch of one row times those of the column. */
-LANES_INLINE void stretch_scale(const uint8_t *blocks, int64_t count, const float *scale,
-                                const struct streamed type, float *ret_factor) {
-        const __mmask16 low = count >= 16 ? 0xffff : (__mmask16) ((1U << count) - 1);
-        const __mmask16 high = count <= 16 ? 0 : (__mmask16) ((1U << (count - 16)) - 1);
-        const __m512i d = take_words(blocks, count, type.size / 2);
-        const __m512 d0 = _mm512_cvtph_ps(_mm512_castsi512_si256(d));
-        const __m512 d1 = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(d, 1));
-
-        _mm512_storeu_ps(ret_factor, _mm512_mul_ps(d0, _mm512_maskz_loadu_ps(low, scale)));
-        _mm512_storeu_ps(ret_factor + 16,
-                         _mm512_mul_ps(d1, _mm512_maskz_loadu_ps(high, scale + 16)));
+/* What is asked for while block b of eight rows is multiplied: what follows the tile, in a line. */
+LANES_INLINE void prefetch_rows(const uint8_t *const half[2], uint64_t stride, const int size,
+                                const uint8_t *ahead, int64_t b, bool near) {
+#pragma GCC unroll 8
+        for (int i = 0; i < size * ABREAST; i += 64)
+                __builtin_prefetch(ahead + PREFETCH_FAR + i, 0, 2);
+        if (near)
+#pragma GCC unroll 8
+                for (int i = 0; i < size * ABREAST; i += 64)
+                        __builtin_prefetch(ahead + i, 0, 3);
+        else if (size >= 32 && b % 2 == 0) /* soon, in the rows themselves */
+#pragma GCC unroll 8
+                for (int r = 0; r < ABREAST; r++)
+                        __builtin_prefetch(row_of(half, stride, r) + 256, 0, 3);
 }
 
-/* `abreast` (ABREAST or 1) rows of a stretch from block `from` of the column on; factor: those of
- * the first row. ahead: what is asked for meanwhile, from there on; near: also at once. */
-LANES_INLINE void stretch_multiply(const uint8_t *base, uint64_t stride, const int abreast,
-                                   int64_t from, int64_t count, const struct columns *at,
-                                   const float *factor, const struct streamed type,
-                                   const uint8_t *ahead, bool near, __m256 *part) {
-        const uint8_t *half[2] = {base, base + ABREAST / 2 * stride};
-        __m256 sum[ABREAST];
+/* ((p0 + p4) + (p2 + p6)) + ((p1 + p5) + (p3 + p7)) of each of eight vectors. */
+LANES_INLINE __m256 add_eight(const __m256 part[ABREAST]) {
+        __m256 four[4], two[2], one;
+
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) /* two rows in each */
+                four[i] = _mm256_add_ps(
+                        _mm256_permute2f128_ps(part[2 * i], part[2 * i + 1], 0x31),
+                        _mm256_permute2f128_ps(part[2 * i], part[2 * i + 1], 0x20));
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+                const __m256d a = _mm256_castps_pd(four[2 * i]);
+                const __m256d b = _mm256_castps_pd(four[2 * i + 1]);
+
+                two[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)),
+                                       _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+        }
+        one = _mm256_add_ps(_mm256_shuffle_ps(two[0], two[1], 0x88),
+                            _mm256_shuffle_ps(two[0], two[1], 0xdd));
+        return _mm256_permutevar8x32_ps(one, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+/* The column's side of block b: its quants, and what dots start from. */
+LANES_INLINE __m256i column_of(const struct columns *at, int64_t b, const struct streamed type,
+                               __m256i *ret_start) {
+        __m256i start = _mm256_loadu_si256((const __m256i *) at->bias + b);
+
+        if (type.is_sixteenfold)
+                start = _mm256_sllv_epi32(start, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+        *ret_start = start;
+        return _mm256_loadu_si256((const __m256i *) at->q + b);
+}
+
+LANES_INLINE __m256 same_size(__m256 part, const struct streamed type) {
+        const float all = 1.0f, high = 1.0f / 16;
+
+        if (!type.is_sixteenfold)
+                return part;
+        return _mm256_mul_ps(part, _mm256_setr_ps(all, all, all, all, high, high, high, high));
+}
+
+/* At least STRETCH blocks of eight rows. */
+LANES_INLINE void eight_rows(const uint8_t *base, uint64_t stride, int64_t blocks,
+                             const struct columns *at, const struct streamed type,
+                             const uint8_t *ahead, bool near, float *ret_out) {
+        const uint8_t *half[2] = {base, base + 4 * stride};
+        float factor[ABREAST][STRETCH];
+        __m256 part[ABREAST];
 
 #pragma GCC unroll 8
-        for (int r = 0; r < abreast; r++)
-                sum[r] = part[r];
-        for (int64_t b = from; b < from + count; b++) {
-                const __m256i q = _mm256_loadu_si256((const __m256i *) at->q + b);
-                const __m256i bias = _mm256_loadu_si256((const __m256i *) at->bias + b);
+        for (int r = 0; r < ABREAST; r++)
+                part[r] = _mm256_setzero_ps();
+        for (int64_t from = 0; from < blocks; from += STRETCH) {
+                /* the last stretch may begin with blocks that are done */
+                const int64_t first = blocks - from < STRETCH ? blocks - STRETCH : from;
 
 #pragma GCC unroll 8
-                for (int i = 0; i < type.size * abreast; i += 64)
-                        __builtin_prefetch(ahead + PREFETCH_FAR + i, 0, 2);
-                if (near)
-#pragma GCC unroll 8
-                        for (int i = 0; i < type.size * abreast; i += 64)
-                                __builtin_prefetch(ahead + i, 0, 3);
-#pragma GCC unroll 8
-                for (int r = 0; r < abreast; r++) {
-                        const uint8_t *block =
-                                half[r / (ABREAST / 2)] + stride * (uint64_t) (r % (ABREAST / 2));
-                        __m256i dots = _mm256_dpbusd_epi32(bias, type.open(block), q);
+                for (int r = 0; r < ABREAST; r++) {
+                        const uint8_t *row = base + stride * (uint64_t) r + type.size * first;
 
-                        sum[r] = _mm256_fmadd_ps(_mm256_set1_ps(factor[STRETCH * r]),
-                                                 _mm256_cvtepi32_ps(dots), sum[r]);
+                        _mm256_storeu_ps(factor[r],
+                                         _mm256_mul_ps(_mm256_cvtph_ps(words_of(row, type.size)),
+                                                       _mm256_loadu_ps(at->scale + first)));
                 }
-                half[0] += type.size;
-                half[1] += type.size;
-                ahead += type.size * abreast;
-                factor++;
+                for (int64_t b = from; b < first + STRETCH; b++) {
+                        __m256i start, q = column_of(at, b, type, &start);
+
+                        prefetch_rows(half, stride, type.size, ahead, b, near);
+#pragma GCC unroll 8
+                        for (int r = 0; r < ABREAST; r++) {
+                                const __m256i dots = _mm256_dpbusd_epi32(
+                                        start, type.open(row_of(half, stride, r)), q);
+
+                                part[r] = _mm256_fmadd_ps(_mm256_set1_ps(factor[r][b - first]),
+                                                          _mm256_cvtepi32_ps(dots), part[r]);
+                        }
+                        half[0] += type.size;
+                        half[1] += type.size;
+                        ahead += type.size * ABREAST;
+                }
         }
 #pragma GCC unroll 8
-        for (int r = 0; r < abreast; r++)
-                part[r] = sum[r];
+        for (int r = 0; r < ABREAST; r++)
+                part[r] = same_size(part[r], type);
+        _mm256_storeu_ps(ret_out, add_eight(part));
 }
 
-/* ((p0 + p4) + (p2 + p6)) + ((p1 + p5) + (p3 + p7)) */
-LANES_INLINE float add_eight(__m256 part) {
-        __m128 four = _mm_add_ps(_mm256_extractf128_ps(part, 1), _mm256_castps256_ps128(part));
-        __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+LANES_INLINE float one_row(const uint8_t *row, int64_t blocks, const struct columns *at,
+                           const struct streamed type) {
+        __m256 part[ABREAST] = {_mm256_setzero_ps()};
 
-        return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+        for (int64_t b = 0; b < blocks; b++, row += type.size) {
+                __m256i start, q = column_of(at, b, type, &start);
+                const float factor = _cvtsh_ss(cpu_read_u16(row)) * at->scale[b];
+
+                start = _mm256_dpbusd_epi32(start, type.open(row), q);
+                part[0] = _mm256_fmadd_ps(_mm256_set1_ps(factor), _mm256_cvtepi32_ps(start),
+                                          part[0]);
+        }
+        part[0] = same_size(part[0], type);
+        return _mm256_cvtss_f32(add_eight(part));
 }
 
 LANES_INLINE void stream_rows(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,
                               const struct columns at, const struct streamed type, float *ret_out) {
-        const int64_t blocks = k / BLOCK;
         const bool near = stride * CPU_LANES <= PREFETCH_FAR;
-        const uint8_t *ahead = base + stride * CPU_LANES;
-        float factor[CPU_LANES][STRETCH];
-        __m256 part[CPU_LANES];
+        const int64_t blocks = k / BLOCK;
+        uint32_t r = 0;
 
-        for (uint32_t r = 0; r < CPU_LANES; r++)
-                part[r] = _mm256_setzero_ps();
-        for (int64_t from = 0, count; from < blocks; from += count, base += count * type.size) {
-                uint32_t r = 0;
-
-                count = blocks - from < STRETCH ? blocks - from : STRETCH;
-                for (uint32_t i = 0; i < rows; i++)
-                        stretch_scale(base + stride * i, count, at.scale + from, type, factor[i]);
-                for (; r + ABREAST <= rows; r += ABREAST) {
-                        stretch_multiply(base + stride * r, stride, ABREAST, from, count, &at,
-                                         factor[r], type, ahead, near, part + r);
-                        ahead += count * type.size * ABREAST;
-                }
-                for (; r < rows; r++)
-                        stretch_multiply(base + stride * r, stride, 1, from, count, &at, factor[r],
-                                         type, ahead, false, part + r);
-        }
-        for (uint32_t r = 0; r < CPU_LANES; r++)
-                ret_out[r] = add_eight(part[r]);
+        for (; blocks >= STRETCH && r + ABREAST <= rows; r += ABREAST)
+                eight_rows(base + stride * r, stride, blocks, &at, type,
+                           base + stride * (CPU_LANES + r), near, ret_out + r);
+        for (; r < rows; r++)
+                ret_out[r] = one_row(base + stride * r, blocks, &at, type);
+        for (; r < CPU_LANES; r++)
+                ret_out[r] = ret_out[rows - 1];
 }
 
 #endif

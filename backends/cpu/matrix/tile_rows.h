@@ -23,6 +23,16 @@ LANES_INLINE void prefetch_next(const uint8_t *base, uint64_t stride, uint64_t a
         }
 }
 
+/* Columns of a register block up to which reading the rows may be what takes longest. */
+#define FEW_AT_ONCE 4
+
+/* The same for rows of floats: what follows a block of rows comes in a line at `next`, which is
+ * soon where `near`; else what is soon is farther on in the row itself. */
+LANES_INLINE void prefetch_row(const uint8_t *next, bool near, const uint8_t *here) {
+        __builtin_prefetch(next + PREFETCH_FAR, 0, 2);
+        __builtin_prefetch(near ? next : here + 512, 0, 3);
+}
+
 LANES_INLINE void rows_at(const uint8_t *base, uint64_t stride, uint32_t rows,
                           const uint8_t *ret_row[CPU_LANES]) {
         for (uint32_t i = 0; i < CPU_LANES; i++)

@@ -227,6 +227,11 @@ LANES_INLINE void quarter_q3_K(const lanes_u *extra, const lanes_u *raw, int hal
         }
 }
 
+/* What is at bit `from` comes to bit `to`: one shift. */
+LANES_INLINE lanes_u move_bits(lanes_u bits, const int from, const int to) {
+        return from < to ? bits << (to - from) : bits >> (from - to);
+}
+
 /* d, dmin and the eight 6-bit scales and minima of Q4_K and Q5_K. */
 LANES_INLINE void head_q4_K(const uint8_t *const *row, uint64_t at, lanes_u *extra, lanes_f *scale,
                             lanes_f *minimum) {
@@ -277,10 +282,11 @@ LANES_INLINE void quarter_q5_K(const lanes_u *extra, const lanes_u *raw, int hal
                                lanes_u *w) {
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
-                lanes_u bits = extra[i] >> (4 * half + 2 * quarter), q = raw[8 * quarter + i];
+                const int bit = 4 * half + 2 * quarter;
+                lanes_u q = raw[8 * quarter + i];
 
-                w[i] = (q & NIBBLES) | (bits & 0x01010101U) << 4;
-                w[8 + i] = (q >> 4 & NIBBLES) | (bits & 0x02020202U) << 3;
+                w[i] = (q & NIBBLES) | (move_bits(extra[i], bit, 4) & 0x10101010U);
+                w[8 + i] = (q >> 4 & NIBBLES) | (move_bits(extra[i], bit + 1, 4) & 0x10101010U);
         }
 }
 
@@ -305,9 +311,9 @@ LANES_INLINE void quarter_q6_K(const lanes_u *extra, const lanes_u *raw, int hal
                                lanes_u *w) {
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++) {
-                lanes_u high = extra[8 * half + i % 8] >> (4 * quarter + 2 * (i / 8));
+                lanes_u high = move_bits(extra[8 * half + i % 8], 4 * quarter + 2 * (i / 8), 4);
 
-                w[i] = (raw[i] >> 4 * quarter & NIBBLES) | (high & 0x03030303U) << 4;
+                w[i] = (raw[i] >> 4 * quarter & NIBBLES) | (high & 0x30303030U);
         }
 }
 

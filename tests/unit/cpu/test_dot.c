@@ -150,7 +150,9 @@ HR_TEST_LIMIT(tiles_match_the_rules, 120) {
                 for (size_t t = 0; t < HR_ARRAY_LENGTH(types); t++) {
                         int64_t block = hr_type_info(types[t])->block_elements;
 
-                        for (int64_t blocks = 1; blocks <= 7; blocks++)
+                        /* small blocks: whole stretches of them, and what is left */
+                        for (int64_t blocks = 1; blocks <= (block == 32 ? 19 : 7);
+                             blocks += blocks < 9 ? 1 : 5)
                                 for (uint32_t rows = 1; rows <= dots[s]->lanes; rows += 3)
                                         check_tile(dots[s], types[t], rows,
                                                    block > 1 ? block * blocks : blocks * 5 + 1);
@@ -160,7 +162,7 @@ HR_TEST_LIMIT(tiles_match_the_rules, 120) {
 /* With scales of one and whole activations every product is a whole number: exact everywhere. */
 HR_TEST_LIMIT(integer_parts_are_exact, 120) {
         static const uint32_t exact[] = {HR_TYPE_Q4_0, HR_TYPE_Q5_0, HR_TYPE_Q8_0, HR_TYPE_IQ4_NL};
-        enum { K = 32 * 7 };
+        enum { K = 32 * 19 };
         uint32_t sets;
         const struct cpu_dot *const *dots = case_product_sets(&sets);
 
