@@ -464,6 +464,10 @@ class AsyncClient:
         handle, size, devices = await self.drive(flow, timeout)
         return AsyncState(self, handle, size, tensors, devices)
 
+    def adopt(self, state: handles.StateInfo) -> AsyncState:
+        """A state of this session over this connection; see Client.adopt()."""
+        return AsyncState(self, state.handle, state.nbytes, state.tensors, state.devices)
+
     async def submit(
         self,
         graph: Graph,

@@ -439,6 +439,11 @@ class Client:
         handle, size, devices = self.drive(flow, timeout)
         return State(self, handle, size, tensors, devices)
 
+    def adopt(self, state: handles.StateInfo) -> State:
+        """A state of this session over this connection: one made over another connection of it, or
+        before the session was resumed."""
+        return State(self, state.handle, state.nbytes, state.tensors, state.devices)
+
     # ---- graphs --------------------------------------------------------------------------------
 
     def submit(
