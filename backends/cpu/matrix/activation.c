@@ -140,10 +140,10 @@ void CPU_ISA(activate_q8)(const float *const *values, uint32_t width, int64_t k,
                         activate_blocks(block, CPU_WIDTH, false, &at);
                 else if (width == 4)
                         activate_blocks(block, 4, false, &at);
-                else if (width == 2)
-                        activate_blocks(block, 2, false, &at);
+                else if (width == 3)
+                        activate_blocks(block, 3, false, &at);
                 else
-                        activate_blocks(block, width, false, &at);
+                        activate_blocks(block, 2, false, &at);
                 go_on(&at, width);
         }
 }
@@ -218,10 +218,12 @@ void CPU_ISA(activate_q8_K)(const float *const *values, uint32_t width, int64_t 
                             const struct activation *ret) {
         if (width == CPU_WIDTH)
                 FOR_GROUP(CPU_WIDTH);
-        else if (width == 1)
-                FOR_GROUP(1);
+        else if (width == 4)
+                FOR_GROUP(4);
+        else if (width == 3)
+                FOR_GROUP(3);
         else if (width == 2)
                 FOR_GROUP(2);
         else
-                FOR_GROUP(width);
+                FOR_GROUP(1);
 }

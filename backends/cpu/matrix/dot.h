@@ -64,6 +64,15 @@ struct cpu_key_walk {
         const float *factor;   /* the total is multiplied by it before key i is added; mostly 1 */
 };
 
+/* The same for all keys of a block and up to four rows that share them. */
+struct cpu_key_rows {
+        const uint8_t *values; /* of the first key */
+        uint64_t stride;
+        uint32_t count, rows;
+        const float *weight[4], *factor[4]; /* of each row, per key */
+        float *total[4];
+};
+
 struct cpu_dot {
         const char *name;
         uint32_t lanes, width;
@@ -101,7 +110,14 @@ struct cpu_dot {
                            const float *query, int64_t size, float *ret_scores);
         /* total[size] over the keys of the walk. is_half: values are f16, and so is the total after
          * each step; else all is f32. */
-        void (*walk_values)(const struct cpu_key_walk *walk, bool is_half, uint32_t size, float *total);
+        void (*walk_values)(const struct cpu_key_walk *walk, bool is_half, uint32_t size,
+                            float *total);
+        /* What score_keys gives for the `lanes` keys of a packed tile of floats and several
+         * queries: ret_scores[rows][score_stride]. size: a multiple of 64. */
+        void (*score_tile)(const uint8_t *tile, const float *const *query, uint32_t rows,
+                           int64_t size, float *ret_scores, uint64_t score_stride);
+        /* What walk_values gives for each row; size: a multiple of `lanes`. */
+        void (*walk_rows)(const struct cpu_key_rows *walk, bool is_half, uint32_t size);
 };
 
 /* The table of "portable", "avx2", "avx512" or "avx512bf16"; NULL or "auto": the best one. NULL

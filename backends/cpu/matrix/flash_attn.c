@@ -288,6 +288,44 @@ static void tiles_run(const struct cpu_call *call) {
         }
 }
 
+/* ---- What both ways share ------------------------------------------------------------------- */
+
+float cpu_head_slope(float bias_max, int64_t heads, int64_t head) {
+        int64_t power = 1;
+        float exponent;
+
+        if (bias_max <= 0)
+                return 1.0f;
+        while (power * 2 <= heads)
+                power *= 2;
+        exponent = head < power
+                           ? -bias_max / (float) power * (float) (head + 1)
+                           : -bias_max / 2.0f / (float) power * (float) (2 * (head - power) + 1);
+        return powf(2.0f, exponent);
+}
+
+void cpu_finish_attention(const struct cpu_call *call, const struct hr_operand *sinks, int64_t head,
+                          float *total, float sum, float maximum, uint8_t *out) {
+        uint32_t size = (uint32_t) call->step->result.ne[0];
+
+        if (sinks) {
+                float sink;
+
+                memcpy(&sink, (uint8_t *) sinks->data + (uint64_t) head * sinks->nb[0],
+                       sizeof sink);
+                if (sink > maximum) {
+                        float factor = maximum == -INFINITY ? 0 : expf(maximum - sink);
+
+                        call->dot->scale_row(total, size, factor);
+                        sum = sum * factor + 1.0f;
+                } else {
+                        sum += expf(sink - maximum);
+                }
+        }
+        call->dot->scale_row(total, size, sum == 0 ? 0 : 1.0f / sum);
+        memcpy(out, total, (size_t) size * sizeof(float));
+}
+
 /* ---- Which way ------------------------------------------------------------------------------- */
 
 static bool is_tiled(const struct hr_step *step) {
@@ -316,10 +354,9 @@ static bool attention_supports(const struct hr_step *step) {
 }
 
 static uint64_t attention_scratch(const struct hr_step *step, uint32_t threads) {
-        uint64_t bytes = is_tiled(step) ? attention_of(step, cpu_any_dot()).thread_bytes
-                                        : cpu_attention_walk_scratch(step);
-
-        return cpu_times(bytes, threads);
+        if (!is_tiled(step))
+                return cpu_attention_walk_scratch(step, threads);
+        return cpu_times(attention_of(step, cpu_any_dot()).thread_bytes, threads);
 }
 
 static uint32_t attention_threads_max(const struct hr_step *step) {

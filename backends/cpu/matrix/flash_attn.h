@@ -18,6 +18,6 @@ float cpu_head_slope(float bias_max, int64_t heads, int64_t head);
 void cpu_finish_attention(const struct cpu_call *call, const struct hr_operand *sinks,
                           int64_t head, float *total, float sum, float maximum, uint8_t *out);
 
-/* flash_attn_walk.c: bytes of scratch a thread, and the kernel. */
-uint64_t cpu_attention_walk_scratch(const struct hr_step *step);
+/* flash_attn_walk.c: bytes of scratch, and the kernel. */
+uint64_t cpu_attention_walk_scratch(const struct hr_step *step, uint32_t threads);
 void cpu_attention_walk(const struct cpu_call *call);

@@ -1,249 +1,453 @@
 /*
- * FLASH_ATTN_EXT query by query, key by key, and what both ways end with.
+ * FLASH_ATTN_EXT query by query, key by key.
  *
- * A work item is one query of one head. Its keys are visited in order; those that the mask hides
- * are left out. Scores of a block of keys come first, since they do not depend on each other; then
- * the running maximum says by what each value is weighed, and by what the total is multiplied where
- * a new maximum appears; then the values are added, one after the other. With f16 values the total
- * is rounded to f16 after each of them, as ggml keeps it, else it is f32. Q is rounded to K's
- * partner type.
+ * A row is one query of one head. Its keys are visited in order; those that the mask hides are left
+ * out. Scores of a block of keys come first, since they do not depend on each other; then the
+ * running maximum says by what each value is weighed, and by what the total is multiplied where a
+ * new maximum appears; then the values are added, one after the other. With f16 values the total is
+ * rounded to f16 after each of them, as ggml keeps it, else it is f32. Q is rounded to K's partner
+ * type.
  *
- * Scratch of a thread: struct walk_memory.
+ * A work item is some rows of one head of keys, which go over its keys together: each row's chain
+ * of operations is the one that it would have alone. Where rows are few and keys are many, each row
+ * is cut into parts of PART_KEYS keys, which are joined in order. Whether it is, follows from the
+ * shapes alone; how many rows an item has, which does not show in results, from the threads, too.
+ *
+ * Scratch: totals of all parts (shared), then for each thread a struct memory.
  */
 #include "backends/cpu/matrix/flash_attn.h"
 
 #include "backends/cpu/matrix/half.h"
 
-float cpu_head_slope(float bias_max, int64_t heads, int64_t head) {
-        int64_t power = 1;
-        float exponent;
+#define ROWS 12         /* of an item at most */
+#define ROWS_OF_TILE 3  /* from here on keys are packed */
+#define PART_KEYS 512   /* a multiple of KEYS */
+#define PARTS_FROM 1024 /* keys from which on they are cut into parts, */
+#define PARTS_QUERIES 8 /* with fewer queries than this */
+#define AHEAD 32        /* keys by which memory is asked for before it is needed */
+#define ITEMS_MANY 8    /* items of a thread that leave none waiting for another */
 
-        if (bias_max <= 0)
-                return 1.0f;
-        while (power * 2 <= heads)
-                power *= 2;
-        exponent = head < power ? -bias_max / (float) power * (float) (head + 1)
-                                : -bias_max / 2.0f / (float) power *
-                                          (float) (2 * (head - power) + 1);
-        return powf(2.0f, exponent);
-}
-
-void cpu_finish_attention(const struct cpu_call *call, const struct hr_operand *sinks,
-                          int64_t head, float *total, float sum, float maximum, uint8_t *out) {
-        uint32_t size = (uint32_t) call->step->result.ne[0];
-
-        if (sinks) {
-                float sink;
-
-                memcpy(&sink, (uint8_t *) sinks->data + (uint64_t) head * sinks->nb[0],
-                       sizeof sink);
-                if (sink > maximum) {
-                        float factor = maximum == -INFINITY ? 0 : expf(maximum - sink);
-
-                        call->dot->scale_row(total, size, factor);
-                        sum = sum * factor + 1.0f;
-                } else {
-                        sum += expf(sink - maximum);
-                }
-        }
-        call->dot->scale_row(total, size, sum == 0 ? 0 : 1.0f / sum);
-        memcpy(out, total, (size_t) size * sizeof(float));
-}
-
-/* Where a thread's memory lies in its scratch. */
-struct walk_memory {
-        uint64_t column_bytes, row_bytes, total_bytes, value_bytes;
+/* What all items share. */
+struct plan {
+        const struct cpu_call *call;
+        const struct hr_operand *q, *k, *v, *mask, *sinks;
+        float scale, cap;
+        bool is_float;  /* keys are no blocks */
+        int64_t share;  /* heads that share a head of keys and one of values */
+        int64_t groups; /* of such heads, in all batches */
+        int64_t rows;   /* of a group: share * queries */
+        int64_t parts;
+        int64_t chunks;       /* of rows that a group is cut into */
+        uint64_t part_floats; /* of a row's part: total, sum, maximum */
+        uint64_t parts_bytes;
+        uint64_t column_bytes, row_bytes, total_bytes, tile_bytes, value_bytes, thread_bytes;
 };
 
-static struct walk_memory walk_memory_of(const struct hr_step *step, const struct cpu_dot *dot) {
-        const struct hr_operand *k = &step->sources[1], *v = &step->sources[2];
-        struct walk_memory memory = {
-                .column_bytes = cpu_round_up(cpu_column_bytes(dot->tile[k->type], k->ne[0])),
-                .row_bytes = cpu_round_up(cpu_times((uint64_t) k->ne[0], sizeof(float))),
-                .total_bytes = cpu_round_up(cpu_times((uint64_t) v->ne[0], sizeof(float))),
-        };
+struct row {
+        int64_t query, head;
+        float slope, sum, maximum;
+        float *values;   /* the query */
+        uint8_t *column; /* the same in the partner type of blocks */
+        float *total;
+        uint32_t count; /* of visible keys of this block */
+        uint32_t visible[KEYS];
+        float score[KEYS], bias[KEYS], weight[KEYS], factor[KEYS];
+};
 
-        if (v->type != HR_TYPE_F16 && v->type != HR_TYPE_F32)
-                memory.value_bytes = cpu_times(memory.total_bytes, KEYS);
+/* A thread's own memory. */
+struct memory {
+        struct row row[ROWS];
+        uint8_t *tile;
+        float *values; /* [KEYS][DV], of blocks */
+};
+
+static struct plan plan_of(const struct hr_step *step, const struct cpu_dot *dot) {
+        struct plan p = {.q = &step->sources[0],
+                         .k = &step->sources[1],
+                         .v = &step->sources[2],
+                         .mask = cpu_source_is_present(step, 3) ? &step->sources[3] : NULL,
+                         .sinks = cpu_source_is_present(step, 4) ? &step->sources[4] : NULL,
+                         .scale = hr_param_f32(step->params, 0),
+                         .cap = hr_param_f32(step->params, 2)};
+        const int64_t heads = p.q->ne[2], queries = p.q->ne[1];
+        const struct cpu_tile *tile = dot->tile[p.k->type];
+        uint64_t size = (uint64_t) p.k->ne[0], rows;
+
+        p.is_float = tile->is_float;
+        p.share = p.k->ne[2] == p.v->ne[2] && p.k->ne[2] > 0 ? heads / p.k->ne[2] : 1;
+        p.groups = p.share > 0 ? heads / p.share * p.q->ne[3] : 0;
+        p.rows = p.share * queries;
+        p.parts = p.k->ne[1] >= PARTS_FROM && queries < PARTS_QUERIES
+                          ? (p.k->ne[1] + PART_KEYS - 1) / PART_KEYS
+                          : 1;
+        p.part_floats = (uint64_t) p.v->ne[0] + 2;
+        rows = cpu_times((uint64_t) p.groups, (uint64_t) p.rows);
+        if (p.parts > 1)
+                p.parts_bytes = cpu_round_up(cpu_times(cpu_times(rows, (uint64_t) p.parts),
+                                                       p.part_floats * sizeof(float)));
+        p.column_bytes = p.is_float ? 0 : cpu_round_up(cpu_column_bytes(tile, p.k->ne[0]));
+        p.row_bytes = cpu_round_up(cpu_times(size, sizeof(float)));
+        p.total_bytes = cpu_round_up(cpu_times((uint64_t) p.v->ne[0], sizeof(float)));
+        p.tile_bytes =
+                p.is_float ? cpu_round_up(cpu_tile_bytes(tile, CPU_LANES_MAX, p.k->ne[0])) : 0;
+        if (p.v->type != HR_TYPE_F16 && p.v->type != HR_TYPE_F32)
+                p.value_bytes = cpu_times(p.total_bytes, KEYS);
+        p.thread_bytes = cpu_plus(cpu_plus(p.column_bytes, p.row_bytes), p.total_bytes);
+        p.thread_bytes =
+                cpu_plus(cpu_times(p.thread_bytes, ROWS), cpu_round_up(sizeof(struct memory)));
+        p.thread_bytes = cpu_plus(p.thread_bytes, cpu_plus(p.tile_bytes, p.value_bytes));
+        return p;
+}
+
+uint64_t cpu_attention_walk_scratch(const struct hr_step *step, uint32_t threads) {
+        struct plan plan = plan_of(step, cpu_any_dot());
+
+        return cpu_plus(plan.parts_bytes, cpu_times(plan.thread_bytes, threads));
+}
+
+static struct memory *memory_at(const struct plan *p, uint8_t *own) {
+        struct memory *memory = (struct memory *) (void *) own;
+
+        own += cpu_round_up(sizeof *memory);
+        for (int i = 0; i < ROWS; i++) {
+                memory->row[i].values = (float *) (void *) own;
+                memory->row[i].column = own += p->row_bytes;
+                memory->row[i].total = (float *) (void *) (own += p->column_bytes);
+                own += p->total_bytes;
+        }
+        memory->tile = own;
+        memory->values = (float *) (void *) (own + p->tile_bytes);
         return memory;
 }
 
-uint64_t cpu_attention_walk_scratch(const struct hr_step *step) {
-        struct walk_memory memory = walk_memory_of(step, cpu_any_dot());
+/* Rows of an item: many share the keys, and still every thread has its share of items. */
+static int64_t chunks_of(const struct plan *p, uint32_t threads) {
+        int64_t chunks = (p->rows + ROWS - 1) / ROWS;
 
-        return cpu_plus(cpu_plus(memory.column_bytes, memory.row_bytes),
-                        cpu_plus(memory.total_bytes, memory.value_bytes));
+        while (chunks < p->rows && chunks * p->groups * p->parts < ITEMS_MANY * (int64_t) threads &&
+               chunks * p->groups * p->parts % threads != 0)
+                chunks++;
+        return chunks;
 }
 
-struct walk {
-        const struct cpu_call *call;
-        const struct hr_operand *q, *k, *v, *mask;
-        float scale, cap, slope;
-        bool is_float; /* keys are multiplied in place */
-        int64_t query, head, batch;
-        uint8_t *column; /* the query in K's partner type */
-        float *row, *total, *values;
-        float sum, maximum;
-};
+static void prepare_query(const struct plan *p, struct row *row, int64_t batch) {
+        const struct cpu_dot *dot = p->call->dot;
+        const uint8_t *at = cpu_at(p->q, row->query, row->head, batch);
+        const float *values =
+                cpu_float_row(dot, p->q->type, at, p->q->nb[0], p->q->ne[0], row->values);
 
-static void prepare_query(struct walk *walk) {
-        const struct cpu_dot *dot = walk->call->dot;
-        int64_t size = walk->q->ne[0];
-        const uint8_t *at = cpu_at(walk->q, walk->query, walk->head, walk->batch);
-        const float *row = cpu_float_row(dot, walk->q->type, at, walk->q->nb[0], size, walk->row);
-
-        if (!walk->is_float) {
-                dot->tile[walk->k->type]->columns(&row, 1, size, walk->column);
+        if (!p->is_float) {
+                dot->tile[p->k->type]->columns(&values, 1, p->q->ne[0], row->column);
                 return;
         }
-        for (int64_t i = 0; i < size; i++) {
-                float x = row[i];
+        for (int64_t i = 0; i < p->q->ne[0]; i++) {
+                float x = values[i];
 
-                if (walk->k->type == HR_TYPE_F16)
+                if (p->k->type == HR_TYPE_F16)
                         x = cpu_half_to_float(cpu_float_to_half(x));
-                else if (walk->k->type == HR_TYPE_BF16)
+                else if (p->k->type == HR_TYPE_BF16)
                         x = cpu_bf16_to_float(cpu_float_to_bf16(x));
-                walk->row[i] = x;
-        }
-}
-
-static void score_block(const struct walk *walk, int64_t key, uint32_t keys, float *ret_scores) {
-        const struct hr_operand *k = walk->k;
-        const struct cpu_dot *dot = walk->call->dot;
-        int64_t k2 = walk->head / (walk->q->ne[2] / k->ne[2]);
-        int64_t k3 = walk->batch / (walk->q->ne[3] / k->ne[3]);
-        const uint8_t *base = cpu_at(k, key, k2, k3);
-        float out[CPU_LANES_MAX];
-
-        if (walk->is_float) {
-                dot->score_keys(k->type, base, k->nb[1], keys, walk->row, k->ne[0], ret_scores);
-                return;
-        }
-        for (uint32_t at = 0; at < keys; at += dot->lanes) {
-                uint32_t rows = HR_MIN(dot->lanes, keys - at);
-
-                dot->tile[k->type]->dot_rows(base + k->nb[1] * at, k->nb[1], rows, k->ne[0],
-                                             walk->column, out);
-                memcpy(ret_scores + at, out, rows * sizeof out[0]);
+                row->values[i] = x;
         }
 }
 
 /* The keys of a block that are not hidden, and what the mask adds to their scores. */
-static uint32_t visible_keys(const struct walk *walk, int64_t key, uint32_t keys,
-                             uint32_t *ret_visible, float *ret_bias) {
-        float mask[KEYS] = { 0 };
-        uint32_t count = 0;
+static void find_visible(const struct plan *p, struct row *row, int64_t batch, int64_t key,
+                         uint32_t keys) {
+        float mask[KEYS] = {0};
 
-        if (walk->mask) {
-                const uint8_t *at = cpu_at(walk->mask, walk->query, walk->head % walk->mask->ne[2],
-                                           walk->batch % walk->mask->ne[3]);
+        if (p->mask) {
+                const uint8_t *at = cpu_at(p->mask, row->query, row->head % p->mask->ne[2],
+                                           batch % p->mask->ne[3]);
 
-                walk->call->dot->dequantize[HR_TYPE_F16](at + (uint64_t) key * sizeof(uint16_t),
-                                                         mask, keys);
+                p->call->dot->dequantize[HR_TYPE_F16](at + (uint64_t) key * sizeof(uint16_t), mask,
+                                                      keys);
         }
+        row->count = 0;
         for (uint32_t i = 0; i < keys; i++) {
-                if (mask[i] == -INFINITY)
-                        continue;
-                ret_visible[count] = i;
-                ret_bias[count++] = walk->slope * mask[i];
+                row->visible[row->count] = i;
+                row->bias[row->count] = row->slope * mask[i];
+                row->count += mask[i] != -INFINITY;
         }
-        return count;
 }
 
-static void add_values(struct walk *walk, int64_t key, const uint32_t *visible, uint32_t count,
-                       const float *weight, const float *factor) {
-        const struct hr_operand *v = walk->v;
-        const struct cpu_dot *dot = walk->call->dot;
-        int64_t v2 = walk->head / (walk->q->ne[2] / v->ne[2]);
-        int64_t v3 = walk->batch / (walk->q->ne[3] / v->ne[3]);
-        const uint8_t *base = cpu_at(v, key, v2, v3);
-        struct cpu_key_walk steps = { .values = base,
-                                  .stride = v->nb[1],
-                                  .count = count,
-                                  .key = visible,
-                                  .weight = weight,
-                                  .factor = factor };
+static uint64_t bytes_of_row(const struct hr_operand *operand) {
+        const struct hr_type_info *info = hr_type_info(operand->type);
 
-        if (v->type != HR_TYPE_F16 && v->type != HR_TYPE_F32) {
-                for (uint32_t i = 0; i < count; i++)
-                        dot->dequantize[v->type](base + v->nb[1] * visible[i],
-                                                 walk->values + v->ne[0] * visible[i], v->ne[0]);
-                steps.values = (const uint8_t *) walk->values;
-                steps.stride = (uint64_t) v->ne[0] * sizeof(float);
-        }
-        dot->walk_values(&steps, v->type == HR_TYPE_F16, (uint32_t) v->ne[0], walk->total);
+        return (uint64_t) operand->ne[0] / info->block_elements * info->block_bytes;
 }
 
-static void walk_keys(struct walk *walk, int64_t key, uint32_t keys) {
-        float score[KEYS], bias[KEYS], weight[KEYS], factor[KEYS];
-        uint32_t visible[KEYS], count = visible_keys(walk, key, keys, visible, bias);
+/* Asks for rows ahead of their use: heads lie side by side, so that what one needs are short
+ * pieces, apart from each other. */
+static void prefetch_rows(const uint8_t *base, uint64_t stride, uint64_t bytes, uint32_t count) {
+        for (uint32_t i = 0; i < count; i++)
+                for (uint64_t at = 0; at < bytes; at += 64)
+                        __builtin_prefetch(base + stride * i + at, 0, 3);
+}
 
-        if (count == 0)
+static void score_row(const struct plan *p, struct row *row, const uint8_t *keys, uint32_t count) {
+        const struct cpu_dot *dot = p->call->dot;
+        float out[CPU_LANES_MAX];
+
+        if (p->is_float) {
+                dot->score_keys(p->k->type, keys, p->k->nb[1], count, row->values, p->k->ne[0],
+                                row->score);
                 return;
-        score_block(walk, key, keys, score);
-        for (uint32_t i = 0; i < count; i++) {
-                float s = score[visible[i]] * walk->scale;
-
-                if (walk->cap != 0)
-                        s = walk->cap * tanhf(s);
-                if (walk->mask)
-                        s += bias[i];
-                factor[i] = weight[i] = 1.0f;
-                if (s > walk->maximum) {
-                        factor[i] = expf(walk->maximum - s);
-                        walk->maximum = s;
-                } else if (s != -INFINITY) {
-                        weight[i] = expf(s - walk->maximum);
-                } else {
-                        weight[i] = 0; /* of a value that only overflow has hidden */
-                }
-                walk->sum = fmaf(walk->sum, factor[i], weight[i]);
         }
-        add_values(walk, key, visible, count, weight, factor);
+        for (uint32_t at = 0; at < count; at += dot->lanes) {
+                uint32_t rows = HR_MIN(dot->lanes, count - at);
+
+                dot->tile[p->k->type]->dot_rows(keys + p->k->nb[1] * at, p->k->nb[1], rows,
+                                                p->k->ne[0], row->column, out);
+                memcpy(row->score + at, out, rows * sizeof out[0]);
+        }
 }
 
-static void walk_item(struct walk *walk, const struct hr_operand *sinks, int64_t item) {
-        const struct hr_operand *q = walk->q, *out = &walk->call->step->result;
+/* The scores of a block; those of a row that sees none of its keys may be left out. */
+static void score_block(const struct plan *p, struct memory *memory, uint32_t rows,
+                        const uint8_t *keys, uint32_t count) {
+        const struct cpu_dot *dot = p->call->dot;
+        const uint64_t stride = sizeof(struct row) / sizeof(float);
+        const float *query[ROWS];
 
-        walk->query = item % q->ne[1];
-        walk->head = item / q->ne[1] % q->ne[2];
-        walk->batch = item / q->ne[1] / q->ne[2];
-        walk->slope = cpu_head_slope(hr_param_f32(walk->call->step->params, 1), q->ne[2],
-                                     walk->head);
-        walk->sum = 0;
-        walk->maximum = -INFINITY;
-        memset(walk->total, 0, (size_t) out->ne[0] * sizeof(float));
-        prepare_query(walk);
-        for (int64_t key = 0; key < walk->k->ne[1]; key += KEYS)
-                walk_keys(walk, key, (uint32_t) HR_MIN((int64_t) KEYS, walk->k->ne[1] - key));
-        cpu_finish_attention(walk->call, sinks, walk->head, walk->total, walk->sum, walk->maximum,
-                             cpu_at(out, walk->head, walk->query, walk->batch));
+        if (!p->is_float || p->k->ne[0] % 64 != 0 || rows < ROWS_OF_TILE || count % dot->lanes) {
+                for (uint32_t r = 0; r < rows; r++)
+                        if (memory->row[r].count > 0)
+                                score_row(p, &memory->row[r], keys, count);
+                return;
+        }
+        for (uint32_t r = 0; r < rows; r++)
+                query[r] = memory->row[r].values;
+        for (uint32_t at = 0; at < count; at += dot->lanes) {
+                prefetch_rows(keys + p->k->nb[1] * (at + AHEAD), p->k->nb[1], bytes_of_row(p->k),
+                              dot->lanes);
+                dot->tile[p->k->type]->pack(keys + p->k->nb[1] * at, p->k->nb[1], dot->lanes,
+                                            p->k->ne[0], memory->tile);
+                dot->score_tile(memory->tile, query, rows, p->k->ne[0], memory->row[0].score + at,
+                                stride);
+        }
+}
+
+/* Scores to weights, with the running maximum and sum. */
+static void weigh_scores(const struct plan *p, struct row *row) {
+        float s[KEYS], maximum = row->maximum, sum = row->sum;
+
+        for (uint32_t i = 0; i < row->count; i++)
+                s[i] = row->score[row->visible[i]] * p->scale;
+        for (uint32_t i = 0; i < row->count && p->cap != 0; i++)
+                s[i] = p->cap * tanhf(s[i]);
+        for (uint32_t i = 0; i < row->count && p->mask; i++)
+                s[i] += row->bias[i];
+        for (uint32_t i = 0; i < row->count; i++) {
+                row->factor[i] = row->weight[i] = 1.0f;
+                if (s[i] > maximum) {
+                        row->factor[i] = expf(maximum - s[i]);
+                        maximum = s[i];
+                } else if (s[i] != -INFINITY) {
+                        row->weight[i] = expf(s[i] - maximum);
+                } else {
+                        row->weight[i] = 0; /* of a value that only overflow has hidden */
+                }
+        }
+        for (uint32_t i = 0; i < row->count; i++)
+                if (row->factor[i] == 1.0f)
+                        sum = sum + row->weight[i];
+                else
+                        sum = fmaf(sum, row->factor[i], row->weight[i]);
+        row->maximum = maximum;
+        row->sum = sum;
+}
+
+/* The values of a block to the totals of rows that see all of its keys, four at a time. */
+static void add_values_together(const struct plan *p, struct memory *memory, uint32_t rows,
+                                const uint8_t *values, uint64_t stride, uint32_t count) {
+        struct cpu_key_rows walk = {.values = values, .stride = stride, .count = count};
+
+        for (uint32_t r = 0; r < rows; r++) {
+                struct row *row = &memory->row[r];
+
+                if (row->count == count) {
+                        walk.weight[walk.rows] = row->weight;
+                        walk.factor[walk.rows] = row->factor;
+                        walk.total[walk.rows++] = row->total;
+                }
+                if (walk.rows == 4 || (r + 1 == rows && walk.rows > 0)) {
+                        p->call->dot->walk_rows(&walk, p->v->type == HR_TYPE_F16,
+                                                (uint32_t) p->v->ne[0]);
+                        walk.rows = 0;
+                }
+        }
+}
+
+static void add_values(const struct plan *p, struct memory *memory, uint32_t rows,
+                       const uint8_t *base, uint32_t count) {
+        const struct cpu_dot *dot = p->call->dot;
+        const bool together = p->v->ne[0] % dot->lanes == 0;
+        uint64_t stride = p->v->nb[1];
+
+        if (p->v->type != HR_TYPE_F16 && p->v->type != HR_TYPE_F32) {
+                for (uint32_t i = 0; i < count; i++)
+                        dot->dequantize[p->v->type](base + stride * i,
+                                                    memory->values + p->v->ne[0] * i, p->v->ne[0]);
+                base = (const uint8_t *) memory->values;
+                stride = (uint64_t) p->v->ne[0] * sizeof(float);
+        }
+        if (together)
+                add_values_together(p, memory, rows, base, stride, count);
+        for (uint32_t r = 0; r < rows; r++) {
+                struct row *row = &memory->row[r];
+                struct cpu_key_walk steps = {.values = base,
+                                             .stride = stride,
+                                             .count = row->count,
+                                             .key = row->visible,
+                                             .weight = row->weight,
+                                             .factor = row->factor};
+
+                if (row->count > 0 && !(together && row->count == count))
+                        dot->walk_values(&steps, p->v->type == HR_TYPE_F16, (uint32_t) p->v->ne[0],
+                                         row->total);
+        }
+}
+
+/* Some rows of a group: those of an item. */
+struct item {
+        int64_t batch, first_row; /* of the group */
+        int64_t number;           /* of its first row among all */
+        int64_t part;
+        uint32_t rows;
+};
+
+static struct item item_of(const struct plan *p, int64_t index) {
+        int64_t chunk = index % p->chunks, group = index / p->chunks % p->groups;
+        int64_t part = index / p->chunks / p->groups; /* all heads of a key lie side by side */
+        int64_t first = p->rows * chunk / p->chunks, end = p->rows * (chunk + 1) / p->chunks;
+
+        return (struct item){.batch = group / (p->groups / p->q->ne[3]),
+                             .first_row = first,
+                             .number = group * p->rows + first,
+                             .part = part,
+                             .rows = (uint32_t) (end - first)};
+}
+
+static void start_rows(const struct plan *p, const struct item *item, struct memory *memory) {
+        int64_t group = item->number / p->rows % (p->groups / p->q->ne[3]);
+
+        for (uint32_t r = 0; r < item->rows; r++) {
+                struct row *row = &memory->row[r];
+
+                row->query = (item->first_row + r) / p->share;
+                row->head = group * p->share + (item->first_row + r) % p->share;
+                row->slope = cpu_head_slope(hr_param_f32(p->call->step->params, 1), p->q->ne[2],
+                                            row->head);
+                row->sum = 0;
+                row->maximum = -INFINITY;
+                memset(row->total, 0, (size_t) p->v->ne[0] * sizeof(float));
+                prepare_query(p, row, item->batch);
+        }
+}
+
+static void walk_item(const struct plan *p, const struct item *item, struct memory *memory) {
+        int64_t key = p->parts > 1 ? item->part * PART_KEYS : 0;
+        int64_t end = p->parts > 1 ? HR_MIN(key + PART_KEYS, p->k->ne[1]) : p->k->ne[1];
+        const int64_t head = memory->row[0].head;
+        const int64_t k2 = head / (p->q->ne[2] / p->k->ne[2]);
+        const int64_t k3 = item->batch / (p->q->ne[3] / p->k->ne[3]);
+        const int64_t v2 = head / (p->q->ne[2] / p->v->ne[2]);
+        const int64_t v3 = item->batch / (p->q->ne[3] / p->v->ne[3]);
+
+        for (; key < end; key += KEYS) {
+                const uint32_t count = (uint32_t) HR_MIN((int64_t) KEYS, end - key);
+                uint32_t any = 0;
+
+                for (uint32_t r = 0; r < item->rows; r++) {
+                        find_visible(p, &memory->row[r], item->batch, key, count);
+                        any |= memory->row[r].count;
+                }
+                if (!any)
+                        continue;
+                score_block(p, memory, item->rows, cpu_at(p->k, key, k2, k3), count);
+                for (uint32_t r = 0; r < item->rows; r++)
+                        weigh_scores(p, &memory->row[r]);
+                add_values(p, memory, item->rows, cpu_at(p->v, key, v2, v3), count);
+        }
+}
+
+static uint8_t *result_of(const struct plan *p, int64_t head, int64_t query, int64_t batch) {
+        return cpu_at(&p->call->step->result, head, query, batch);
+}
+
+/* Results, or what is to be joined. */
+static void store_rows(const struct plan *p, const struct item *item, struct memory *memory) {
+        float *parts = (float *) (void *) p->call->scratch;
+
+        for (uint32_t r = 0; r < item->rows; r++) {
+                struct row *row = &memory->row[r];
+                float *to;
+
+                if (p->parts == 1) {
+                        cpu_finish_attention(p->call, p->sinks, row->head, row->total, row->sum,
+                                             row->maximum,
+                                             result_of(p, row->head, row->query, item->batch));
+                        continue;
+                }
+                to = parts +
+                     (uint64_t) ((item->number + r) * p->parts + item->part) * p->part_floats;
+                memcpy(to, row->total, (size_t) p->v->ne[0] * sizeof(float));
+                to[p->v->ne[0]] = row->sum;
+                to[p->v->ne[0] + 1] = row->maximum;
+        }
+}
+
+/* All parts of a row, in order, into its first one; and its result. */
+static void join_row(const struct plan *p, int64_t number) {
+        const int64_t size = p->v->ne[0], per_batch = p->groups / p->q->ne[3];
+        const int64_t group = number / p->rows, row = number % p->rows;
+        const int64_t head = group % per_batch * p->share + row % p->share;
+        float *total = (float *) (void *) p->call->scratch +
+                       (uint64_t) (number * p->parts) * p->part_floats;
+        float maximum = -INFINITY, sum = 0;
+
+        for (int64_t i = 0; i < p->parts; i++)
+                maximum = HR_MAX(maximum, total[(uint64_t) i * p->part_floats + size + 1]);
+        for (int64_t i = 0; i < p->parts; i++) {
+                float *part = total + (uint64_t) i * p->part_floats, own = part[size + 1];
+                float factor = own == -INFINITY ? 0 : expf(own - maximum);
+
+                sum += part[size] * factor;
+                for (int64_t d = 0; d < size; d++)
+                        total[d] = i == 0 ? part[d] * factor : total[d] + part[d] * factor;
+        }
+        cpu_finish_attention(p->call, p->sinks, head, total, sum, maximum,
+                             result_of(p, head, row / p->share, group / per_batch));
 }
 
 void cpu_attention_walk(const struct cpu_call *call) {
-        const struct hr_step *step = call->step;
-        struct walk_memory memory = walk_memory_of(step, call->dot);
-        uint8_t *own = call->scratch + cpu_attention_walk_scratch(step) * call->thread;
-        struct walk walk = { .call = call,
-                             .q = &step->sources[0],
-                             .k = &step->sources[1],
-                             .v = &step->sources[2],
-                             .mask = cpu_source_is_present(step, 3) ? &step->sources[3] : NULL,
-                             .scale = hr_param_f32(step->params, 0),
-                             .cap = hr_param_f32(step->params, 2) };
-        const struct hr_operand *sinks = cpu_source_is_present(step, 4) ? &step->sources[4] : NULL;
-        int64_t items = walk.q->ne[1] * walk.q->ne[2] * walk.q->ne[3], first, end;
+        struct plan plan = plan_of(call->step, call->dot);
+        struct memory *memory = memory_at(&plan, call->scratch + plan.parts_bytes +
+                                                         plan.thread_bytes * call->thread);
+        int64_t rows = plan.groups * plan.rows, items, first, end;
+        uint32_t index;
 
-        walk.is_float = call->dot->tile[walk.k->type]->is_float;
-        walk.column = own;
-        walk.row = (float *) (void *) (own += memory.column_bytes);
-        walk.total = (float *) (void *) (own += memory.row_bytes);
-        walk.values = (float *) (void *) (own + memory.total_bytes);
-        if (walk.cap != 0)
-                walk.scale /= walk.cap;
-        if (items == 0)
+        plan.call = call;
+        if (plan.cap != 0)
+                plan.scale /= plan.cap;
+        if (rows == 0)
                 return;
-        while (cpu_next_range(call, items, &first, &end))
-                for (; first < end; first++)
-                        walk_item(&walk, sinks, first);
+        plan.chunks = chunks_of(&plan, call->threads);
+        items = plan.groups * plan.chunks * plan.parts;
+        if (items > UINT32_MAX)
+                return; /* more than any memory has results for */
+        while ((index = cpu_next_item(call, (uint32_t) items)) < (uint32_t) items) {
+                struct item item = item_of(&plan, index);
+
+                start_rows(&plan, &item, memory);
+                walk_item(&plan, &item, memory);
+                store_rows(&plan, &item, memory);
+        }
+        if (plan.parts == 1)
+                return;
+        cpu_barrier(call);
+        cpu_share(call, rows, 1, &first, &end);
+        for (; first < end; first++)
+                join_row(&plan, first);
 }

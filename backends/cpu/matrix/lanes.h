@@ -33,6 +33,10 @@
 #define lanes_dot4_signed lanes_dot4
 #endif
 
+#ifndef LANES_HAVE_FMA_ONCE
+#define lanes_fma_once lanes_fma
+#endif
+
 #ifndef LANES_HAVE_LOAD16
 /* Whole 64 bytes of each row, in order. */
 LANES_INLINE void lanes_load16(const uint8_t *const *row, uint64_t at, unsigned bytes,

@@ -69,6 +69,16 @@ LANES_INLINE lanes_f lanes_fma(lanes_f a, lanes_f b, lanes_f c) {
         return a * b + c;
 }
 
+#define LANES_HAVE_FMA_ONCE 1
+/* Rounded once, as a fused step is (twice in one of 2^29 cases): slow. */
+LANES_INLINE lanes_f lanes_fma_once(lanes_f a, lanes_f b, lanes_f c) {
+        lanes_f r;
+
+        for (int i = 0; i < 4; i++)
+                r[i] = (float) ((double) a[i] * (double) b[i] + (double) c[i]);
+        return r;
+}
+
 LANES_INLINE lanes_f lanes_max(lanes_f a, lanes_f b) {
         lanes_f r;
 

@@ -46,4 +46,6 @@ const struct cpu_dot CPU_ISA(cpu_dot) = {
         .weigh_rows = CPU_ISA(weigh_rows),
         .score_keys = CPU_ISA(score_keys),
         .walk_values = CPU_ISA(walk_values),
+        .score_tile = CPU_ISA(score_tile),
+        .walk_rows = CPU_ISA(walk_rows),
 };

@@ -30,7 +30,8 @@ struct activation {
                               * [k / group][width], the sum itself; or NULL */
 };
 
-/* Quantises k floats of each column. group of q8_0 and q8_1: 32; of q8_K: 16 or 32. */
+/* Quantises k floats of each of 1, 2, 3, 4 or CPU_WIDTH columns. group of q8_0 and q8_1: 32; of
+ * q8_K: 16 or 32. */
 void CPU_ISA(activate_q8)(const float *const *values, uint32_t width, int64_t k,
                           const struct activation *ret);
 void CPU_ISA(activate_q8_K)(const float *const *values, uint32_t width, int64_t k, uint32_t group,
@@ -64,3 +65,6 @@ void CPU_ISA(score_keys)(uint32_t type, const uint8_t *keys, uint64_t stride, ui
                          const float *query, int64_t size, float *ret_scores);
 void CPU_ISA(walk_values)(const struct cpu_key_walk *walk, bool is_half, uint32_t size,
                           float *total);
+void CPU_ISA(score_tile)(const uint8_t *tile, const float *const *query, uint32_t rows,
+                         int64_t size, float *ret_scores, uint64_t score_stride);
+void CPU_ISA(walk_rows)(const struct cpu_key_rows *walk, bool is_half, uint32_t size);

@@ -45,7 +45,8 @@ static inline void infer_case_run(const struct infer_case *test, size_t index) {
         graph = hr_build_finish(build);
         status = hr_graph_validate(graph, &limits, &diag);
         if (status != (test->reason ? HR_E_INVALID : HR_OK) ||
-            (test->reason && (strcmp(hr_diag_reason(&diag), test->reason) != 0 || !diag.has_node)))
+            (test->reason && (strcmp(hr_diag_reason(&diag), test->reason) != 0 || !diag.has_node ||
+                              !strstr(diag.words, hr_op_name(test->op)))))
                 hr_test_fail(__FILE__, __LINE__, "case %zu, %s: got %s %s \"%s\", expected %s",
                              index, hr_op_name(test->op), hr_status_name(status),
                              diag.status ? hr_diag_reason(&diag) : "", diag.words,
