@@ -254,7 +254,9 @@ static hr_status check_images(const struct hr_bound *bound, struct hr_diag *diag
 
 void hr_lane_job_ended(struct hr_engine *engine, struct hr_job *job) {
         struct hr_lane *lane = job->lane;
-        bool held = hr_fleet_holds(engine->fleet);
+        const struct hr_pipeline *pipeline =
+                job->kind == HR_JOB_RUN ? run_job(job)->bound->pipeline : NULL;
+        bool held = pipeline && hr_pipeline_is_held(pipeline);
 
         HR_ASSERT(job->phase == HR_JOB_RUNNING);
         hr_list_remove(&job->place);
@@ -288,7 +290,7 @@ void hr_lane_job_ended(struct hr_engine *engine, struct hr_job *job) {
         job_leave(engine, job);
         if (job->status == HR_E_DEVICE_LOST)
                 hr_engine_wake(engine);
-        if (held && !hr_fleet_holds(engine->fleet))
+        if (held && !hr_pipeline_is_held(pipeline))
                 lanes_advance(engine);
         else
                 hr_lane_advance(engine, lane);

@@ -12,8 +12,9 @@
  * wait for the ends of the other pipeline's lanes. So it is with memory that pipelines share
  * (workspace.c).
  *
- * An edge that cannot be submitted leaves later runs without their order, so none starts until all
- * that are in flight are over. A notification that cannot be submitted is waited for.
+ * An edge that cannot be submitted leaves later runs on the same workspace, or with the same states,
+ * without their order: none of them starts until those in flight there are over. Others have no
+ * memory in common with them and go on. A notification that cannot be submitted is waited for.
  */
 #include "scheduler/exec.h"
 
@@ -359,7 +360,7 @@ static void note_failure(struct hr_run *run, struct hr_diag *diag, bool was_edge
                                diag->words);
         hr_diag_clear(diag);
         if (was_edge)
-                run->pipeline->fleet->unordered = true;
+                run->pipeline->workspace->unordered = run->pipeline->fleet->unordered = true;
 }
 
 static bool is_edge(const struct hr_bound_command *command) {
@@ -434,12 +435,14 @@ hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run, struct 
         if (HR_UNLIKELY(hr_pipeline_is_lost(pipeline)))
                 return hr_fail_reason(diag, HR_E_DEVICE_LOST, "RETIRED",
                                       "a device that the plan needs is lost");
-        if (slot->taken || hr_fleet_holds(pipeline->fleet))
+        if (slot->taken || hr_pipeline_is_held(pipeline))
                 return hr_fail_reason(diag, HR_E_UNAVAILABLE, "SLOT", "slot %u is taken", index);
         HR_TRY(check_inputs(pipeline, run, diag));
         HR_TRY(choose_outputs(pipeline, run, slot, diag));
         slot->taken = true;
         ++pipeline->in_flight;
+        if (pipeline->workspace->in_flight++ == 0)
+                pipeline->workspace->unordered = false;
         if (pipeline->fleet->in_flight++ == 0)
                 pipeline->fleet->unordered = false;
         run->pipeline = pipeline;
@@ -481,6 +484,7 @@ void hr_run_finish(struct hr_run *run) {
         HR_ASSERT(pipeline->in_flight > 0);
         pipeline->slots[run->slot].taken = false;
         --pipeline->in_flight;
+        --pipeline->workspace->in_flight;
         --pipeline->fleet->in_flight;
         pipeline->constants_pending = false;
 }

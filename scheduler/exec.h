@@ -39,7 +39,7 @@ struct hr_fleet {
         atomic_uint_fast64_t epoch;
         atomic_bool *retired; /* per device */
         uint32_t in_flight;
-        bool unordered;                /* an edge of a run in flight could not be submitted */
+        bool unordered;                /* a workspace is, or has been since nothing was in flight */
         struct hr_spare_events *spare; /* per device */
         struct hr_exec_counters counters;
         struct hr_desk *desk;
@@ -97,6 +97,8 @@ struct hr_workspace {
         uint32_t refs;
         struct hr_budget *budget; /* NULL = none */
         uint32_t reserved;
+        uint32_t in_flight; /* runs of its pipelines */
+        bool unordered;     /* an edge of one of them could not be submitted */
         struct hr_workspace_part *parts;
         uint32_t part_count;
         struct hr_list pipelines;
@@ -111,6 +113,12 @@ struct hr_workspace {
 HR_NODISCARD hr_status hr_workspace_take(struct hr_workspace *workspace,
                                          struct hr_pipeline *pipeline, hr_realloc_policy policy,
                                          struct hr_diag *diag);
+/* An edge of a run in flight is missing: none of the workspace's pipelines starts another. */
+bool hr_workspace_is_held(const struct hr_workspace *workspace);
+/* What the workspace and its pipelines would hold on the device with this one, which is not of them
+ * yet. Memory that this one would make it replace does not count. Saturates. */
+uint64_t hr_workspace_bytes_with(const struct hr_workspace *workspace,
+                                 const struct hr_pipeline *pipeline, uint32_t device);
 /* The pipeline is complete: its blocks are the workspace's. */
 void hr_workspace_commit(struct hr_workspace *workspace, struct hr_pipeline *pipeline,
                          hr_realloc_policy policy);

@@ -152,10 +152,6 @@ bool hr_fleet_is_retired(const struct hr_fleet *fleet, uint32_t index) {
         return fleet->retired[index];
 }
 
-bool hr_fleet_holds(const struct hr_fleet *fleet) {
-        return fleet->unordered && fleet->in_flight > 0;
-}
-
 int64_t hr_fleet_find(const struct hr_fleet *fleet, const char *name) {
         for (uint32_t d = 0; d < fleet->device_count; ++d) {
                 if (!fleet->retired[d] && strcmp(fleet->devices[d]->props.name, name) == 0)

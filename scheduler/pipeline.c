@@ -364,8 +364,20 @@ uint64_t hr_pipeline_scratch_bytes(const struct hr_pipeline *pipeline, uint32_t 
         return bytes;
 }
 
+bool hr_pipeline_is_held(const struct hr_pipeline *pipeline) {
+        if (HR_LIKELY(!pipeline->fleet->unordered))
+                return false;
+        for (uint32_t i = 0; i < pipeline->state_count; ++i) {
+                const struct hr_pipeline *other = pipeline->states[i]->pipeline;
+
+                if (other && hr_workspace_is_held(other->workspace))
+                        return true;
+        }
+        return hr_workspace_is_held(pipeline->workspace);
+}
+
 bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline) {
-        return !hr_fleet_holds(pipeline->fleet) &&
+        return !hr_pipeline_is_held(pipeline) &&
                !pipeline->slots[pipeline->sequence % pipeline->slot_count].taken;
 }
 

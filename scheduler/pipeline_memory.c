@@ -66,6 +66,27 @@ static hr_status take_budget(struct hr_pipeline *pipeline, struct hr_diag *diag)
         return HR_OK;
 }
 
+/* What the pipelines of the workspace hold on a device, this one included, is limited. */
+static hr_status check_limit(const struct hr_pipeline *pipeline, uint64_t bytes_max,
+                             struct hr_diag *diag) {
+        for (uint32_t d = 0; bytes_max && d < pipeline->plan->device_count; ++d) {
+                uint64_t bytes = hr_workspace_bytes_with(pipeline->workspace, pipeline, d);
+
+                if (bytes <= bytes_max)
+                        continue;
+                hr_fail_reason(diag, HR_E_EXHAUSTED, "DEVICE_MEMORY",
+                               "%llu bytes of compute memory on %s, with those held, %llu allowed",
+                               (unsigned long long) bytes, pipeline->fleet->devices[d]->props.name,
+                               (unsigned long long) bytes_max);
+                if (diag) {
+                        diag->limit = bytes_max;
+                        diag->actual = bytes;
+                }
+                return HR_E_EXHAUSTED;
+        }
+        return HR_OK;
+}
+
 hr_status hr_pipeline_reserve(struct hr_pipeline *pipeline, uint64_t bytes_max,
                               struct hr_diag *diag) {
         const struct hr_plan *plan = pipeline->plan;
@@ -80,16 +101,7 @@ hr_status hr_pipeline_reserve(struct hr_pipeline *pipeline, uint64_t bytes_max,
                     !hr_add_u64(total, bytes, &total))
                         return hr_fail(diag, HR_E_EXHAUSTED, "compute memory beyond 64 bits");
         }
-        if (bytes_max && total > bytes_max) {
-                hr_fail_reason(diag, HR_E_EXHAUSTED, "DEVICE_MEMORY",
-                               "%llu bytes of compute memory asked, %llu allowed",
-                               (unsigned long long) total, (unsigned long long) bytes_max);
-                if (diag) {
-                        diag->limit = bytes_max;
-                        diag->actual = total;
-                }
-                return HR_E_EXHAUSTED;
-        }
+        HR_TRY(check_limit(pipeline, bytes_max, diag));
         HR_TRY(take_budget(pipeline, diag));
         for (uint32_t k = 0; k < plan->kind_count; ++k) {
                 const struct hr_plan_pool *pool = &plan->pools[k];

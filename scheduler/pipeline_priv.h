@@ -33,7 +33,8 @@ static inline hr_status hr_pipeline_out_of_memory(struct hr_diag *diag) {
 /* Null for what has no memory. host: as the host sees it. */
 void *hr_pipeline_address(const struct hr_pipeline *pipeline, const struct hr_place *place,
                           uint32_t slot, bool host);
-/* Its own memory, for all its slots; not more than bytes_max in all, 0 = any. */
+/* Its own memory, for all its slots; with all that the workspace and its pipelines hold, not more
+ * than bytes_max on any device; 0 = any. */
 hr_status hr_pipeline_reserve(struct hr_pipeline *pipeline, uint64_t bytes_max,
                               struct hr_diag *diag);
 hr_status hr_pipeline_make_events(struct hr_pipeline *pipeline, struct hr_diag *diag);

@@ -33,9 +33,6 @@ uint32_t hr_fleet_retire(struct hr_fleet *fleet);
 /* Is there a lost device that is not retired? Thread: any. */
 bool hr_fleet_has_losses(const struct hr_fleet *fleet);
 bool hr_fleet_is_retired(const struct hr_fleet *fleet, uint32_t index); /* thread: any */
-/* True while no run can start because one in flight lacks an edge that could not be submitted; it
- * ends with the last run in flight. */
-bool hr_fleet_holds(const struct hr_fleet *fleet);
 /* Index of the device of that name, or -1; retired ones are not found. */
 int64_t hr_fleet_find(const struct hr_fleet *fleet, const char *name);
 
@@ -258,7 +255,8 @@ struct hr_pipeline_request {
         const struct hr_leaf_home *homes;  /* buffers are referenced */
         struct hr_state_use *const *states; /* every distinct state behind the homes */
         uint32_t state_count;
-        uint64_t device_bytes_max;         /* refuse to hold more compute memory; 0 = no limit */
+        uint64_t device_bytes_max;         /* that pipelines of the workspace may hold as compute
+                                            * memory on a device, with this one; 0 = no limit */
         struct hr_workspace *workspace;    /* a reference is taken; NULL = one of its own */
         hr_realloc_policy realloc;
 };
@@ -282,6 +280,9 @@ uint64_t hr_pipeline_own_bytes(const struct hr_pipeline *pipeline, uint32_t devi
 uint64_t hr_pipeline_scratch_bytes(const struct hr_pipeline *pipeline, uint32_t device);
 /* True when a run could be admitted now: its slot (sequence mod n_copies) is free. */
 bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline);
+/* True while no run of the pipeline starts because one in flight, on its workspace or with a state
+ * of its, lacks an edge that could not be submitted; it ends with the last run in flight there. */
+bool hr_pipeline_is_held(const struct hr_pipeline *pipeline);
 /* True when a retired device computes, copies or holds something for it: no run starts any more. */
 bool hr_pipeline_is_lost(struct hr_pipeline *pipeline);
 /* Does it compute on that device? */

@@ -75,6 +75,10 @@ void hr_workspace_release(struct hr_workspace *workspace) {
         --workspace->reserved;
 }
 
+bool hr_workspace_is_held(const struct hr_workspace *workspace) {
+        return workspace->unordered && workspace->in_flight > 0;
+}
+
 void hr_workspace_reset(struct hr_workspace *workspace) {
         workspace->stats = (struct hr_workspace_stats){.moves = workspace->stats.moves};
 }
@@ -217,6 +221,34 @@ static hr_status refuse(const struct hr_pipeline *pipeline, uint32_t kind, uint6
                 diag->actual = new_bytes;
         }
         return status;
+}
+
+static uint64_t plus(uint64_t a, uint64_t b) {
+        return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+uint64_t hr_workspace_bytes_with(const struct hr_workspace *workspace,
+                                 const struct hr_pipeline *pipeline, uint32_t device) {
+        const struct hr_plan *plan = pipeline->plan;
+        uint64_t total = hr_workspace_bytes(workspace, device);
+
+        HR_LIST_FOR_EACH(link, &workspace->pipelines)
+        total = plus(total,
+                     hr_pipeline_own_bytes(
+                             HR_CONTAINER_OF(link, struct hr_pipeline, workspace_link), device));
+        for (uint32_t k = 0; k < plan->kind_count; ++k) {
+                const struct hr_plan_pool *pool = &plan->pools[k];
+                const struct hr_workspace_part *part = known_part(workspace, pipeline->kinds[k]);
+                uint64_t has = part && part->current ? part->current->buffer->bytes : 0;
+                uint64_t needs = hr_plan_passing_bytes(plan, k);
+
+                if (pool->owner != device)
+                        continue;
+                total = plus(total, pool->kept_bytes + pool->slot_bytes * pipeline->slot_count);
+                if (needs > has)
+                        total = plus(total, HR_MAX(needs, part ? part->wanted_bytes : 0) - has);
+        }
+        return total;
 }
 
 /* Is it a reallocation to give the part a block where it has this one? */

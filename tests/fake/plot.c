@@ -83,6 +83,7 @@ void plot_init(struct plot *plot, uint32_t form) {
         struct hr_fake_config config = {.host = true,
                                         .peer = form % 2,
                                         .experts = true,
+                                        .uploads = form % 3 != 0,
                                         .compute_ns = cost,
                                         .arg = plot,
                                         .command_ns = 10};

@@ -16,7 +16,7 @@ enum {
         PLOT_USED = 2,
         PLOT_RUNS = 6, /* of a volley */
         PLOT_FORMS = 12,
-        PLOT_COMMANDS = 64, /* at most, of a tape */
+        PLOT_COMMANDS = 96, /* at most, of a tape */
 };
 
 /* How runs are made: plainly, traced, or observed at two nodes and resumed there. */

@@ -4,6 +4,9 @@
  * sanitizers look), statuses are those of the failure, each run ends once, and later runs are
  * right.
  */
+#include <string.h>
+
+#include "scheduler/exec.h"
 #include "tests/fake/plot.h"
 
 HR_TEST(the_graph_computes_what_it_says) {
@@ -204,6 +207,21 @@ HR_TEST_LIMIT(every_call_and_command_fails_once_of_pipelines_that_share, 120) {
         }
 }
 
+/* The plots above whose devices have upload queues use them. */
+HR_TEST(plots_use_upload_queues) {
+        for (uint32_t form = 0; form < PLOT_FORMS; ++form) {
+                struct hr_pipeline *pipeline = NULL;
+                struct hr_diag diag = {0};
+                struct plot plot;
+
+                plot_init(&plot, form);
+                HR_EXPECT_OK(plot_pipeline(&plot, 2, NULL, &diag, &pipeline), &diag);
+                HR_EXPECT_EQ(plot.studio.fleet->uploads[0] != NULL, form % 3 != 0);
+                hr_pipeline_free(pipeline);
+                plot_deinit(&plot);
+        }
+}
+
 /* Constants that do not arrive fail every run of that pipeline, and no other's. */
 HR_TEST(lost_constants_fail_the_runs_of_their_pipeline) {
         struct hr_pipeline *pipeline = NULL, *other = NULL;
@@ -227,36 +245,77 @@ HR_TEST(lost_constants_fail_the_runs_of_their_pipeline) {
         plot_deinit(&plot);
 }
 
-/* An edge that is missing lets no run start until those in flight are over. */
+/* A pipeline of another session: of the same graph, with a state and a workspace of its own. */
+struct stranger {
+        struct hr_state_use use;
+        struct hr_buffer *state;
+        struct hr_pipeline *pipeline;
+};
+
+static void stranger_init(struct stranger *stranger, struct plot *plot) {
+        const struct hr_leaf_home home = plot->homes[plot->s];
+        struct hr_diag diag = {0};
+
+        memset(stranger, 0, sizeof *stranger);
+        HR_EXPECT_OK(hr_buffer_new(home.buffer->device, home.buffer->bytes, HR_USAGE_ANY, &diag,
+                                   &stranger->state),
+                     &diag);
+        plot->homes[plot->s].buffer = stranger->state;
+        plot->uses[0] = &stranger->use;
+        HR_EXPECT_OK(plot_pipeline(plot, 2, NULL, &diag, &stranger->pipeline), &diag);
+        plot->homes[plot->s] = home;
+        plot->uses[0] = &plot->use;
+}
+
+static void stranger_deinit(struct stranger *stranger) {
+        hr_pipeline_free(stranger->pipeline);
+        hr_buffer_unref(stranger->state);
+}
+
+/* An edge that is missing lets no run that has memory in common start until those in flight are
+ * over: not of the same pipeline, nor of one with the same state. Others go on meanwhile. */
 HR_TEST(a_missing_edge_holds_later_runs) {
         uint32_t held = 0;
 
         for (uint64_t n = 1; n < 40; ++n) {
-                struct hr_pipeline *pipeline = NULL;
+                struct hr_pipeline *pipeline = NULL, *mate = NULL;
+                struct stranger stranger;
                 struct hr_diag diag = {0};
-                struct shot shots[2];
+                struct shot shots[2], other;
                 struct plot plot;
 
                 plot_init(&plot, 2);
                 HR_EXPECT_OK(plot_pipeline(&plot, 2, NULL, &diag, &pipeline), &diag);
+                HR_EXPECT_OK(plot_pipeline(&plot, 2, NULL, &diag, &mate), &diag);
+                stranger_init(&stranger, &plot);
                 hr_fake_run(plot.studio.world);
                 hr_fake_fail_call(plot.studio.world, n, HR_E_EXHAUSTED, false);
                 shoot(&plot, pipeline, 1, &shots[0]);
                 hr_fake_fail_call(plot.studio.world, 0, HR_OK, false);
                 HR_EXPECT_EQ(shots[0].started, HR_OK);
-                HR_EXPECT_EQ(hr_pipeline_has_slot(pipeline), !hr_fleet_holds(plot.studio.fleet));
+                HR_EXPECT_EQ(hr_pipeline_has_slot(pipeline), !hr_pipeline_is_held(pipeline));
+                HR_EXPECT_EQ(hr_pipeline_is_held(mate), hr_pipeline_is_held(pipeline));
+                HR_EXPECT(!hr_pipeline_is_held(stranger.pipeline));
                 shoot(&plot, pipeline, 2, &shots[1]);
-                if (hr_fleet_holds(plot.studio.fleet)) {
+                if (hr_pipeline_is_held(pipeline)) {
                         HR_EXPECT_EQ(shots[1].started, HR_E_UNAVAILABLE);
                         ++held;
                 } else {
                         HR_EXPECT_EQ(shots[1].started, HR_OK);
                         HR_EXPECT_EQ(shot_wait(&shots[1]), HR_OK);
                 }
+                HR_EXPECT(hr_pipeline_has_slot(stranger.pipeline));
+                shoot(&plot, stranger.pipeline, 3, &other);
+                HR_EXPECT_EQ(other.started, HR_OK);
+                HR_EXPECT_EQ(shot_wait(&other), HR_OK);
+                expect_mixed(&other);
                 (void) shot_wait(&shots[0]);
-                HR_EXPECT(!hr_fleet_holds(plot.studio.fleet));
+                HR_EXPECT(!hr_pipeline_is_held(pipeline) && !hr_pipeline_is_held(mate));
                 expect_all_right(&plot, &pipeline, 1, 5);
+                expect_all_right(&plot, &mate, 1, 5);
+                hr_pipeline_free(mate);
                 hr_pipeline_free(pipeline);
+                stranger_deinit(&stranger);
                 plot_deinit(&plot);
         }
         printf("%u calls were edges\n", held);

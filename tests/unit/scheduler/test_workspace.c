@@ -354,6 +354,52 @@ HR_TEST(a_reallocation_can_be_refused) {
         pair_deinit(&pair);
 }
 
+static hr_status lace_bind_within(struct lace *lace, struct pair *pair, uint64_t bytes_max,
+                                  struct hr_diag *diag) {
+        const struct hr_pipeline_request request = {.plan = lace->plan,
+                                                    .graph = lace->graph,
+                                                    .fleet = pair->rig.fleet,
+                                                    .workspace = pair->workspace,
+                                                    .device_bytes_max = bytes_max,
+                                                    .realloc = HR_REALLOC_COUNT};
+
+        return hr_pipeline_new(&request, diag, &lace->pipeline);
+}
+
+/* The pipelines of a session hold together what one limit allows: each one's own memory, and the
+ * largest of what passes once. */
+HR_TEST(a_limit_counts_all_pipelines) {
+        for (int small_first = 0; small_first < 2; ++small_first) {
+                struct hr_diag diag = {0};
+                struct pair pair;
+                struct lace *first, *second;
+                uint64_t own = 0, most;
+
+                pair_init(&pair, 0, 0);
+                first = small_first ? &pair.small : &pair.large;
+                second = small_first ? &pair.large : &pair.small;
+                for (uint32_t k = 0; k < second->plan->kind_count; ++k)
+                        own += second->plan->pools[k].kept_bytes;
+                most = first->plan->compute_bytes[0];
+                HR_EXPECT(own > 0);
+                HR_EXPECT_EQ(lace_bind_within(first, &pair, most - 1, &diag), HR_E_EXHAUSTED);
+                HR_EXPECT_EQ(diag.limit, most - 1);
+                HR_EXPECT_EQ(diag.actual, most);
+                diag = (struct hr_diag){0};
+                HR_EXPECT_OK(lace_bind_within(first, &pair, most, &diag), &diag);
+                most = hr_pipeline_own_bytes(first->pipeline, 0) + own + passing(&pair.large, 0);
+                HR_EXPECT_EQ(lace_bind_within(second, &pair, most - 1, &diag), HR_E_EXHAUSTED);
+                HR_EXPECT_EQ(diag.actual, most);
+                HR_EXPECT_STREQ(diag.reason, "DEVICE_MEMORY");
+                diag = (struct hr_diag){0};
+                HR_EXPECT_OK(lace_bind_within(second, &pair, most, &diag), &diag);
+                HR_EXPECT_EQ(pair.rig.devices[0]->used_bytes, most);
+                one_run(first, 3);
+                one_run(second, 3);
+                pair_deinit(&pair);
+        }
+}
+
 HR_TEST(what_is_reserved_is_large_enough_for_all) {
         struct pair pair;
 
