@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "daemon/gguf.h"
+#include "tests/fuzz/plant.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
@@ -23,6 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         if (hr_gguf_parse(exact, size, &limits, &diag, &gguf) != HR_OK) {
                 HR_ASSERT(diag.status != HR_OK && diag.words[0] != '\0');
         } else {
+                HR_PLANT(gguf.tensors->tensor_count == 0 && gguf.metadata_bytes > 20);
                 HR_ASSERT(gguf.metadata_offset + gguf.metadata_bytes <= size);
                 for (uint32_t i = 0; i < gguf.tensors->tensor_count; i++) {
                         const struct hr_manifest_tensor *tensor = &gguf.tensors->tensors[i];

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "proto/codec.h"
+#include "tests/fuzz/plant.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
@@ -66,10 +67,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         }
         check_structure(graph);
         check_round_trip(graph);
-        if (hr_graph_validate(graph, &limits, &diag) == HR_OK)
+        if (hr_graph_validate(graph, &limits, &diag) == HR_OK) {
                 HR_ASSERT(graph->frozen);
-        else
+                HR_PLANT(graph->node_count == 2 && graph->leaf_count == 1);
+        } else {
                 HR_ASSERT(diag.status != HR_OK && diag.words[0] != '\0');
+        }
         graph = hr_graph_unref(graph);
         return 0;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "daemon/safetensors.h"
+#include "tests/fuzz/plant.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
@@ -36,6 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
                         end += tensor->bytes;
                 }
                 HR_ASSERT(end == size);
+                HR_PLANT(file.tensors->tensor_count == 1 && end > file.data_offset + 100);
         }
         hr_safetensors_deinit(&file);
         free(exact);

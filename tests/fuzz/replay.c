@@ -1,6 +1,9 @@
 /*
  * Runs a fuzz target over files: as they are, cut at every length up to a bound, and with single
- * bytes replaced. Deterministic; no fuzzer is needed. Arguments are files and folders (one level).
+ * bytes replaced. Deterministic; no fuzzer is needed.
+ *
+ *   replay [-c CHANGES] FILE-OR-FOLDER...     folders one level deep; at most CHANGES bytes of a file are
+ *                                             replaced, and as many cuts are tried (4096)
  */
 #include <dirent.h>
 #include <stdint.h>
@@ -11,11 +14,12 @@
 
 #define INPUT_BYTES_MAX (1L << 22)
 #define CUTS_MAX 2048
-#define CHANGES_MAX 4096
 
+__attribute__((weak)) int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
 static unsigned long inputs;
+static size_t changes_max = 4096;
 
 /* A copy of exactly that size, so that a sanitizer sees every byte read past the end. */
 static void run(const uint8_t *bytes, size_t size) {
@@ -32,10 +36,11 @@ static void run(const uint8_t *bytes, size_t size) {
 
 static void run_variants(uint8_t *bytes, size_t size) {
         static const uint8_t values[] = {0, 1, 0x7F, 0x80, 0xFF};
-        size_t step = size / CHANGES_MAX + 1;
+        size_t step = size / changes_max + 1;
+        size_t cuts = size < CUTS_MAX ? size : CUTS_MAX;
 
         run(bytes, size);
-        for (size_t cut = 0; cut < size && cut < CUTS_MAX; cut++)
+        for (size_t cut = 0; cut < cuts; cut += step)
                 run(bytes, cut);
         for (size_t at = 0; at < size; at += step) {
                 uint8_t kept = bytes[at];
@@ -97,9 +102,15 @@ static int run_folder(const char *path) {
 }
 
 int main(int argc, char **argv) {
-        int failures = argc < 2;
+        int failures = argc < 2, first = 1;
 
-        for (int i = 1; i < argc; i++) {
+        if (LLVMFuzzerInitialize)
+                (void) LLVMFuzzerInitialize(&argc, &argv);
+        if (argc > 2 && strcmp(argv[1], "-c") == 0) {
+                changes_max = strtoul(argv[2], NULL, 10);
+                first = 3;
+        }
+        for (int i = first; i < argc; i++) {
                 struct stat found;
 
                 if (stat(argv[i], &found) != 0) {

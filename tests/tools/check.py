@@ -92,13 +92,15 @@ def tail(path: Path) -> list[str]:
 # ---- C: build folders --------------------------------------------------------------------------
 
 
-def build(folder: Path, options: Sequence[str], compiler: str | None, log: Path) -> bool:
+def build(
+    folder: Path, options: Sequence[str], compiler: str | None, log: Path, target: str = "all"
+) -> bool:
     env = environment(PATH=BUILD_PATH, **({"CC": compiler} if compiler else {}))
     if not (folder / "build.ninja").exists():
         wipe = ["--wipe"] if (folder / "meson-private").exists() else []
         if execute(["meson", "setup", *wipe, *options, folder, ROOT], log, env) != 0:
             return False
-    return execute(["ninja", "-C", folder], log, env, append=True) == 0
+    return execute(["ninja", "-C", folder, target], log, env, append=True) == 0
 
 
 def meson_suite(
@@ -212,6 +214,26 @@ def program_suite(
             result.details += tail(part) if count.failed else []
         log.write_text("".join(part.read_text("utf-8", "replace") for part in logs))
         return result
+
+    return Suite(name, run)
+
+
+def fuzz_suite(
+    name: str, folder: Path, options: Sequence[str], arguments: Sequence[str]
+) -> Suite:
+    """Builds the fuzzers with clang and runs each for some time; see tests/fuzz/run.py."""
+
+    def run() -> Result:
+        log = LOGS / f"{name}.log"
+        if not build(folder, ["-Dfuzz=true", "-Doptimization=1", "-Ddebug=true",
+                              "-Db_lundef=false", "-Dblas=disabled", "-Dcuda=disabled", *options],
+                     "clang", log, "fuzzers"):  # fmt: skip
+            return Result(Count(failed=1), log, ["the build failed:", *tail(log)])
+        command = [sys.executable, ROOT / "tests" / "fuzz" / "run.py", "--build", folder,
+                   "--findings", LOGS / name, *arguments]  # fmt: skip
+        code = execute(command, log, environment(), append=True)
+        count = count_of_program("OK" if code == 0 else "FAIL", log.read_text("utf-8", "replace"))
+        return Result(count, log, tail(log) if count.failed else [])
 
     return Suite(name, run)
 
@@ -346,6 +368,20 @@ def suites(full: bool) -> list[Suite]:
     ]
     if full:
         found += [
+            fuzz_suite(
+                "fuzz", ROOT / "build-fuzz", ["-Db_sanitize=address,undefined"],
+                ["--seconds", "180"],
+            ),
+            # The only target with threads.
+            fuzz_suite(
+                "fuzz-threads", ROOT / "build-fuzz-tsan", ["-Db_sanitize=thread"],
+                ["--seconds", "180", "--only", "session"],
+            ),
+            fuzz_suite(
+                "fuzz-planted", ROOT / "build-fuzz-planted",
+                ["-Db_sanitize=none", "-Dplanted_fault=true"],
+                ["--seconds", "240", "--planted"],
+            ),
             pytest_suite("integration-sanitized", ["tests/integration"], at_asan),
             pytest_suite("hostile-sanitized", ["tests/hostile"], at_asan),
             pytest_suite("scenarios-sanitized", ["tests/scenarios"], at_asan),

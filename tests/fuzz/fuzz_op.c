@@ -1,0 +1,199 @@
+/*
+ * Any operator with any parameters over small tensors of any type: validation answers; what it accepts,
+ * a CPU device computes, reading and writing nothing outside of its tensors' own memory.
+ *
+ * The first bytes choose op, number of sources and shapes, the rest are parameters and contents.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/cpu/backend.h"
+#include "core/graph.h"
+#include "core/op.h"
+#include "tests/fuzz/plant.h"
+
+#define SOURCES_MAX 10U
+#define ELEMENTS_MAX 65536
+#define TIMEOUT_NS (UINT64_C(20) * 1000000000)
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
+
+struct reader {
+        const uint8_t *at;
+        size_t left;
+};
+
+static uint32_t take(struct reader *reader, unsigned bytes) {
+        uint32_t value = 0;
+
+        for (unsigned i = 0; i < bytes && reader->left > 0; i++, reader->left--)
+                value |= (uint32_t) *reader->at++ << (8 * i);
+        return value;
+}
+
+static const uint32_t types[] = {HR_TYPE_F32,  HR_TYPE_F32,  HR_TYPE_F32,  HR_TYPE_F16,
+                                 HR_TYPE_BF16, HR_TYPE_I32,  HR_TYPE_I64,  HR_TYPE_Q4_0,
+                                 HR_TYPE_Q8_0, HR_TYPE_Q4_K, HR_TYPE_Q6_K, HR_TYPE_I8};
+
+/* Extents of 0 to 8, sometimes a block's. */
+static int64_t extent(struct reader *reader) {
+        const uint32_t byte = take(reader, 1);
+
+        return byte < 200 ? byte % 9 : byte < 225 ? 32 : byte < 250 ? 64 : 256;
+}
+
+/* Leaves, then one node that says of itself what inference finds. NULL: there is no such node. */
+static struct hr_graph *graph_of(struct reader *reader) {
+        const uint32_t op = take(reader, 1), count = take(reader, 1) % (SOURCES_MAX + 1);
+        const struct hr_graph_sizes sizes = {.leaf_count = count, .node_count = 1,
+                                             .source_count = count, .name_bytes = count};
+        struct hr_graph *graph = NULL;
+        struct hr_tensor *node;
+        struct hr_diag diag = {0};
+
+        HR_ASSERT(hr_graph_new(&sizes, &diag, &graph) == HR_OK);
+        for (uint32_t i = 0; i < count; i++)
+                graph->names[i] = (char) ('a' + i);
+        for (uint32_t i = 0; i <= count + 1; i++)
+                graph->name_offsets[i] = HR_MIN(i, count);
+        for (uint32_t i = 0; i < count; i++) {
+                struct hr_tensor *leaf = &graph->tensors[i];
+
+                leaf->type = types[take(reader, 1) % HR_ARRAY_LENGTH(types)];
+                leaf->leaf_kind = op == HR_OP_SET_ROWS || op == HR_OP_CPY || (i > 0 && take(reader, 1) & 1)
+                                          ? HR_LEAF_STATE
+                                          : HR_LEAF_INPUT;
+                leaf->flags = leaf->leaf_kind == HR_LEAF_INPUT ? HR_TENSOR_INPUT : 0;
+                leaf->view_base = HR_TENSOR_NONE;
+                for (unsigned d = 0; d < HR_DIMS; d++)
+                        leaf->ne[d] = extent(reader);
+                if (hr_tensor_set_contiguous(leaf, &diag) != HR_OK)
+                        return hr_graph_unref(graph);
+                graph->sources[i] = i;
+        }
+        node = &graph->tensors[count];
+        node->op = op;
+        node->type = types[take(reader, 1) % HR_ARRAY_LENGTH(types)];
+        node->flags = HR_TENSOR_OUTPUT;
+        node->view_base = HR_TENSOR_NONE;
+        node->source_first = 0;
+        node->source_count = count;
+        for (unsigned d = 0; d < HR_DIMS; d++)
+                node->ne[d] = extent(reader);
+        for (unsigned i = 0; i < HR_OP_PARAM_WORDS && reader->left > 0; i++) {
+                const uint32_t form = take(reader, 1);
+                const uint32_t small = take(reader, 1);
+                const float value = (float) small / 16.0f - 4.0f;
+
+                if (form < 96)
+                        node->params[i] = 0;
+                else if (form < 160)
+                        node->params[i] = (int32_t) small - 4;
+                else if (form < 224)
+                        memcpy(&node->params[i], &value, sizeof value);
+                else
+                        node->params[i] = (int32_t) (small | take(reader, 3) << 8);
+        }
+        if (hr_graph_infer(graph, count, &diag) != HR_OK)
+                return hr_graph_unref(graph);
+        return graph;
+}
+
+/* ---- computing it ---------------------------------------------------------------------------- */
+
+static struct {
+        struct hr_device *device;
+        struct hr_queue *queue;
+        struct hr_event *event;
+} machine;
+
+static void machine_start(void) {
+        const struct hr_cpu_config config = {.name = "fuzz", .threads = 1, .isa = "portable"};
+
+        HR_ASSERT(hr_cpu_device_new(&config, NULL, &machine.device) == HR_OK);
+        HR_ASSERT(hr_queue_new(machine.device, NULL, &machine.queue) == HR_OK);
+        HR_ASSERT(hr_event_new(machine.device, NULL, &machine.event) == HR_OK);
+}
+
+static struct hr_operand bind(const struct hr_graph *graph, uint32_t id,
+                              uint8_t *const *memory) {
+        const struct hr_tensor *tensor = &graph->tensors[id];
+        const uint32_t root = tensor->view_base == HR_TENSOR_NONE ? id : tensor->view_base;
+        struct hr_operand operand = hr_operand_of_tensor(tensor, id);
+
+        if (!hr_tensor_is_empty(tensor)) {
+                operand.data = memory[root] + tensor->view_offset;
+                operand.room = hr_tensor_bytes(&graph->tensors[root]) - tensor->view_offset;
+        }
+        return operand;
+}
+
+static void compute(const struct hr_graph *graph, uint8_t *const *memory) {
+        const uint32_t id = graph->leaf_count;
+        const struct hr_tensor *node = &graph->tensors[id];
+        struct hr_operand sources[SOURCES_MAX];
+        struct hr_outcome outcome = {0};
+        struct hr_step step = {.op = node->op, .node = 0, .params = node->params,
+                               .result = bind(graph, id, memory),
+                               .source_count = node->source_count, .sources = sources};
+        const struct hr_steps steps = {.steps = &step, .count = 1};
+        struct hr_program *program = NULL;
+        struct hr_diag diag = {0};
+
+        for (uint32_t i = 0; i < node->source_count; i++)
+                sources[i] = bind(graph, hr_graph_source(graph, node, i), memory);
+        HR_ASSERT(hr_program_new(machine.device, &steps, &diag, &program) == HR_OK);
+        HR_ASSERT(hr_queue_compute(machine.queue, program, 0, 1, &outcome, &diag) == HR_OK);
+        HR_ASSERT(hr_queue_record(machine.queue, machine.event, &diag) == HR_OK);
+        HR_ASSERT(hr_event_synchronize(machine.event, TIMEOUT_NS, &diag) == HR_OK);
+        HR_ASSERT(!hr_outcome_failed(&outcome) || outcome.diag.status == HR_E_RANGE);
+        program = hr_program_free(program);
+}
+
+static void run(const struct hr_graph *graph, struct reader *reader) {
+        const uint32_t count = hr_graph_tensor_count(graph);
+        uint8_t *memory[SOURCES_MAX + 1] = {0};
+
+        for (uint32_t id = 0; id < count; id++)
+                if (hr_tensor_elements(&graph->tensors[id]) > ELEMENTS_MAX)
+                        return;
+        for (uint32_t id = 0; id < count; id++) {
+                const uint64_t bytes = hr_tensor_bytes(&graph->tensors[id]);
+
+                if (graph->tensors[id].view_base != HR_TENSOR_NONE)
+                        continue;
+                /* Of exactly its size: a sanitizer sees every byte beside it. */
+                HR_ASSERT(posix_memalign((void **) &memory[id], 64, bytes ? bytes : 1) == 0);
+                for (uint64_t i = 0; i < bytes; i++)
+                        memory[id][i] =
+                                (uint8_t) (reader->left > 0 ? take(reader, 1) : i % 7 == 3);
+        }
+        compute(graph, memory);
+        for (uint32_t id = 0; id < count; id++)
+                free(memory[id]);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
+        static const struct hr_graph_limits limits = {.tensor_bytes_max = UINT64_C(1) << 24};
+        struct reader reader = {bytes, size};
+        struct hr_diag diag = {0};
+        struct hr_graph *graph;
+
+        if (!machine.device)
+                machine_start();
+        graph = graph_of(&reader);
+        if (!graph)
+                return 0;
+        /* What inference fills in, validation accepts, but for limits and what it alone looks at. */
+        if (hr_graph_validate(graph, &limits, &diag) == HR_OK) {
+                HR_PLANT(graph->tensors[graph->leaf_count].op == HR_OP_CONCAT &&
+                         graph->tensors[graph->leaf_count].params[0] == 2);
+                if (!hr_op_is_view(graph->tensors[graph->leaf_count].op) &&
+                    hr_device_supports_op(machine.device, graph, graph->leaf_count))
+                        run(graph, &reader);
+        } else {
+                HR_ASSERT(diag.status != HR_OK && diag.reason && diag.words[0] != '\0');
+        }
+        graph = hr_graph_unref(graph);
+        return 0;
+}

@@ -1,0 +1,15 @@
+/*
+ * A fault that is only there in a build with -Dplanted_fault=true: it shows that the target's fuzzer finds
+ * what lies some steps away from its seeds (suite fuzz-planted of ./check --full).
+ */
+#pragma once
+
+#ifdef HR_PLANTED_FAULT
+#define HR_PLANT(condition)                                                                        \
+        do {                                                                                       \
+                if (condition)                                                                     \
+                        __builtin_trap();                                                          \
+        } while (0)
+#else
+#define HR_PLANT(condition) ((void) 0)
+#endif
