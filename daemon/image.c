@@ -146,6 +146,15 @@ static hr_status no_memory(uint64_t bytes, struct hr_diag *diag) {
                               "no memory for %" PRIu64 " bytes of an upload", bytes);
 }
 
+static bool size_set(int fd, off_t bytes) {
+        int done;
+
+        do {
+                done = ftruncate(fd, bytes);
+        } while (done < 0 && errno == EINTR);
+        return done == 0;
+}
+
 hr_status hr_image_new_memory(uint64_t bytes, struct hr_diag *diag, struct hr_image **ret_image) {
         const uint64_t room = HR_MAX(bytes, UINT64_C(1));
         const int fd = memfd_create("headrace-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -155,7 +164,7 @@ hr_status hr_image_new_memory(uint64_t bytes, struct hr_diag *diag, struct hr_im
         if (fd < 0)
                 return hr_fail_reason(diag, HR_E_EXHAUSTED, "DESCRIPTORS",
                                       "no descriptor for an upload");
-        if (room > INT64_MAX || ftruncate(fd, (off_t) room) < 0) {
+        if (room > INT64_MAX || !size_set(fd, (off_t) room)) {
                 (void) close(fd);
                 return no_memory(bytes, diag);
         }

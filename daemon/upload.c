@@ -165,7 +165,7 @@ hr_status hr_upload_check(const struct hr_upload *upload, struct hr_diag *diag,
         hr_status status;
 
         if (atomic_load(&upload->library_failed))
-                return hr_fail(diag, HR_E_INTERNAL, "the digest library failed");
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a digest");
         if (bad > 0) {
                 status = hr_fail_reason(diag, HR_E_DATA_LOSS, "DIGEST",
                                         "leaf %" PRIu64 " does not have the announced digest",

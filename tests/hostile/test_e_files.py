@@ -13,7 +13,7 @@ import pytest
 import raw
 from expect import refused, served
 from raw import DATA_LOSS, F32, INVALID, NOT_FOUND, Conn, pb
-from weights_tools import BIG, KEY, gguf, names
+from weights_tools import BIG, FLOATS, KEY, gguf, names, pick
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -218,4 +218,47 @@ def test_E10_every_cut_of_a_small_file(address: str, model: Path) -> None:
             refused(loads(conn, "cut.gguf"), INVALID, "GGUF")
         path.write_bytes(data)
         assert conn.call(raw.LOAD, pb.WeightsLoad(path="cut.gguf"))[0].set.tensors == 1
+        served(conn)
+
+
+# ---- files that change under the map -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 4096, 100000])
+def test_E05_a_file_that_is_cut_while_it_is_mapped(
+    address: str, model_folder: Path, size: int
+) -> None:
+    """Its runs end with DATA_LOSS and so does whatever reads it; a new file of that name is another set."""
+    path = model_folder / f"shrinks-{size}.gguf"
+    path.write_bytes(gguf(BIG, KEY, 1))
+    with Conn(address) as conn:
+        reply, _ = conn.call(raw.LOAD, pb.WeightsLoad(path=path.name))
+        handle = conn.submit(pick("big", FLOATS), weights=[reply.set.handle]).handle
+        assert conn.run(handle, bytes(4 * FLOATS)) == BIG[0][3]
+        os.truncate(path, size)
+        for _ in range(2):
+            error = conn.fails(
+                raw.RUN, pb.Run(handle=handle, input_bytes=4 * FLOATS), bytes(4 * FLOATS)
+            )
+            refused(error, DATA_LOSS, "FILE")
+        served(conn)
+        new = model_folder / "new.tmp"
+        new.write_bytes(gguf(BIG, KEY, 1))
+        new.rename(path)
+        again, _ = conn.call(raw.LOAD, pb.WeightsLoad(path=path.name))
+        handle = conn.submit(pick("big", FLOATS), weights=[again.set.handle]).handle
+        assert conn.run(handle, bytes(4 * FLOATS)) == BIG[0][3]
+
+
+def test_E05_a_file_that_is_replaced_while_it_is_mapped(address: str, model_folder: Path) -> None:
+    """The set keeps what it had."""
+    path = model_folder / "replaced-mapped.gguf"
+    path.write_bytes(gguf(BIG, KEY, 1))
+    with Conn(address) as conn:
+        reply, _ = conn.call(raw.LOAD, pb.WeightsLoad(path=path.name))
+        handle = conn.submit(pick("small", 3), weights=[reply.set.handle]).handle
+        new = model_folder / "new.tmp"
+        new.write_bytes(gguf([("other", F32, [2], bytes(8))]))
+        new.rename(path)
+        assert conn.run(handle, bytes(12)) == BIG[1][3]
         served(conn)

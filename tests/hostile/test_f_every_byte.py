@@ -95,6 +95,7 @@ def examples(owner: Owner) -> dict[int, list[bytes]]:
         raw.DATA: [frame(raw.DATA, pb.Data(offset=5), b"data for nobody", MORE)],
         raw.DEVICES: [frame(raw.DEVICES)],
         raw.OPS: [frame(raw.OPS, b"", add_graph().encode().SerializeToString())],
+        raw.QUERY: [frame(raw.QUERY, pb.WeightsQuery(digests=raw.tree_digest(contents) + bytes(32)))],
         raw.PUT: [upload],
         raw.LOAD: [frame(raw.LOAD, pb.WeightsLoad(path="nothing.gguf", name="x"))],
         raw.LIST: [frame(raw.LIST)],
