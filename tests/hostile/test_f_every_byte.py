@@ -115,11 +115,12 @@ def examples(owner: Owner) -> dict[int, list[bytes]]:
         raw.TAP: [frame(raw.TAP, pb.Tap(run=7, tap=0))],
         raw.STATS: [frame(raw.STATS)],
         QUOTA: [frame(QUOTA)],
+        METRICS: [frame(METRICS)],
     }
     return found
 
 
-QUOTA = 114
+QUOTA, METRICS = 114, 120
 # Only the daemon sends them.
 PUSHES = {raw.GOAWAY, 7}
 
