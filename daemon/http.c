@@ -21,6 +21,7 @@
 #define CONNECTION_BYTES ((size_t) 16 << 10)
 #define FIGURES_BYTES_MAX ((uint64_t) 64 << 20)
 #define TICK_MS 1000
+#define RUNS_MAX 8 /* of the library at a time, before others have their turn */
 
 struct hr_http {
         struct hr_server *server;
@@ -30,6 +31,22 @@ struct hr_http {
         uint32_t pending;      /* answers that wait for the engine */
         uint32_t open_handles; /* of the loop */
 };
+
+static void timer_cb(uv_timer_t *handle);
+
+/* Lets the library work until nothing is left that could go on at once: it tells of that by a timeout of
+ * nothing, its epoll descriptor does not. */
+static void http_run(struct hr_http *http) {
+        MHD_UNSIGNED_LONG_LONG left_ms = 0;
+        bool is_busy = true;
+
+        for (int i = 0; i < RUNS_MAX && is_busy; i++) {
+                (void) MHD_run(http->daemon);
+                is_busy = MHD_get_timeout(http->daemon, &left_ms) == MHD_YES && left_ms == 0;
+        }
+        if (is_busy)
+                (void) uv_timer_start(&http->timer, timer_cb, 1, TICK_MS);
+}
 
 /* One answer under way. */
 struct answer {
@@ -54,6 +71,8 @@ static enum MHD_Result reply(struct MHD_Connection *connection, unsigned code, c
                 return MHD_NO;
         }
         (void) MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+        /* One request a connection: what may be a second one inside of it is never looked at. */
+        (void) MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
         result = MHD_queue_response(connection, code, response);
         MHD_destroy_response(response);
         return result;
@@ -83,7 +102,7 @@ static void gather_done(struct hr_job *job) {
                 job->status != HR_OK ||
                 hr_metrics_text(&answer->metrics, &diag, &answer->text, &answer->bytes) != HR_OK;
         MHD_resume_connection(answer->connection);
-        (void) MHD_run(answer->http->daemon);
+        http_run(answer->http);
 }
 
 static enum MHD_Result metrics_ask(struct hr_http *http, struct MHD_Connection *connection,
@@ -187,13 +206,13 @@ static void poll_cb(uv_poll_t *handle, int status, int events) {
 
         (void) status;
         (void) events;
-        (void) MHD_run(http->daemon);
+        http_run(http);
 }
 
 static void timer_cb(uv_timer_t *handle) {
         struct hr_http *http = handle->data;
 
-        (void) MHD_run(http->daemon);
+        http_run(http);
 }
 
 static hr_status watch(struct hr_http *http, struct hr_diag *diag) {

@@ -103,13 +103,12 @@ SMUGGLED = {
 
 @pytest.mark.parametrize("name", SMUGGLED)
 def test_F12_requests_within_requests(daemon: Any, name: str) -> None:
-    """One answer at most for what may be one request, and none to what hides behind it."""
+    """One answer at most, and none to what hides behind the request."""
     hidden = b"GET /metrics HTTP/1.1\r\nHost: hidden\r\n\r\n"
     with connect() as sock:
-        sock.sendall(SMUGGLED[name] + (hidden if name != "pipelined" else b""))
+        sock.sendall(SMUGGLED[name] + hidden)
         sock.shutdown(socket.SHUT_WR)
-        data = answer(sock)
-        assert data.count(b"HTTP/1.1 200 ") <= (3 if name == "pipelined" else 1)
+        assert answer(sock).count(b"HTTP/1.1 200 ") <= 1
     scraped_well()
     with Conn(daemon.address) as conn:
         served(conn)
@@ -118,7 +117,7 @@ def test_F12_requests_within_requests(daemon: Any, name: str) -> None:
 def test_F12_slow_and_silent_scrapers(daemon: Any) -> None:
     """Half a request each, and readers that do not read: there is a place for the next, in time."""
     crowd = []
-    for number in range(60):
+    for number in range(60 if FULL else 20):
         try:
             sock = connect()
             sock.sendall(b"GET /metrics HTTP/1.1\r\nHo"[: number % 24])
