@@ -203,6 +203,7 @@ class Transport:
 
     def _wait(self, pending: Pending, limit: float | None, until_news: bool) -> bool:
         """Returns whether callbacks were called, if that is what it is to wait for."""
+        looked = False
         while True:
             done = pending.done  # asked first: what was told before the end is there by then
             if self._tell(pending) and until_news:
@@ -213,6 +214,10 @@ class Transport:
                 pass
             now = time.monotonic()
             if pending.deadline is not None and now >= pending.deadline:
+                if not looked:  # an answer that came in time may not have been read yet
+                    looked = True
+                    self.poll()
+                    continue
                 self.cancel(
                     pending, DeadlineExceeded("no answer within the deadline", reason="DEADLINE")
                 )
