@@ -194,7 +194,8 @@ static hr_status check_view(struct hr_infer *infer) {
                       node->view_base, node->view_offset, infer->view_base, infer->view_offset);
         HR_INFER_NEED(memcmp(node->nb, infer->nb, sizeof node->nb) == 0, "STRIDE",
                       "declared strides differ from the inferred ones");
-        HR_TRY(hr_tensor_span(node, infer->diag, &span));
+        HR_INFER_NEED(hr_tensor_span(node, NULL, &span) == HR_OK, "SIZE",
+                      "the strided span does not fit 63 bits");
         HR_INFER_NEED(hr_add_u64(span, node->view_offset, &end) && end <= hr_tensor_bytes(base),
                       "VIEW", "ends past its base");
         if (hr_op_info(node->op)->kind == HR_OP_KIND_WRITER)

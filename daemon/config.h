@@ -60,7 +60,7 @@ struct hr_config_device {
         bool deterministic;
         const char *arithmetic; /* "ggml", "fast" */
         const char *isa;      /* "auto", "portable", "avx2", "avx512", "avx512bf16" */
-        char *deny_ops;       /* comma-separated op names, checked; NULL = none */
+        char *deny_ops;       /* see core/deny.h, checked; NULL = none */
         uint64_t delay_ns;    /* added before each split */
         uint64_t batch_min;   /* blas: columns from which it takes a product; 0 = its default */
         uint64_t gpu;         /* cuda: the GPU's number, as the driver counts */

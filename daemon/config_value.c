@@ -16,7 +16,7 @@
 
 #include "backends/registry.h"
 #include "core/clock.h"
-#include "core/op.h"
+#include "core/deny.h"
 #include "daemon/share.h"
 
 const char *const hr_config_sections[SECTION_COUNT] = {
@@ -316,18 +316,12 @@ static bool path_is_plain(const char *path, size_t bytes) {
 }
 
 static hr_status check_ops(const struct origin *origin, const struct key *key, const char *text) {
-        for (const char *next = text; *next != '\0';) {
-                const size_t name_bytes = strcspn(next, ",");
-                char name[40];
+        struct hr_diag diag = {0};
+        struct hr_deny deny;
 
-                snprintf(name, sizeof name, "%.*s", (int) HR_MIN(name_bytes, sizeof name), next);
-                if (name_bytes == 0 || hr_op_from_name(name) < 0)
-                        return hr_config_fail(origin, key, "'%s' is no op", name);
-                next += name_bytes;
-                if (*next == ',' && *++next == '\0')
-                        return hr_config_fail(origin, key, "ends with a comma");
-        }
-        return HR_OK;
+        return hr_deny_parse(text, &diag, &deny) == HR_OK
+                       ? HR_OK
+                       : hr_config_fail(origin, key, "%s", diag.words);
 }
 
 void hr_config_clear_directories(struct hr_config *config) {

@@ -213,7 +213,7 @@ static bool is_fallback(const struct hr_planner *planner, uint32_t tensor) {
                 if (source == HR_TENSOR_NONE || source == tensor)
                         continue;
                 device = plan->device[plan->root[source]];
-                if (device >= 0 && in->devices[device].type != in->devices[last].type &&
+                if (device >= 0 && (uint32_t) device != last &&
                     !planner_reads(planner, last, in->devices[device].kind) &&
                     !planner_supports(planner, (uint32_t) device, tensor))
                         return true;

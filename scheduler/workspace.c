@@ -157,17 +157,54 @@ static hr_status block_new(struct hr_workspace *workspace, struct hr_device *dev
         return HR_OK;
 }
 
+/* The largest other block of that kind that a pipeline has: it is large enough for all of them. NULL
+ * without one. */
+static struct hr_block *largest_other(const struct hr_workspace *workspace,
+                                      const struct hr_buffer_kind *kind,
+                                      const struct hr_block *gone) {
+        struct hr_block *found = NULL;
+
+        HR_LIST_FOR_EACH(link, &workspace->pipelines) {
+                const struct hr_pipeline *pipeline =
+                        HR_CONTAINER_OF(link, struct hr_pipeline, workspace_link);
+
+                for (uint32_t k = 0; k < pipeline->plan->kind_count; ++k) {
+                        struct hr_block *block = pipeline->blocks[k];
+
+                        if (block && block != gone && pipeline->kinds[k] == kind &&
+                            (!found || block->buffer->bytes > found->buffer->bytes))
+                                found = block;
+                }
+        }
+        return found;
+}
+
+/* The memory that all were to move to may go before those who had runs in flight have moved. */
 static void block_unref(struct hr_workspace *workspace, struct hr_block *block) {
         if (!block || --block->refs > 0)
                 return;
         for (uint32_t i = 0; i < workspace->part_count; ++i) {
-                if (workspace->parts[i].current == block)
-                        workspace->parts[i].current = NULL;
+                struct hr_workspace_part *part = &workspace->parts[i];
+
+                if (part->current == block)
+                        part->current = largest_other(workspace, part->kind, block);
         }
         workspace->held_bytes[block->owner] -= block->buffer->bytes;
         hr_budget_give(workspace->budget, block->buffer->bytes);
         hr_buffer_unref(block->buffer);
         free(block);
+}
+
+/* From now on pipelines move there. What they were to move to before, and nobody has, goes. */
+static void current_set(struct hr_workspace *workspace, struct hr_workspace_part *part,
+                        struct hr_block *block) {
+        struct hr_block *old = part->current;
+
+        part->current = block;
+        if (old && old->refs == 0) {
+                ++old->refs;
+                block_unref(workspace, old);
+        }
 }
 
 /* The pipeline has no run in flight: nothing has to wait for it. */
@@ -307,7 +344,7 @@ void hr_workspace_commit(struct hr_workspace *workspace, struct hr_pipeline *pip
                         stats->new_bytes = block->buffer->bytes;
                 }
                 workspace->unsettled = workspace->unsettled || part->current;
-                part->current = block;
+                current_set(workspace, part, block);
         }
 }
 
@@ -384,7 +421,7 @@ void hr_workspace_trim(struct hr_workspace *workspace) {
                     block_new(workspace, old->buffer->device, old->owner, bytes, NULL, &block) !=
                             HR_OK)
                         continue;
-                part->current = block;
+                current_set(workspace, part, block);
                 workspace->unsettled = true;
         }
         (void) hr_workspace_settle(workspace);
@@ -418,8 +455,10 @@ void hr_workspace_renew(struct hr_workspace *workspace, struct hr_pipeline *pipe
 void hr_workspace_restore(struct hr_workspace *workspace, struct hr_pipeline *pipeline,
                           struct hr_block *const *old) {
         for (uint32_t k = 0; k < pipeline->plan->kind_count; ++k) {
-                block_unref(workspace, pipeline->blocks[k]);
+                struct hr_block *block = pipeline->blocks[k];
+
                 pipeline->blocks[k] = old[k];
+                block_unref(workspace, block);
         }
 }
 

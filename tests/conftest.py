@@ -5,6 +5,7 @@ launch(...)   starts a daemon with given devices, sections, models; stopped at t
 daemon        one daemon per module: two isolated CPU devices (with HEADRACE_TEST_BACKEND=cuda two GPUs)
               and a shared one, Unix and TCP.
 address       its addresses, one after the other ("unix:..." and "tcp:..."): a test runs on both.
+launch_watched(...)  like launch, with a bystander on the daemon, which must be unharmed at the end.
 canary        a bystander in a session of its own; see tests/integration/bystander.py.
 guarded       around a hostile test: the bystander is unharmed, everything is given back.
 """
@@ -39,6 +40,23 @@ def launch() -> Iterator[Callable[..., Daemon]]:
     for one in running:
         if one.folder.exists():  # the test has not stopped it itself
             one.stop()
+
+
+@pytest.fixture
+def launch_watched(launch: Callable[..., Daemon]) -> Iterator[Callable[..., Daemon]]:
+    from bystander import Bystander
+
+    watching: list[Bystander] = []
+
+    def start(**keys: Any) -> Daemon:
+        running = launch(**keys)
+        watching.append(Bystander(running.address, "host"))
+        return running
+
+    yield start
+    for one in watching:
+        with one:
+            pass
 
 
 @pytest.fixture(scope="session")

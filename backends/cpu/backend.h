@@ -14,7 +14,7 @@ struct hr_cpu_config {
         bool fast;               /* 32-blocks are added up in the fastest order, not in ggml's */
         const char *isa;         /* "auto", "portable", "avx2", "avx512", "avx512bf16"; NULL = auto.
                                   * HR_E_UNSUPPORTED when the processor lacks it */
-        const char *deny_ops;    /* comma-separated op names it does not support; NULL = none */
+        const char *deny_ops;    /* see core/deny.h; NULL = none */
         uint32_t delay_us;       /* added before each split; tests of ordering use it */
         bool wake_all;           /* the whole team even for steps too small to be worth it; tests of
                                   * kernels use it */

@@ -16,6 +16,7 @@
 #include "backends/cpu/ops.h"
 #include "backends/cpu/team.h"
 #include "backends/cpu/vec.h"
+#include "core/deny.h"
 #include "core/host.h"
 
 #define SOURCES_MAX 16
@@ -32,7 +33,7 @@ struct cpu_device {
         uint32_t *processors; /* threads of them, or NULL */
         const struct cpu_dot *dot;
         const struct cpu_vec *vec;
-        uint64_t denied[(HR_OP_LIMIT + 63) / 64];
+        struct hr_deny deny;
 };
 
 struct cpu_program_step {
@@ -115,7 +116,7 @@ static bool cpu_supports_op(const struct hr_device *device, const struct hr_grap
 
         if (op == HR_OP_NONE)
                 return true;
-        if (op < HR_OP_LIMIT && hr_bit_get(cpu->denied, op))
+        if (hr_deny_refuses(&cpu->deny, graph, tensor))
                 return false;
         if (hr_op_is_view(op))
                 return true;
@@ -355,28 +356,6 @@ static const struct hr_device_ops cpu_device_ops = {
 
 /* ---- Configuration --------------------------------------------------------------------------- */
 
-static hr_status config_deny(struct cpu_device *cpu, const char *names, struct hr_diag *diag) {
-        while (names && *names) {
-                size_t bytes = strcspn(names, ", ");
-                char name[32];
-
-                if (bytes > 0) {
-                        int op;
-
-                        (void) snprintf(name, sizeof name, "%.*s",
-                                        (int) HR_MIN(bytes, sizeof name), names);
-                        op = hr_op_from_name(name);
-                        if (op < 0)
-                                return hr_fail_reason(diag, HR_E_INVALID, "OP",
-                                                      "deny_ops: \"%s\" is no op", name);
-                        hr_bit_set(cpu->denied, (uint32_t) op);
-                }
-                names += bytes;
-                names += *names != '\0';
-        }
-        return HR_OK;
-}
-
 static hr_status config_apply(struct cpu_device *cpu, const struct hr_cpu_config *config,
                               struct hr_diag *diag) {
         cpu->threads = config->threads ? config->threads : hr_host_processors();
@@ -398,7 +377,7 @@ static hr_status config_apply(struct cpu_device *cpu, const struct hr_cpu_config
                 memcpy(cpu->processors, config->processors,
                        cpu->threads * sizeof *cpu->processors);
         }
-        return config_deny(cpu, config->deny_ops, diag);
+        return hr_deny_parse(config->deny_ops, diag, &cpu->deny);
 }
 
 hr_status hr_cpu_device_new(const struct hr_cpu_config *config, struct hr_diag *diag,

@@ -8,7 +8,7 @@ struct hr_cuda_config {
         uint32_t gpu;         /* number of the GPU, as the driver counts */
         uint64_t memory_cap;  /* bytes, 0 = none */
         uint32_t spin_us;     /* how long an idle queue spins before it sleeps */
-        const char *deny_ops; /* comma-separated op names it does not support; NULL = none */
+        const char *deny_ops; /* see core/deny.h; NULL = none */
 };
 
 /* HR_E_UNAVAILABLE (reason DRIVER) without a driver that works, HR_E_NOT_FOUND (reason GPU) for a

@@ -123,7 +123,7 @@ static bool device_supports_op(const struct hr_device *base, const struct hr_gra
 
         if (op == HR_OP_NONE)
                 return true;
-        if (op < HR_OP_LIMIT && hr_bit_get(device->denied, op))
+        if (hr_deny_refuses(&device->deny, graph, tensor))
                 return false;
         if (hr_op_is_view(op))
                 return true;
@@ -209,27 +209,6 @@ static const struct hr_device_ops device_ops = {
 
 /* ---- Configuration --------------------------------------------------------------------------- */
 
-static hr_status config_deny(struct cuda_device *device, const char *names, struct hr_diag *diag) {
-        while (names && *names) {
-                size_t bytes = strcspn(names, ", ");
-                char name[32];
-                int op;
-
-                if (bytes > 0) {
-                        (void) snprintf(name, sizeof name, "%.*s",
-                                        (int) HR_MIN(bytes, sizeof name), names);
-                        op = hr_op_from_name(name);
-                        if (op < 0)
-                                return hr_fail_reason(diag, HR_E_INVALID, "OP",
-                                                      "deny_ops: \"%s\" is no op", name);
-                        hr_bit_set(device->denied, (uint32_t) op);
-                }
-                names += bytes;
-                names += *names != '\0';
-        }
-        return HR_OK;
-}
-
 /* For people, with the GPUs that the test at the start found out of reach. */
 static void device_describe(struct cuda_device *device) {
         const struct cuda_gpu *gpu = device->gpu;
@@ -277,7 +256,7 @@ hr_status hr_cuda_device_new(const struct hr_cuda_config *config, struct hr_diag
 
         if (!device)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a device");
-        status = config_deny(device, config->deny_ops, diag);
+        status = hr_deny_parse(config->deny_ops, diag, &device->deny);
         if (status == HR_OK)
                 status = cuda_gpu_ref(config->gpu, diag, &device->gpu);
         if (status == HR_OK && cuda_gpu_is_lost(device->gpu)) {

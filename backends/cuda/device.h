@@ -3,6 +3,7 @@
 
 #include "backends/cuda/backend.h"
 #include "backends/cuda/gpu.h"
+#include "core/deny.h"
 
 struct cuda_device {
         struct hr_device device;
@@ -10,7 +11,7 @@ struct cuda_device {
         char name[32], description[256], kind_name[48];
         struct hr_buffer_kind kind;
         uint32_t spin_us;
-        uint64_t denied[(HR_OP_LIMIT + 63) / 64];
+        struct hr_deny deny;
         struct cuda_device *next; /* of all devices */
 };
 

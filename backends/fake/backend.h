@@ -63,7 +63,7 @@ struct hr_fake_config {
         bool uploads;          /* has a queue of its own for what comes from host memory */
         uint64_t memory_bytes; /* that it has; 0 = no end */
         uint64_t memory_cap;   /* configured; 0 = none */
-        const char *deny_ops;  /* "MUL_MAT,ROPE": not supported; NULL = none. Copied */
+        const char *deny_ops;  /* see core/deny.h; NULL = none */
         int64_t offload_batch; /* asks for ops of at least that many columns; 0 = never */
         /* Speed. A command that computes takes compute_ns(arg, ...) if that is set, else launch_ns
          * + step_ns a step + its multiply-adds / macs_per_s (0 = no time). Others that are no

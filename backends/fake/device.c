@@ -24,18 +24,14 @@ struct fake_device *fake_device_cast(const struct hr_device *device) {
 
 static bool copy_words(struct fake_device *device, const struct hr_fake_config *config) {
         device->name = strdup(config->name);
-        if (config->deny_ops)
-                device->deny_ops = strdup(config->deny_ops);
         if (config->lose_folder &&
             asprintf(&device->lose_file, "%s/%s", config->lose_folder, config->name) < 0)
                 device->lose_file = NULL;
-        return device->name && (device->deny_ops || !config->deny_ops) &&
-               (device->lose_file || !config->lose_folder);
+        return device->name && (device->lose_file || !config->lose_folder);
 }
 
 static void free_words(struct fake_device *device) {
         free(device->lose_file);
-        free(device->deny_ops);
         free(device->name);
 }
 
@@ -50,26 +46,12 @@ static void device_destroy(struct hr_device *base) {
 
 /* ---- Answers --------------------------------------------------------------------------------- */
 
-static bool is_denied(const struct fake_device *device, uint32_t op) {
-        const char *name = hr_op_name(op), *list = device->deny_ops;
-        size_t bytes = strlen(name);
-
-        while (list && *list) {
-                size_t entry = strcspn(list, ",");
-
-                if (entry == bytes && memcmp(list, name, bytes) == 0)
-                        return true;
-                list += entry + (list[entry] == ',');
-        }
-        return false;
-}
-
 static bool supports_op(const struct hr_device *base, const struct hr_graph *graph,
                         uint32_t tensor) {
         const struct fake_device *device = fake_device_cast(base);
 
         ++device->world->asked;
-        if (is_denied(device, graph->tensors[tensor].op))
+        if (hr_deny_refuses(&device->deny, graph, tensor))
                 return false;
         return device->config.sizes_only || fake_can_compute(graph, tensor);
 }
@@ -232,7 +214,13 @@ static const struct hr_device_ops device_ops = {
 hr_status hr_fake_device_new(struct hr_fake_world *world, const struct hr_fake_config *config,
                              struct hr_diag *diag, struct hr_device **ret_device) {
         struct fake_device *device = calloc(1, sizeof *device);
+        struct hr_deny deny;
+        hr_status status = hr_deny_parse(config->deny_ops, diag, &deny);
 
+        if (status != HR_OK) {
+                free(device);
+                return status;
+        }
         if (!device || !copy_words(device, config)) {
                 if (device)
                         free_words(device);
@@ -242,6 +230,7 @@ hr_status hr_fake_device_new(struct hr_fake_world *world, const struct hr_fake_c
         ++world->refs;
         device->world = world;
         device->config = *config;
+        device->deny = deny;
         device->kind = (struct hr_buffer_kind){
                 .name = device->name, .alignment = ALIGNMENT, .addressable = !config->sizes_only};
         device->device.ops = &device_ops;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/fake/backend.h"
+#include "core/deny.h"
 
 struct fake_queue;
 
@@ -36,7 +37,8 @@ struct fake_device {
         struct hr_fake_world *world;
         struct hr_fake_config config;
         struct hr_buffer_kind kind;
-        char *name, *deny_ops;
+        char *name;
+        struct hr_deny deny;
         char *lose_file; /* whose presence loses the device; NULL = none */
         struct fake_link *links;
         uint32_t link_count;

@@ -30,13 +30,14 @@ def _graph() -> Graph:
 
 
 class Bystander:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, where: str = "cpu1") -> None:
+        """where: the device of its state."""
         self.conn = Conn(address, session="bystander")
         weights = [("w", F32, [COUNT], struct.pack(f"<{COUNT}f", *range(COUNT)))]
         self.set = self.conn.put("bystander", weights, raw.tree_digest(raw.contents(weights)))
         state = [("s", F32, [COUNT], b"")]
         self.state = self.conn.call(
-            raw.STATE_ALLOC, pb.StateAlloc(placement=raw.rules([("*", "cpu1")])),
+            raw.STATE_ALLOC, pb.StateAlloc(placement=raw.rules([("*", where)])),
             raw.manifest(state).SerializeToString(),
         )[0].handle  # fmt: skip
         self.conn.call(

@@ -374,6 +374,10 @@ class Conn:
             request.graph_bytes = len(body)
         return self.call(SUBMIT, request, body)[0]
 
+    def submit_digest(self, digest: bytes, **keys: Any) -> Any:
+        """The reply to SUBMIT of a graph that the daemon has."""
+        return self.call(SUBMIT, pb.Submit(digest=digest, **keys))[0]
+
     def submit_fails(self, graph: Graph | Any, **keys: Any) -> RawError:
         try:
             reply = self.submit(graph, **keys)

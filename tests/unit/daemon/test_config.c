@@ -193,6 +193,7 @@ HR_TEST(faults_are_named) {
                 {"[device a]\nisa = sse9\n", "test.conf:2", "device.isa"},
                 {"[device a]\ndeny_ops = MUL_MAT,NOSUCH\n", "test.conf:2", "NOSUCH"},
                 {"[device a]\ndeny_ops = ADD,\n", "test.conf:2", "comma"},
+                {"[device a]\ndeny_ops = ADD>1x\n", "test.conf:2", "ADD>1x"},
                 {"[device a]\ndeny_ops = ,ADD\n", "test.conf:2", "deny_ops"},
                 {"[device a]\nthreads = two\n", "test.conf:2", "device.threads"},
         };

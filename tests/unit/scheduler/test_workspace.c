@@ -318,6 +318,53 @@ HR_TEST(growing_waits_for_runs_in_flight) {
         pair_deinit(&pair);
 }
 
+/* Who made the memory grow goes before the one in flight could move there: what is there stays. */
+HR_TEST(growing_that_is_over_before_a_run_is) {
+        static struct flight flight;
+        struct pair pair;
+
+        pair_init(&pair, 0, 50000);
+        bind_small(&pair, HR_REALLOC_COUNT);
+        for (int i = 0; i < 3; ++i) {
+                flight_start(&flight, &pair.small, 7);
+                bind_large(&pair, HR_REALLOC_COUNT);
+                pair.large.pipeline = hr_pipeline_free(pair.large.pipeline);
+                HR_EXPECT_EQ(hr_workspace_bytes(pair.workspace, 0), passing(&pair.small, 0));
+                flight_land(&flight);
+                HR_EXPECT(!hr_pipeline_wants_move(pair.small.pipeline));
+                HR_EXPECT(hr_workspace_settle(pair.workspace));
+                one_run(&pair.small, 8);
+                HR_EXPECT_EQ(hr_workspace_bytes(pair.workspace, 0), passing(&pair.small, 0));
+        }
+        HR_EXPECT_EQ(hr_pipeline_moves(pair.small.pipeline), 0);
+        HR_EXPECT_EQ(hr_workspace_stats(pair.workspace).reallocs, 3);
+        pair_deinit(&pair);
+}
+
+/* Memory that the one in flight was to move to, and grows again before it could: only what is used
+ * stays. */
+HR_TEST(growing_after_a_trim_before_a_run_is_over) {
+        static struct flight flight;
+        struct pair pair;
+
+        pair_init(&pair, 0, 50000);
+        bind_large(&pair, HR_REALLOC_COUNT);
+        bind_small(&pair, HR_REALLOC_COUNT);
+        for (int i = 0; i < 3; ++i) {
+                flight_start(&flight, &pair.small, 7); /* in the large memory */
+                pair.large.pipeline = hr_pipeline_free(pair.large.pipeline);
+                hr_workspace_trim(pair.workspace); /* the small memory is there, for later */
+                hr_workspace_trim(pair.workspace);
+                bind_large(&pair, HR_REALLOC_COUNT);
+                flight_land(&flight);
+                HR_EXPECT(hr_workspace_settle(pair.workspace));
+                HR_EXPECT_EQ(hr_workspace_bytes(pair.workspace, 0), passing(&pair.large, 0));
+                one_run(&pair.small, 8);
+                one_run(&pair.large, 8);
+        }
+        pair_deinit(&pair);
+}
+
 /* Without memory for more, the new pipeline fails and the old one goes on. */
 HR_TEST(growing_that_fails_changes_nothing) {
         struct hr_diag diag = {0};
