@@ -2,8 +2,8 @@
  * Runs recorded operator cases on a device and measures the results.
  *
  *   golden_ops [--device cpu|blas] [--isa NAME] [--arithmetic ggml|fast] [--threads N] [--isolated]
- *              [--wake-all] [--batch-min N] [--allow-unsupported] [--verbose] [--digest] [--case ID]
- *              [FILE.txt|FOLDER]...
+ *              [--wake-all] [--deterministic] [--batch-min N] [--allow-unsupported] [--verbose]
+ *              [--digest] [--case ID] [FILE.txt|FOLDER]...
  *
  * Each case is run twice. First node by node: a node's result is measured, then replaced by the
  * recorded one, so that every node is judged on recorded inputs. Then, if it has several nodes, as
@@ -412,8 +412,8 @@ static bool path_run(struct ops_machine *machine, const char *path, struct tally
 static int usage(void) {
         fprintf(stderr, "usage: golden_ops [--device cpu|blas] [--isa NAME] [--arithmetic ggml|fast] "
                         "[--threads N] "
-                        "[--isolated] [--wake-all] [--batch-min N] [--allow-unsupported] "
-                        "[--verbose] [--digest] [--case ID] [FILE.txt|FOLDER]...\n");
+                        "[--isolated] [--wake-all] [--deterministic] [--batch-min N] "
+                        "[--allow-unsupported] [--verbose] [--digest] [--case ID] [FILE.txt|FOLDER]...\n");
         return 2;
 }
 
@@ -422,6 +422,8 @@ static bool parse_flag(const char *name) {
                 options.backend.isolated = true;
         else if (strcmp(name, "--wake-all") == 0)
                 options.backend.wake_all = true;
+        else if (strcmp(name, "--deterministic") == 0)
+                options.backend.deterministic = true;
         else if (strcmp(name, "--allow-unsupported") == 0)
                 options.allow_unsupported = true;
         else if (strcmp(name, "--verbose") == 0)

@@ -1,4 +1,6 @@
-"""The recorded operators have the same bits with 1, 2 and 3 threads: same_bits.py GOLDEN_OPS [ARGUMENT...]
+"""With `deterministic` the recorded operators have the same bits with 1, 2 and 3 threads.
+
+    same_bits.py GOLDEN_OPS [ARGUMENT...]
 
 Every op and every type of the recorded cases runs with the whole team awake for the smallest step; the
 runner's digest over all results must not depend on how many threads there are.
@@ -11,7 +13,7 @@ import sys
 
 
 def digest(command: list[str], threads: int) -> str:
-    options = ["--digest", "--wake-all", "--threads", str(threads)]
+    options = ["--digest", "--deterministic", "--wake-all", "--threads", str(threads)]
     answer = subprocess.run(
         [command[0], *options, *command[1:]], stdout=subprocess.PIPE, text=True, check=True
     )
