@@ -323,6 +323,7 @@ static bool run_whole(struct ops_run *run, struct hr_diag *diag) {
 static verdict case_run(struct ops_machine *machine, const struct ops_family *family,
                         const struct ops_case *item) {
         struct hr_diag diag = { 0 };
+        uint32_t touched = item->out;
         struct ops_run run;
         verdict result;
         hr_status status = ops_run_init(&run, machine, family, item, &diag);
@@ -332,6 +333,8 @@ static verdict case_run(struct ops_machine *machine, const struct ops_family *fa
 
                 if (good && run.list.count > 1)
                         good = run_whole(&run, &diag);
+                if (ops_run_check_bands(&run, &diag, &touched) != HR_OK)
+                        good = complain(&run, touched, "%s", diag.words);
                 result = good ? PASSED : FAILED;
         } else if (status == HR_E_UNSUPPORTED && options.allow_unsupported) {
                 reason_count_one(diag.words);

@@ -1,11 +1,34 @@
-/* See ops_machine.h. Every tensor that owns memory has a buffer of its own, of exactly its size, so
- * that a sanitizer sees any access past an end. */
+/* See ops_machine.h. Every tensor that owns memory has a buffer of its own with a band before and
+ * after it that must keep its pattern; under a sanitizer, which sees any access past an end by
+ * itself, of exactly its size. */
 #include "tests/golden/ops_machine.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define PATIENCE_NS (UINT64_C(60) * 1000000000)
+
+#if defined(__SANITIZE_ADDRESS__)
+#define HAS_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define HAS_SANITIZER 1
+#endif
+#endif
+#ifdef HAS_SANITIZER
+#define BAND 0U
+#else
+#define BAND 64U /* bytes; what tensors are aligned to */
+#endif
+#define PATTERN 0xb5
+
+static uint8_t *content_of(const struct hr_buffer *buffer) {
+        return (uint8_t *) buffer->base + BAND;
+}
+
+static uint64_t content_bytes(const struct hr_buffer *buffer) {
+        return buffer->bytes - (uint64_t) 2 * BAND;
+}
 
 hr_status ops_machine_init(struct ops_machine *machine, struct hr_device *device,
                            struct hr_diag *diag) {
@@ -103,8 +126,8 @@ static void operand_bind(const struct ops_run *run, uint32_t k, struct hr_operan
 
         *operand = hr_operand_of_tensor(tensor, k);
         if (buffer && !hr_tensor_is_empty(tensor)) {
-                operand->data = (uint8_t *) buffer->base + tensor->view_offset;
-                operand->room = buffer->bytes - tensor->view_offset;
+                operand->data = content_of(buffer) + tensor->view_offset;
+                operand->room = content_bytes(buffer) - tensor->view_offset;
         }
 }
 
@@ -142,7 +165,8 @@ static hr_status run_bind(struct ops_run *run, struct hr_diag *diag) {
         for (uint32_t k = 0; k < count; k++)
                 if (root_of(run->graph, k) == k && !hr_tensor_is_empty(&run->graph->tensors[k]))
                         HR_TRY(hr_buffer_new(run->machine->device,
-                                             hr_tensor_bytes(&run->graph->tensors[k]),
+                                             hr_tensor_bytes(&run->graph->tensors[k]) +
+                                                     (uint64_t) 2 * BAND,
                                              HR_USAGE_COMPUTE, diag, &run->buffers[k]));
         for (uint32_t k = run->item->leaf_count; k < count; k++)
                 if (!hr_op_is_view(run->graph->tensors[k].op) &&
@@ -152,12 +176,67 @@ static hr_status run_bind(struct ops_run *run, struct hr_diag *diag) {
         return hr_program_new(run->machine->device, &run->list, diag, &run->program);
 }
 
+/* ---- Bands ----------------------------------------------------------------------------------- */
+
+static hr_status buffer_read(struct ops_run *run, const struct hr_buffer *buffer, uint8_t *bytes,
+                             struct hr_diag *diag) {
+        HR_TRY(hr_queue_read(run->machine->queue, buffer->base, bytes, buffer->bytes, &run->outcome,
+                             diag));
+        return machine_finish(run->machine, &run->outcome, diag);
+}
+
+static hr_status bands_fill(struct ops_run *run, struct hr_diag *diag) {
+        for (uint32_t k = 0; k < run->item->tensor_count; k++) {
+                struct hr_buffer *buffer = run->buffers[k];
+                uint8_t *bytes = buffer ? malloc((size_t) buffer->bytes) : NULL;
+                hr_status status;
+
+                if (!buffer)
+                        continue;
+                if (!bytes)
+                        return hr_fail(diag, HR_E_EXHAUSTED, "no memory");
+                memset(bytes, PATTERN, (size_t) buffer->bytes);
+                status = hr_queue_write(run->machine->queue, buffer->base, bytes, buffer->bytes,
+                                        &run->outcome, diag);
+                if (status == HR_OK)
+                        status = machine_finish(run->machine, &run->outcome, diag);
+                free(bytes);
+                HR_TRY(status);
+        }
+        return HR_OK;
+}
+
+hr_status ops_run_check_bands(struct ops_run *run, struct hr_diag *diag, uint32_t *ret_tensor) {
+        for (uint32_t k = 0; k < run->item->tensor_count; k++) {
+                struct hr_buffer *buffer = run->buffers[k];
+                uint8_t *bytes = buffer ? malloc((size_t) buffer->bytes) : NULL;
+                bool is_kept = true;
+                hr_status status;
+
+                if (!buffer)
+                        continue;
+                if (!bytes)
+                        return hr_fail(diag, HR_E_EXHAUSTED, "no memory");
+                status = buffer_read(run, buffer, bytes, diag);
+                for (uint64_t i = 0; i < BAND && status == HR_OK; i++)
+                        is_kept &= bytes[i] == PATTERN &&
+                                   bytes[buffer->bytes - 1 - i] == PATTERN;
+                free(bytes);
+                *ret_tensor = k;
+                HR_TRY(status);
+                if (!is_kept)
+                        return hr_fail(diag, HR_E_INTERNAL, "bytes next to it were written");
+        }
+        return HR_OK;
+}
+
 hr_status ops_run_init(struct ops_run *run, struct ops_machine *machine,
                        const struct ops_family *family, const struct ops_case *item,
                        struct hr_diag *diag) {
         *run = (struct ops_run) { .machine = machine, .family = family, .item = item };
         HR_TRY(run_graph(run, diag));
         HR_TRY(run_bind(run, diag));
+        HR_TRY(bands_fill(run, diag));
         return ops_run_upload_leaves(run, diag);
 }
 
@@ -179,8 +258,8 @@ hr_status ops_run_upload(struct ops_run *run, uint32_t k, const uint8_t *content
                          struct hr_diag *diag) {
         struct hr_buffer *buffer = run->buffers[k];
 
-        HR_TRY(hr_queue_write(run->machine->queue, buffer->base, content, buffer->bytes,
-                              &run->outcome, diag));
+        HR_TRY(hr_queue_write(run->machine->queue, content_of(buffer), content,
+                              content_bytes(buffer), &run->outcome, diag));
         return machine_finish(run->machine, &run->outcome, diag);
 }
 
@@ -190,7 +269,7 @@ hr_status ops_run_upload_leaves(struct ops_run *run, struct hr_diag *diag) {
 
                 if (!run->buffers[k])
                         continue;
-                if (content.bytes != run->buffers[k]->bytes)
+                if (content.bytes != content_bytes(run->buffers[k]))
                         return hr_fail(diag, HR_E_DATA_LOSS, "leaf %u: the file lacks its bytes",
                                        k);
                 HR_TRY(ops_run_upload(run, k, content.data, diag));
@@ -236,11 +315,8 @@ uint8_t *ops_run_download(struct ops_run *run, uint32_t k) {
         if (!packed || !buffer || hr_tensor_is_empty(tensor))
                 return packed;
         whole = malloc((size_t) buffer->bytes);
-        if (whole &&
-            hr_queue_read(run->machine->queue, buffer->base, whole, buffer->bytes, &run->outcome,
-                          NULL) == HR_OK &&
-            machine_finish(run->machine, &run->outcome, NULL) == HR_OK) {
-                pack(tensor, whole + tensor->view_offset, packed);
+        if (whole && buffer_read(run, buffer, whole, NULL) == HR_OK) {
+                pack(tensor, whole + BAND + tensor->view_offset, packed);
         } else {
                 free(packed);
                 packed = NULL;

@@ -42,6 +42,9 @@ HR_NODISCARD hr_status ops_run_upload_leaves(struct ops_run *run, struct hr_diag
 /* Computes and waits. */
 HR_NODISCARD hr_status ops_run_compute(struct ops_run *run, uint32_t first, uint32_t count,
                                        struct hr_diag *diag);
+/* HR_E_INTERNAL where anything was written next to a tensor's memory, which *ret_tensor then is. */
+HR_NODISCARD hr_status ops_run_check_bands(struct ops_run *run, struct hr_diag *diag,
+                                           uint32_t *ret_tensor);
 /* Overwrites a tensor that owns its memory. */
 HR_NODISCARD hr_status ops_run_upload(struct ops_run *run, uint32_t k, const uint8_t *content,
                                       struct hr_diag *diag);
