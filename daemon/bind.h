@@ -40,6 +40,7 @@ struct hr_graph_run {
         uint8_t *tap_data;            /* once a run of this memory has been observed */
         uint64_t tap_bytes;           /* charged for it */
         struct hr_tap_wait tap;
+        struct hr_object *regions[2]; /* inputs and outputs; referenced, NULL = own memory */
 };
 
 /* Of a device's memory; nothing of a graph whose pipeline a reservation holds. */

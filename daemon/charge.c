@@ -12,6 +12,7 @@ static const struct {
         ROW(STATES, states),
         ROW(GRAPHS, graphs),
         ROW(RESERVATIONS, reservations),
+        ROW(REGIONS, regions),
         ROW(RUNS, runs),
         ROW(STATE_BYTES, state_bytes),
         ROW(BUFFER_BYTES, buffer_bytes),

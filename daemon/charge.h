@@ -16,6 +16,7 @@ typedef enum hr_charge_kind {
         HR_CHARGE_STATES,
         HR_CHARGE_GRAPHS,
         HR_CHARGE_RESERVATIONS,
+        HR_CHARGE_REGIONS,
         HR_CHARGE_RUNS,         /* queued and in flight */
         HR_CHARGE_STATE_BYTES,
         HR_CHARGE_BUFFER_BYTES, /* bodies in flight and buffers of runs */

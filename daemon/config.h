@@ -36,6 +36,7 @@ struct hr_limits {
         uint64_t device_runs, device_ahead_ns;
         uint64_t taps, pins, session_device_bytes, session_buffer_bytes;
         uint64_t weights_bytes, weights_tensors, session_weights, session_uploads;
+        uint64_t session_regions, principal_regions;
         uint64_t upload_window_bytes, resident_bytes;
         uint64_t metadata_bytes, metadata_keys, manifest_bytes, placement_rules;
         uint64_t session_states, state_tensors;

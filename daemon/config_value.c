@@ -95,6 +95,8 @@ const struct key hr_config_keys[] = {
         LIMIT(session_buffer_bytes, KIND_SIZE, HR_DEFAULT_SESSION_BUFFER_BYTES, HR_MIB, HR_TIB),
         LIMIT(weights_bytes, KIND_SIZE, HR_DEFAULT_WEIGHTS_BYTES, 0, UINT64_C(1) << 60),
         LIMIT(weights_tensors, KIND_COUNT, HR_DEFAULT_WEIGHTS_TENSORS, 1, UINT64_C(1) << 30),
+        LIMIT(session_regions, KIND_COUNT, HR_DEFAULT_SESSION_REGIONS, 0, UINT64_C(1) << 20),
+        LIMIT(principal_regions, KIND_COUNT, HR_DEFAULT_PRINCIPAL_REGIONS, 0, UINT64_C(1) << 30),
         LIMIT(session_weights, KIND_COUNT, HR_DEFAULT_SESSION_WEIGHTS, 0, UINT64_C(1) << 20),
         LIMIT(session_uploads, KIND_COUNT, HR_DEFAULT_SESSION_UPLOADS, 0, UINT64_C(1) << 20),
         LIMIT(upload_window_bytes, KIND_SIZE, HR_DEFAULT_UPLOAD_WINDOW_BYTES, 4 * HR_KIB, HR_GIB),

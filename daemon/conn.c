@@ -118,6 +118,8 @@ static void conn_leave_session(struct hr_conn *conn) {
         hr_list_remove(&conn->session_link);
         conn->session = NULL;
         hr_account_discharge(NULL, &conn->principal->account, HR_CHARGE_CONNECTIONS, 1);
+        hr_account_discharge(NULL, &conn->principal->account, HR_CHARGE_DESCRIPTORS,
+                             conn->fds_charged);
         if (hr_list_is_empty(&session->conns))
                 hr_session_left(session);
         (void) hr_session_unref(session);

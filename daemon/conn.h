@@ -47,6 +47,7 @@ struct hr_conn {
         /* In. */
         hr_conn_stage stage;
         uint32_t filled; /* of the header or the message */
+        uint32_t fds_charged; /* descriptors that no frame has claimed yet */
         struct hr_frame_header header;
         uint8_t head[HR_FRAME_HEADER_BYTES];
         uint8_t *message; /* only while one has come in part */

@@ -54,6 +54,8 @@ static void conn_header(struct hr_conn *conn, const uint8_t *bytes) {
         if (!conn->session) {
                 limits.message_bytes_max = HR_DEFAULT_HELLO_BYTES;
                 limits.body_bytes_max = 0;
+        } else if (!conn->stream.is_tcp) {
+                limits.fds_max = HR_FRAME_FDS_MAX;
         }
         if (hr_frame_header_decode(bytes, &limits, &diag, &conn->header) != HR_OK) {
                 hr_conn_fail(conn, &diag);
@@ -188,6 +190,31 @@ static size_t conn_window_bytes(const struct hr_conn *conn) {
         return HR_FRAME_HEADER_BYTES - conn->filled + STRANGER_BYTES;
 }
 
+/* Descriptors come with the bytes of their frame: between frames there is none, and those that a
+ * frame has not claimed yet are charged. */
+static void conn_look_at_fds(struct hr_conn *conn) {
+        const uint32_t count = hr_stream_fd_count(&conn->stream);
+        struct hr_diag diag = {0};
+        hr_status status = HR_OK;
+
+        if (count == 0 && conn->fds_charged == 0)
+                return;
+        if (count > conn->fds_charged)
+                status = hr_account_charge(NULL, &conn->principal->account,
+                                           &conn->server->config->limits, HR_CHARGE_DESCRIPTORS,
+                                           count - conn->fds_charged, 0, &diag);
+        else
+                hr_account_discharge(NULL, &conn->principal->account, HR_CHARGE_DESCRIPTORS,
+                                     conn->fds_charged - count);
+        if (status == HR_OK)
+                conn->fds_charged = count;
+        if (status == HR_OK && count > 0 && conn->stage == HR_CONN_HEADER && conn->filled == 0)
+                status = hr_fail_reason(&diag, HR_E_PROTOCOL, "BAD_FDS",
+                                        "descriptors came that no frame announced");
+        if (status != HR_OK)
+                hr_conn_fail(conn, &diag);
+}
+
 /* Where the next bytes go: the rest of a body, then the window. */
 static size_t conn_read_once(struct hr_conn *conn, bool only_buffered, bool *ret_again) {
         uint8_t *window = conn->server->window;
@@ -211,6 +238,7 @@ static size_t conn_read_once(struct hr_conn *conn, bool only_buffered, bool *ret
                 conn_body_arrived(conn, HR_MIN(got, direct));
         if (got > direct)
                 conn_consume(conn, window, got - direct);
+        conn_look_at_fds(conn);
         return got;
 }
 

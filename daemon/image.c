@@ -95,7 +95,8 @@ static void bus_handler(int number, siginfo_t *facts, void *context) {
                 page = (uintptr_t) address & ~(page_bytes - 1);
                 atomic_store(&image->is_lost, true);
                 if (mmap((void *) page, (size_t) (image->base + image->bytes - (uint8_t *) page),
-                         PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1,
+                         PROT_READ | (image->is_writable ? PROT_WRITE : 0),
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1,
                          0) != MAP_FAILED) {
                         errno = kept;
                         return;

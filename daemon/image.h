@@ -25,7 +25,8 @@ struct hr_image {
         uint64_t bytes; /* mapped */
         int fd;         /* of a memfd, or of a file that is watched; -1 = none */
         atomic_bool is_lost;
-        uint32_t guard; /* its entry in the handler's table, plus one */
+        bool is_writable; /* a shared mapping that is written here */
+        uint32_t guard;   /* its entry in the handler's table, plus one */
 };
 
 /* Takes the mapping, also on failure; fd (-1 = none) only on success. */

@@ -95,6 +95,8 @@
 #define HR_DEFAULT_MANIFEST_BYTES (32 * HR_MIB)
 /* Placement rules of one request: one per tensor pattern and layer. */
 #define HR_DEFAULT_PLACEMENT_RULES UINT64_C(4096)
+/* Regions of a session: a few for each thread of a client. */
+#define HR_DEFAULT_SESSION_REGIONS UINT64_C(64)
 /* State memory of a session: KV caches of long contexts take tens of GiB. */
 #define HR_DEFAULT_SESSION_STATE_BYTES (64 * HR_GIB)
 /* States of a session: one per sequence. */
@@ -113,6 +115,7 @@
 #define HR_DEFAULT_PRINCIPAL_STATES UINT64_C(16384)
 #define HR_DEFAULT_PRINCIPAL_GRAPHS UINT64_C(8192)
 #define HR_DEFAULT_PRINCIPAL_RESERVATIONS UINT64_C(1024)
+#define HR_DEFAULT_PRINCIPAL_REGIONS UINT64_C(1024)
 #define HR_DEFAULT_PRINCIPAL_RUNS UINT64_C(1024)
 #define HR_DEFAULT_PRINCIPAL_UPLOADS UINT64_C(128)
 #define HR_DEFAULT_PRINCIPAL_STATE_BYTES (256 * HR_GIB)

@@ -10,6 +10,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/clock.h"
 #include "daemon/evict.h"
@@ -43,6 +44,7 @@ struct hr_request *hr_request_new(struct hr_conn *conn, const struct hr_frame_he
         request->conn = conn;
         request->session = conn->session ? hr_session_ref(conn->session) : NULL;
         request->method = method;
+        request->fd = -1;
         request->id = header->request_id;
         request->type = header->type;
         request->flags = header->flags;
@@ -54,6 +56,13 @@ struct hr_request *hr_request_new(struct hr_conn *conn, const struct hr_frame_he
         }
         hr_conn_add(conn, request);
         return request;
+}
+
+int hr_request_fd_take(struct hr_request *request) {
+        const int fd = request->fd;
+
+        request->fd = -1;
+        return fd;
 }
 
 /* Back into the pool. Nobody holds it any more. */
@@ -72,6 +81,8 @@ static void request_recycle(struct hr_request *request) {
         hr_list_remove(&request->deadline_link);
         free(request->body_memory);
         free(request->reply_memory);
+        if (request->fd >= 0)
+                (void) close(request->fd);
         hr_arena_reset(&request->arena);
         arena = request->arena;
         memset(request, 0, sizeof *request);

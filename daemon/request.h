@@ -49,6 +49,7 @@ struct hr_request {
         uint64_t buffer_charge;   /* of the session's buffer_bytes */
         bool more_follows;        /* after the body: the first frame has MORE */
         struct hr_upload_stream *stream; /* instead of body, while an upload is received */
+        int fd;                   /* a descriptor that came with it, until it is taken; -1 = none */
         /* Work. */
         struct hr_job job;
         struct hr_job *active;    /* the job that is posted, &job or another; NULL = none */
@@ -79,6 +80,9 @@ void hr_request_grant(struct hr_request *request, uint64_t bytes, uint64_t offse
  * evicted. */
 HR_NODISCARD hr_status hr_request_take_object(struct hr_request *request, uint64_t handle,
                                               hr_object_kind kind, struct hr_diag *diag);
+
+/* The descriptor that came with it: the caller's from then on. -1: there is none (any more). */
+int hr_request_fd_take(struct hr_request *request);
 
 /* Posts a job; the request is WORKING until its done(). */
 void hr_request_post(struct hr_request *request, struct hr_job *job);

@@ -13,11 +13,12 @@
 #include "daemon/rpc.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #include "core/clock.h"
 
 static const struct hr_method *const services[] = {
-        hr_session_methods, hr_weights_methods, hr_upload_methods, hr_state_methods,
+        hr_session_methods, hr_weights_methods, hr_upload_methods, hr_region_methods, hr_state_methods,
         hr_graph_methods,   hr_reserve_methods, hr_run_methods,
         hr_admin_methods,   hr_explain_methods, hr_sequence_methods,
 };
@@ -69,6 +70,12 @@ static hr_status conversation_check(struct hr_conn *conn, const struct hr_method
                                     struct hr_diag *diag) {
         const struct hr_frame_header *header = &conn->header;
 
+        if (header->n_fds != (method ? method->fd_count : 0) ||
+            header->n_fds > hr_stream_fd_count(&conn->stream))
+                return hr_fail_reason(diag, HR_E_PROTOCOL, "BAD_FDS",
+                                      "%u descriptors announced, %u came, the message takes %u",
+                                      header->n_fds, hr_stream_fd_count(&conn->stream),
+                                      method ? method->fd_count : 0);
         if (hr_conn_find(conn, header->request_id))
                 return hr_fail_reason(diag, HR_E_PROTOCOL, "BAD_ID",
                                       "a request with this id is in flight");
@@ -203,8 +210,9 @@ bool hr_rpc_message(struct hr_conn *conn, struct hr_wire_span message) {
         struct hr_diag diag = {0};
         struct hr_request *request;
         hr_status status;
+        int fd;
 
-        if (header->type == HR_FRAME_DATA && conn->session) {
+        if (header->type == HR_FRAME_DATA && conn->session && header->n_fds == 0) {
                 data_message(conn, message);
                 return true;
         }
@@ -218,16 +226,22 @@ bool hr_rpc_message(struct hr_conn *conn, struct hr_wire_span message) {
                 hr_conn_finish(conn);
                 return false;
         }
+        fd = header->n_fds > 0 ? hr_stream_fd_take(&conn->stream) : -1;
         if (admission_check(conn, method, &diag) != HR_OK) {
+                if (fd >= 0)
+                        (void) close(fd);
                 refuse(conn, &diag);
                 return true;
         }
         request = hr_request_new(conn, header, method);
         if (!request) {
+                if (fd >= 0)
+                        (void) close(fd);
                 (void) hr_fail(&diag, HR_E_EXHAUSTED, "no memory for a request");
                 refuse(conn, &diag);
                 return true;
         }
+        request->fd = fd;
         status = method->begin(request, message, header, &diag);
         if (status == HR_OK)
                 status = body_check(request, header, &diag);

@@ -13,6 +13,7 @@ struct hr_method {
         bool needs_session;
         bool in_drain;        /* also while the daemon drains: begins nothing that lasts */
         uint32_t permissions; /* HR_PERMIT_..., asked before begin */
+        uint32_t fd_count;    /* descriptors that come with it: 0 or 1 */
         /* Decodes the message, charges, says where the body goes (hr_request_expect_body, or body
          * and body_total). A failure is replied by the caller. */
         hr_status (*begin)(struct hr_request *request, struct hr_wire_span message,
@@ -45,6 +46,7 @@ void hr_rpc_body(struct hr_conn *conn);
 extern const struct hr_method hr_session_methods[];
 extern const struct hr_method hr_weights_methods[];
 extern const struct hr_method hr_upload_methods[];
+extern const struct hr_method hr_region_methods[];
 extern const struct hr_method hr_state_methods[];
 extern const struct hr_method hr_graph_methods[];
 extern const struct hr_method hr_reserve_methods[];

@@ -11,6 +11,7 @@
 #include "core/clock.h"
 #include "daemon/bind.h"
 #include "daemon/evict.h"
+#include "daemon/region.h"
 #include "daemon/rpc.h"
 #include "daemon/tap.h"
 
@@ -48,11 +49,18 @@ static uint8_t *buffer_new(uint64_t bytes) {
         return aligned_alloc(RUN_ALIGNMENT, rounded);
 }
 
+static void inputs_lie_at(struct hr_graph_run *run, const struct hr_graph_object *object,
+                          uint8_t *at) {
+        for (uint32_t i = 0; i < object->input_count; i++) {
+                run->input_list[i] = (struct hr_run_input){at, object->input_bytes[i]};
+                at += object->input_bytes[i];
+        }
+}
+
 static hr_status run_new(struct hr_graph_object *object, struct hr_diag *diag,
                          struct hr_graph_run **ret_run) {
         struct hr_session *session = object->base.session;
         struct hr_graph_run *run;
-        uint8_t *at;
 
         HR_TRY(hr_session_charge_buffer(session, run_bytes(object), diag));
         run = calloc(1, sizeof *run);
@@ -71,11 +79,7 @@ static hr_status run_new(struct hr_graph_object *object, struct hr_diag *diag,
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a run of %llu bytes",
                                (unsigned long long) run_bytes(object));
         }
-        at = run->inputs;
-        for (uint32_t i = 0; i < object->input_count; i++) {
-                run->input_list[i] = (struct hr_run_input){at, object->input_bytes[i]};
-                at += object->input_bytes[i];
-        }
+        inputs_lie_at(run, object, run->inputs);
         *ret_run = run;
         return HR_OK;
 }
@@ -168,6 +172,31 @@ static hr_status outputs_choose(struct hr_graph_run *run, const struct hr_graph_
         return HR_OK;
 }
 
+/* Inputs and outputs that lie in regions of the client's. */
+static hr_status regions_take(struct hr_request *request, struct hr_graph_run *run,
+                              const struct hr_wire_run *wire, struct hr_diag *diag) {
+        const struct hr_graph_object *object = hr_graph_object(request->object);
+        uint8_t *memory = NULL;
+
+        if (wire->input_region != 0) {
+                HR_TRY(hr_region_take(request->session, wire->input_region, wire->input_offset,
+                                      object->input_total, false, diag, &run->regions[0], &memory));
+                inputs_lie_at(run, object, memory);
+        }
+        if (wire->output_region == 0)
+                return HR_OK;
+        if (wire->trace)
+                return hr_fail_reason(diag, HR_E_INVALID, "REGION",
+                                      "a traced run's outputs go into the body");
+        HR_TRY(hr_region_take(request->session, wire->output_region, wire->output_offset,
+                              run->wanted_bytes, true, diag, &run->regions[1], &memory));
+        for (uint32_t i = 0; i < run->job.run.output_count; i++) {
+                run->output_list[i].data = memory;
+                memory += run->output_list[i].bytes;
+        }
+        return HR_OK;
+}
+
 static hr_status run_begin(struct hr_request *request, struct hr_wire_span message,
                            const struct hr_frame_header *header, struct hr_diag *diag) {
         const struct hr_limits *limits = &request->server->config->limits;
@@ -201,19 +230,24 @@ static hr_status run_begin(struct hr_request *request, struct hr_wire_span messa
         run->observed = wire.observe;
         if (run->observed)
                 HR_TRY(hr_tap_expect(object, run, diag));
+        HR_TRY(regions_take(request, run, &wire, diag));
         request->body = run->inputs;
-        request->body_total = object->input_total;
+        request->body_total = run->regions[0] ? 0 : object->input_total;
         return HR_OK;
 }
 
 static void run_release(struct hr_request *request) {
-        const struct hr_graph_run *run = request->context;
+        struct hr_graph_run *run = request->context;
 
         if (!run)
                 return;
         if (run->ended_well) /* and the last byte of its outputs is out */
                 hr_stage_add(&request->server->stats.stages[HR_STAGE_READ_BACK],
                              hr_clock_now_ns() - run->job.job.ended_ns);
+        if (run->regions[0])
+                inputs_lie_at(run, hr_graph_object(request->object), run->inputs);
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(run->regions); i++)
+                run->regions[i] = hr_object_unref(run->regions[i]);
         run_give(hr_graph_object(request->object), request->context);
         hr_session_discharge(request->session, HR_CHARGE_RUNS, 1);
         request->server->stats.runs_in_flight--;
@@ -257,6 +291,8 @@ static hr_status run_finish(struct hr_request *request, struct hr_diag *diag) {
         };
         size_t bytes = 0;
 
+        HR_TRY(hr_region_check(run->regions[0], diag));
+        HR_TRY(hr_region_check(run->regions[1], diag));
         server->stats.queue_ns += reply.queue_ns;
         server->stats.run_ns += reply.run_ns;
         stages_add(server, request, &run->job);
@@ -268,7 +304,8 @@ static hr_status run_finish(struct hr_request *request, struct hr_diag *diag) {
                 hr_request_reply(request, server->scratch, bytes, request->reply_memory,
                                  request->reply_bytes);
         else
-                hr_request_reply(request, server->scratch, bytes, run->outputs, run->wanted_bytes);
+                hr_request_reply(request, server->scratch, bytes, run->outputs,
+                                 run->regions[1] ? 0 : run->wanted_bytes);
         return HR_OK;
 }
 

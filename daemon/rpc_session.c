@@ -82,6 +82,7 @@ static hr_status session_find(struct hr_conn *conn, const struct hr_wire_hello *
                         return hr_fail_reason(diag, HR_E_NOT_FOUND, "SESSION",
                                               "no session with this token");
                 conn->session = hr_session_ref(session);
+                conn->stream.takes_fds = !conn->stream.is_tcp;
                 session->closing_ns = 0;
         } else {
                 char *name = *hello->session_name ? strdup(hello->session_name) : NULL;
@@ -93,6 +94,7 @@ static hr_status session_find(struct hr_conn *conn, const struct hr_wire_hello *
                 }
                 session->name = name;
                 conn->session = session;
+                conn->stream.takes_fds = !conn->stream.is_tcp;
         }
         return HR_OK;
 }

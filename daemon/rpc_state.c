@@ -8,6 +8,7 @@
  */
 #include <stdlib.h>
 
+#include "daemon/region.h"
 #include "daemon/rpc.h"
 
 struct state_object {
@@ -162,58 +163,84 @@ static void alloc_release(struct hr_request *request) {
 
 /* ---- READ and WRITE -------------------------------------------------------------------------- */
 
-static hr_status range_begin(struct hr_request *request, struct hr_wire_span message,
-                             struct hr_diag *diag) {
-        struct hr_transfer_job *transfer = hr_arena_alloc(&request->arena, sizeof *transfer, 8);
-        struct hr_wire_state_range range;
+/* The context of a READ or WRITE. */
+struct range {
+        struct hr_transfer_job transfer;
+        struct hr_object *region; /* referenced; NULL = the bytes are in a body */
+};
 
-        if (!transfer)
+static hr_status range_begin(struct hr_request *request, struct hr_wire_span message, bool is_write,
+                             struct hr_diag *diag) {
+        struct range *range = hr_arena_alloc(&request->arena, sizeof *range, 8);
+        struct hr_state_transfer *transfer;
+        struct hr_wire_state_range wire;
+        uint8_t *memory = NULL;
+
+        if (!range)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a request");
-        request->context = transfer;
-        HR_TRY(hr_wire_state_range_decode(message, diag, &range));
-        HR_TRY(hr_session_object(request->session, range.handle, HR_OBJECT_STATE, diag,
+        request->context = range;
+        transfer = &range->transfer.transfer;
+        HR_TRY(hr_wire_state_range_decode(message, diag, &wire));
+        HR_TRY(hr_session_object(request->session, wire.handle, HR_OBJECT_STATE, diag,
                                  &request->object));
-        transfer->transfer.state = hr_state_of(request->object);
-        transfer->transfer.tensor = range.tensor;
-        transfer->transfer.offset = range.offset;
-        transfer->transfer.bytes = range.bytes;
-        return hr_state_check_range(transfer->transfer.state, range.tensor, range.offset,
-                                    range.bytes, diag);
+        transfer->state = hr_state_of(request->object);
+        transfer->tensor = wire.tensor;
+        transfer->offset = wire.offset;
+        transfer->bytes = wire.bytes;
+        HR_TRY(hr_state_check_range(transfer->state, wire.tensor, wire.offset, wire.bytes, diag));
+        if (wire.region != 0)
+                HR_TRY(hr_region_take(request->session, wire.region, wire.region_offset, wire.bytes,
+                                      !is_write, diag, &range->region, &memory));
+        transfer->host = memory;
+        return HR_OK;
 }
 
-static void transfer_post(struct hr_request *request, bool is_write, void *host, hr_job_fn done) {
-        struct hr_transfer_job *transfer = request->context;
+static void range_release(struct hr_request *request) {
+        struct range *range = request->context;
 
-        transfer->is_write = is_write;
-        transfer->transfer.host = host;
-        transfer->job.kind = HR_JOB_TRANSFER;
-        transfer->job.lane = &request->session->lane;
-        transfer->job.done = done;
-        hr_request_post(request, &transfer->job);
+        if (range)
+                range->region = hr_object_unref(range->region);
+}
+
+static void transfer_post(struct hr_request *request, bool is_write, hr_job_fn done) {
+        struct range *range = request->context;
+
+        range->transfer.is_write = is_write;
+        range->transfer.job.kind = HR_JOB_TRANSFER;
+        range->transfer.job.lane = &request->session->lane;
+        range->transfer.job.done = done;
+        hr_request_post(request, &range->transfer.job);
 }
 
 static hr_status read_begin(struct hr_request *request, struct hr_wire_span message,
                             const struct hr_frame_header *header, struct hr_diag *diag) {
-        const struct hr_transfer_job *transfer;
+        struct hr_state_transfer *transfer;
+        const struct range *range;
 
         (void) header;
-        HR_TRY(range_begin(request, message, diag));
-        transfer = request->context;
-        HR_TRY(hr_session_charge_buffer(request->session, transfer->transfer.bytes, diag));
-        request->buffer_charge = transfer->transfer.bytes;
-        request->reply_memory = malloc(transfer->transfer.bytes ? transfer->transfer.bytes : 1);
+        HR_TRY(range_begin(request, message, false, diag));
+        range = request->context;
+        if (range->region)
+                return HR_OK;
+        transfer = &((struct range *) request->context)->transfer.transfer;
+        HR_TRY(hr_session_charge_buffer(request->session, transfer->bytes, diag));
+        request->buffer_charge = transfer->bytes;
+        request->reply_memory = malloc(transfer->bytes ? transfer->bytes : 1);
+        transfer->host = request->reply_memory;
         return request->reply_memory ? HR_OK
                                      : hr_fail(diag, HR_E_EXHAUSTED, "no memory for the bytes");
 }
 
 static hr_status read_finish(struct hr_request *request, struct hr_diag *diag) {
-        const struct hr_transfer_job *transfer = request->context;
+        const struct range *range = request->context;
+        const uint64_t transferred = range->transfer.transfer.bytes;
         uint8_t message[16];
         size_t bytes = 0;
 
-        HR_TRY(hr_wire_varint_encode(transfer->transfer.bytes, message, sizeof message, diag,
-                                     &bytes));
-        hr_request_reply(request, message, bytes, request->reply_memory, transfer->transfer.bytes);
+        HR_TRY(hr_region_check(range->region, diag));
+        HR_TRY(hr_wire_varint_encode(transferred, message, sizeof message, diag, &bytes));
+        hr_request_reply(request, message, bytes, request->reply_memory,
+                         range->region ? 0 : transferred);
         return HR_OK;
 }
 
@@ -223,22 +250,29 @@ static void read_done(struct hr_job *job) {
 
 static hr_status read_start(struct hr_request *request, struct hr_diag *diag) {
         (void) diag;
-        transfer_post(request, false, request->reply_memory, read_done);
+        transfer_post(request, false, read_done);
         return HR_OK;
 }
 
 static hr_status write_begin(struct hr_request *request, struct hr_wire_span message,
                              const struct hr_frame_header *header, struct hr_diag *diag) {
-        const struct hr_transfer_job *transfer;
+        struct range *range;
 
         (void) header;
-        HR_TRY(range_begin(request, message, diag));
-        transfer = request->context;
-        return hr_request_expect_body(request, transfer->transfer.bytes, UINT64_MAX, "bytes", diag);
+        HR_TRY(range_begin(request, message, true, diag));
+        range = request->context;
+        if (range->region)
+                return HR_OK;
+        HR_TRY(hr_request_expect_body(request, range->transfer.transfer.bytes, UINT64_MAX, "bytes",
+                                      diag));
+        range->transfer.transfer.host = request->body_memory;
+        return HR_OK;
 }
 
 static hr_status write_finish(struct hr_request *request, struct hr_diag *diag) {
-        (void) diag;
+        const struct range *range = request->context;
+
+        HR_TRY(hr_region_check(range->region, diag));
         hr_request_reply(request, NULL, 0, NULL, 0);
         return HR_OK;
 }
@@ -249,7 +283,7 @@ static void write_done(struct hr_job *job) {
 
 static hr_status write_start(struct hr_request *request, struct hr_diag *diag) {
         (void) diag;
-        transfer_post(request, true, request->body_memory, write_done);
+        transfer_post(request, true, write_done);
         return HR_OK;
 }
 
@@ -283,13 +317,15 @@ const struct hr_method hr_state_methods[] = {
          .needs_session = true,
          .permissions = HR_PERMIT_RUN,
          .begin = read_begin,
-         .start = read_start},
+         .start = read_start,
+         .release = range_release},
         {.type = HR_FRAME_STATE_WRITE,
          .name = "STATE_WRITE",
          .needs_session = true,
          .permissions = HR_PERMIT_RUN,
          .begin = write_begin,
-         .start = write_start},
+         .start = write_start,
+         .release = range_release},
         {.type = HR_FRAME_STATE_FREE,
          .name = "STATE_FREE",
          .needs_session = true,

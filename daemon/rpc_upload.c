@@ -1,5 +1,5 @@
 /*
- * WEIGHTS_PUT and WEIGHTS_QUERY.
+ * WEIGHTS_PUT, WEIGHTS_PUT_FD and WEIGHTS_QUERY.
  *
  * PUT is two jobs: the first makes room for the contents, finds those that are there, or takes part
  * in an upload that is under way; then DATA goes straight into that room under credit, while the
@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/region.h"
 #include "daemon/rpc_weights.h"
 #include "proto/fields.h"
 
@@ -38,16 +39,28 @@ static hr_status put_begin(struct hr_request *request, struct hr_wire_span messa
                 .name = making->put.name,
                 .digest = making->put.digest_bytes ? making->put.digest : NULL,
                 .bytes = making->put.total_bytes,
-                .is_kept = making->put.resume,
+                .is_kept = making->put.resume && request->type == HR_FRAME_WEIGHTS_PUT,
         };
         HR_TRY(hr_object_charge(request->object, HR_CHARGE_WEIGHT_BYTES, making->put.total_bytes,
                                 UINT64_MAX, diag));
         HR_TRY(hr_holding_take(request->server, &holding, diag, &making->holding));
-        request->more_follows = making->put.total_bytes > 0;
+        request->more_follows =
+                making->put.total_bytes > 0 && request->type == HR_FRAME_WEIGHTS_PUT;
         return hr_request_expect_body(request,
                                       making->put.manifest_bytes ? making->put.manifest_bytes
                                                                  : header->body_bytes,
                                       limits->manifest_bytes, "manifest_bytes", diag);
+}
+
+/* The same with all contents in a memfd. */
+static hr_status put_fd_begin(struct hr_request *request, struct hr_wire_span message,
+                              const struct hr_frame_header *header, struct hr_diag *diag) {
+        struct making *making;
+
+        HR_TRY(put_begin(request, message, header, diag));
+        making = request->context;
+        return hr_memfd_map(hr_request_fd_take(request), making->put.total_bytes, HR_MEMFD_CONTENTS,
+                            diag, &making->contents);
 }
 
 /* The digests of the leaves, NULL when none were sent. */
@@ -80,8 +93,9 @@ static hr_status put_try(struct hr_request *request, struct hr_diag *diag) {
                 .digest = making->put.digest_bytes ? making->put.digest : NULL,
                 .rules = making->rules,
                 .rule_count = making->rule_count,
-                .is_kept = making->put.resume,
+                .is_kept = making->put.resume && !making->contents,
                 .owner = request->session->principal,
+                .contents = making->contents,
         };
 
         HR_TRY(hr_wire_manifest_decode(
@@ -307,6 +321,8 @@ static void put_release(struct hr_request *request) {
 
         if (making)
                 making->upload = hr_upload_unref(making->upload);
+        if (making)
+                making->contents = hr_image_unref(making->contents);
         hr_making_release(request);
 }
 
@@ -397,6 +413,17 @@ const struct hr_method hr_upload_methods[] = {
          .needs_session = true,
          .permissions = HR_PERMIT_LOAD,
          .begin = put_begin,
+         .start = put_start,
+         .release = put_release,
+         .place = put_place,
+         .data = put_data,
+         .stop = put_stop},
+        {.type = HR_FRAME_WEIGHTS_PUT_FD,
+         .name = "WEIGHTS_PUT_FD",
+         .needs_session = true,
+         .permissions = HR_PERMIT_LOAD,
+         .fd_count = 1,
+         .begin = put_fd_begin,
          .start = put_start,
          .release = put_release,
          .place = put_place,

@@ -22,13 +22,14 @@ struct making {
         struct hr_placement_rule *rules;
         uint32_t rule_count;
         struct hr_weights_job store_job;
-        struct hr_job wait;             /* PUT: the second job */
-        struct hr_job *kept;            /* engine: the job that the end of store_job ends */
+        struct hr_job wait;                 /* PUT: the second job */
+        struct hr_job *kept;                /* engine: the job that the end of store_job ends */
         struct hr_weights_opening *opening; /* engine: LOAD, until the file is open */
-        bool ended;                     /* engine: the end came before anybody waited */
-        struct hr_holding *holding;     /* PUT: referenced */
+        bool ended;                         /* engine: the end came before anybody waited */
+        struct hr_holding *holding;         /* PUT: referenced */
         struct hr_upload *upload;       /* engine's result: referenced; NULL = nothing is to come */
         struct hr_upload_stream stream; /* of this request */
+        struct hr_image *contents;      /* PUT_FD: the memfd, mapped */
         struct hr_progress progress;
         bool already;
         hr_status status;

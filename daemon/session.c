@@ -132,7 +132,7 @@ hr_status hr_session_charge_buffer(struct hr_session *session, uint64_t bytes,
 
 const char *hr_object_kind_name(hr_object_kind kind) {
         static const char *const names[HR_OBJECT_KINDS] = {"WEIGHTS", "STATE", "GRAPH",
-                                                           "RESERVATION"};
+                                                           "RESERVATION", "REGION"};
 
         HR_ASSERT(kind < HR_OBJECT_KINDS);
         return names[kind];
@@ -143,7 +143,8 @@ static hr_charge_kind charge_of(hr_object_kind kind) {
         _Static_assert((int) HR_OBJECT_WEIGHTS == (int) HR_CHARGE_WEIGHTS &&
                                (int) HR_OBJECT_STATE == (int) HR_CHARGE_STATES &&
                                (int) HR_OBJECT_GRAPH == (int) HR_CHARGE_GRAPHS &&
-                               (int) HR_OBJECT_RESERVATION == (int) HR_CHARGE_RESERVATIONS,
+                               (int) HR_OBJECT_RESERVATION == (int) HR_CHARGE_RESERVATIONS &&
+                               (int) HR_OBJECT_REGION == (int) HR_CHARGE_REGIONS,
                        "kinds of objects and of charges go together");
         return (hr_charge_kind) kind;
 }

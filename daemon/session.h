@@ -57,10 +57,11 @@ typedef enum hr_object_kind {
         HR_OBJECT_STATE,
         HR_OBJECT_GRAPH,
         HR_OBJECT_RESERVATION,
+        HR_OBJECT_REGION,
         HR_OBJECT_KINDS
 } hr_object_kind;
 
-/* "WEIGHTS", "STATE", "GRAPH", "RESERVATION": the reason of NOT_FOUND. */
+/* "WEIGHTS", "STATE", "GRAPH", "RESERVATION", "REGION": the reason of NOT_FOUND. */
 const char *hr_object_kind_name(hr_object_kind kind);
 
 struct hr_object {

@@ -3,11 +3,41 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define CONTROL_BYTES 512
+
+struct hr_fd_queue {
+        uint32_t first, count;
+        int fds[HR_STREAM_FDS_MAX];
+};
+
+uint32_t hr_stream_fd_count(const struct hr_stream *stream) {
+        return stream->fds ? stream->fds->count : 0;
+}
+
+int hr_stream_fd_take(struct hr_stream *stream) {
+        struct hr_fd_queue *queue = stream->fds;
+        int fd;
+
+        if (hr_stream_fd_count(stream) == 0)
+                return -1;
+        fd = queue->fds[queue->first];
+        queue->first = (queue->first + 1) % HR_STREAM_FDS_MAX;
+        if (--queue->count == 0) {
+                free(queue);
+                stream->fds = NULL;
+        }
+        return fd;
+}
+
+static void fds_close(struct hr_stream *stream) {
+        for (int fd = hr_stream_fd_take(stream); fd >= 0; fd = hr_stream_fd_take(stream))
+                (void) close(fd);
+}
 
 hr_status hr_stream_init(struct hr_stream *stream, int fd, bool is_tcp,
                          struct hr_tls_context *context, struct hr_diag *diag) {
@@ -22,6 +52,7 @@ hr_status hr_stream_init(struct hr_stream *stream, int fd, bool is_tcp,
 
 void hr_stream_deinit(struct hr_stream *stream) {
         stream->tls = hr_tls_free(stream->tls);
+        fds_close(stream);
         (void) close(stream->fd);
         stream->fd = -1;
 }
@@ -30,9 +61,24 @@ const char *hr_stream_name(const struct hr_stream *stream) {
         return stream->tls ? "tls" : stream->is_tcp ? "tcp" : "unix";
 }
 
-/* Closes every descriptor that came along. True when there were any, or some were cut off. */
-static bool descriptors_close(struct msghdr *message) {
-        bool any = message->msg_flags & MSG_CTRUNC;
+/* Keeps it, or closes it. */
+static bool fd_keep(struct hr_stream *stream, int fd) {
+        struct hr_fd_queue *queue = stream->fds;
+
+        if (!queue && stream->takes_fds)
+                queue = stream->fds = calloc(1, sizeof *queue);
+        if (!queue || queue->count == HR_STREAM_FDS_MAX) {
+                (void) close(fd);
+                return false;
+        }
+        queue->fds[(queue->first + queue->count++) % HR_STREAM_FDS_MAX] = fd;
+        return true;
+}
+
+/* Keeps the descriptors that came along. False when they cannot be kept, all of them, or some were
+ * cut off: then none is left open. */
+static bool descriptors_take(struct hr_stream *stream, struct msghdr *message) {
+        bool all = !(message->msg_flags & MSG_CTRUNC);
 
         for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part;
              part = CMSG_NXTHDR(message, part)) {
@@ -45,11 +91,12 @@ static bool descriptors_close(struct msghdr *message) {
                         int fd;
 
                         memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
-                        (void) close(fd);
-                        any = true;
+                        all &= fd_keep(stream, fd);
                 }
         }
-        return any;
+        if (!all)
+                fds_close(stream);
+        return all;
 }
 
 static hr_stream_event plain_receive(struct hr_stream *stream, const struct iovec *parts,
@@ -67,7 +114,7 @@ static hr_stream_event plain_receive(struct hr_stream *stream, const struct iove
         } while (got < 0 && errno == EINTR);
         if (got < 0)
                 return errno == EAGAIN || errno == EWOULDBLOCK ? HR_STREAM_LATER : HR_STREAM_FAILED;
-        if (message.msg_controllen > 0 && !stream->is_tcp && descriptors_close(&message))
+        if (message.msg_controllen > 0 && !stream->is_tcp && !descriptors_take(stream, &message))
                 return HR_STREAM_DESCRIPTORS;
         *ret_bytes = (size_t) got;
         return got > 0 ? HR_STREAM_OK : HR_STREAM_END;

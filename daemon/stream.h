@@ -13,6 +13,8 @@ struct hr_stream {
         int fd;
         bool is_tcp; /* TLS, too */
         struct hr_tls *tls; /* NULL = plain */
+        bool takes_fds;     /* of a Unix socket: descriptors that come along are kept */
+        struct hr_fd_queue *fds; /* those that no frame has claimed yet; NULL = none */
 };
 
 /* Takes the descriptor. context: NULL = plain. HR_E_EXHAUSTED: the descriptor is still the
@@ -23,6 +25,12 @@ HR_NODISCARD hr_status hr_stream_init(struct hr_stream *stream, int fd, bool is_
 void hr_stream_deinit(struct hr_stream *stream);
 /* "unix", "tcp", "tls". */
 const char *hr_stream_name(const struct hr_stream *stream);
+
+/* Descriptors that have come and have not been claimed, at most HR_STREAM_FDS_MAX. */
+#define HR_STREAM_FDS_MAX 32U
+uint32_t hr_stream_fd_count(const struct hr_stream *stream);
+/* The first of them, the caller's from then on. -1: there is none. */
+int hr_stream_fd_take(struct hr_stream *stream);
 
 /* Fills the parts in order with what is there. OK: some bytes, and if they fill the parts there may
  * be more. only_buffered: nothing is taken from the socket. */

@@ -219,6 +219,9 @@ struct hr_upload_request {
          * when nobody does, until hr_weights_upload_drop(). */
         bool is_kept;
         const void *owner; /* only compared */
+        /* All contents, in memory that nobody can change: at least total_bytes, referenced. NULL: they
+         * will come. */
+        struct hr_image *contents;
 };
 
 /* Begins a PUT: plans the placement and takes memory for everything; or takes part in one that is

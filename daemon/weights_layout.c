@@ -215,7 +215,7 @@ static hr_status place_in_place(struct hr_weights *set, const bool *used, bool i
 }
 
 hr_status hr_weights_set_allocate(struct hr_weights *set, uint64_t bytes, struct hr_image *filled,
-                                  struct hr_diag *diag) {
+                                  bool is_charged, struct hr_diag *diag) {
         struct hr_weights_work *work = set->work;
         bool *used = calloc(set->placement.device_count, sizeof *used);
         bool all_host = true;
@@ -232,7 +232,7 @@ hr_status hr_weights_set_allocate(struct hr_weights *set, uint64_t bytes, struct
                 status = hr_image_new_memory(HR_MAX(bytes, (uint64_t) HR_MANIFEST_PADDING), diag,
                                              &work->image);
         if (status == HR_OK && all_host)
-                status = place_in_place(set, used, filled != NULL, diag);
+                status = place_in_place(set, used, !is_charged, diag);
         if (status == HR_OK)
                 work->contents = work->image->base;
         free(used);

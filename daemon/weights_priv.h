@@ -35,6 +35,7 @@ struct hr_weights_work {
         uint8_t expected[HR_DIGEST_BYTES];
         bool is_verified;
         bool is_sealing; /* handed to a worker, or done */
+        bool is_sealed;  /* from the start */
         struct hr_task sealing;
         atomic_int sealed; /* hr_status of it */
         bool is_ending;    /* its jobs are being told of a failure */
@@ -83,9 +84,10 @@ HR_NODISCARD hr_status hr_weights_set_begin(const struct set_plan *plan, struct 
 HR_NODISCARD hr_status hr_weights_set_map(struct hr_weights *set,
                                           const struct hr_weights_file *file, struct hr_diag *diag);
 /* The contents are memory that a client fills, or an image that has them already (not NULL: then it
- * is used where it is, and referenced). */
+ * is used where it is, and referenced). is_charged: devices are charged for it. */
 HR_NODISCARD hr_status hr_weights_set_allocate(struct hr_weights *set, uint64_t bytes,
-                                               struct hr_image *filled, struct hr_diag *diag);
+                                               struct hr_image *filled, bool is_charged,
+                                               struct hr_diag *diag);
 /* Begins to read the tensors: all that are copied, and of those that stay in the mapping as many as
  * memory holds. Takes the file's descriptor. */
 HR_NODISCARD hr_status hr_weights_set_read(struct hr_weights *set, struct hr_weights_file *file,

@@ -94,7 +94,7 @@ static hr_status put_from(struct hr_weights *set, struct hr_weights *other, stru
                 set_alias(set, other);
                 return HR_OK;
         }
-        HR_TRY(hr_weights_set_allocate(set, set->manifest->total_bytes, other->image, diag));
+        HR_TRY(hr_weights_set_allocate(set, set->manifest->total_bytes, other->image, false, diag));
         return hr_weights_set_place(set, diag);
 }
 
@@ -148,13 +148,18 @@ static hr_status put_new(struct hr_weights *set, const struct hr_upload_request 
                 work->has_expected = true;
                 memcpy(work->expected, request->digest, HR_DIGEST_BYTES);
         }
+        work->is_sealed = request->contents != NULL;
         work->is_kept = request->is_kept && request->digest;
         work->owner = request->owner;
-        HR_TRY(hr_weights_set_allocate(set, set->manifest->total_bytes, NULL, diag));
+        HR_TRY(hr_weights_set_allocate(set, set->manifest->total_bytes, request->contents, true,
+                                       diag));
         HR_TRY(hr_weights_set_place(set, diag));
         config.image = work->image;
         HR_TRY(hr_upload_new(&config, diag, &work->upload));
-        *ret_upload = hr_upload_ref(work->upload);
+        if (request->contents)
+                hr_upload_fill(work->upload);
+        else
+                *ret_upload = hr_upload_ref(work->upload);
         return HR_OK;
 }
 
@@ -314,6 +319,8 @@ static void seal_begin(struct hr_weights *set) {
         if (!stays || work->failure.status != HR_OK)
                 return;
         set->image = hr_image_ref(work->image);
+        if (work->is_sealed) /* it came so */
+                return;
         work->sealing.run = seal_run;
         atomic_fetch_add(&work->in_flight, 1);
         hr_workers_add(work->store->workers, &work->sealing);

@@ -292,9 +292,17 @@ hr_wire_state_alloc_reply_encode(const struct hr_wire_state_alloc_reply *reply, 
 struct hr_wire_state_range {
         uint64_t handle, offset, bytes;
         uint32_t tensor;
+        uint64_t region, region_offset; /* 0 = the body */
 };
 HR_NODISCARD hr_status hr_wire_state_range_decode(struct hr_wire_span message, struct hr_diag *diag,
                                                   struct hr_wire_state_range *ret_range);
+
+struct hr_wire_region_add {
+        uint64_t bytes;
+        bool writable;
+};
+HR_NODISCARD hr_status hr_wire_region_add_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                                 struct hr_wire_region_add *ret_add);
 
 /* ---- graph and run --------------------------------------------------------------------------- */
 
@@ -410,6 +418,7 @@ struct hr_wire_run {
         uint64_t input_bytes;
         int32_t priority;
         bool observe, trace;
+        uint64_t input_region, input_offset, output_region, output_offset; /* 0 = the body */
 };
 HR_NODISCARD hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena,
                                           struct hr_diag *diag, struct hr_wire_run *ret_run);

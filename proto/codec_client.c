@@ -62,6 +62,8 @@ hr_status hr_wire_state_range_encode(const struct hr_wire_state_range *range, ui
                 .tensor = range->tensor,
                 .offset = range->offset,
                 .bytes = range->bytes,
+                .region = range->region,
+                .region_offset = range->region_offset,
         };
 
         return hr_codec_encode(headrace_v1_StateRead_fields, &wire, buffer, capacity, diag,

@@ -217,6 +217,10 @@ hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena
                 .priority = wire.priority,
                 .observe = wire.observe,
                 .trace = wire.trace,
+                .input_region = wire.input_region,
+                .input_offset = wire.input_offset,
+                .output_region = wire.output_region,
+                .output_offset = wire.output_offset,
         };
         return HR_OK;
 }

@@ -204,6 +204,17 @@ hr_status hr_wire_state_range_decode(struct hr_wire_span message, struct hr_diag
                 .offset = wire.offset,
                 .bytes = wire.bytes,
                 .tensor = wire.tensor,
+                .region = wire.region,
+                .region_offset = wire.region_offset,
         };
+        return HR_OK;
+}
+
+hr_status hr_wire_region_add_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                    struct hr_wire_region_add *ret_add) {
+        headrace_v1_RegionAdd wire = headrace_v1_RegionAdd_init_zero;
+
+        HR_TRY(hr_codec_decode(message, headrace_v1_RegionAdd_fields, &wire, diag));
+        *ret_add = (struct hr_wire_region_add){.bytes = wire.bytes, .writable = wire.writable};
         return HR_OK;
 }

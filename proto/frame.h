@@ -43,6 +43,8 @@ typedef enum hr_frame_type {
         HR_FRAME_STATE_READ = 49,
         HR_FRAME_STATE_WRITE = 50,
         HR_FRAME_STATE_FREE = 54,
+        HR_FRAME_REGION_ADD = 64,
+        HR_FRAME_REGION_DROP = 65,
         HR_FRAME_SUBMIT = 80,
         HR_FRAME_RESERVE = 81,
         HR_FRAME_EXPLAIN = 82,
