@@ -183,13 +183,13 @@ static void mark(const struct hr_bound_command *command, struct hr_trace_entry *
 
 /* A queue that takes no notification: the end of its lane is waited for, so that nothing that the
  * run touches is used while a device still does. What a lost device was given is over. */
-static void wait_for_end(const struct hr_bound_command *command) {
+static void wait_for_end(struct hr_fleet *fleet, const struct hr_bound_command *command) {
         struct hr_event *event = command->event;
 
         for (int turn = 0; turn < END_TURNS; ++turn) {
                 if (hr_device_is_lost(command->queue->device) ||
                     (hr_queue_record(command->queue, event, NULL) == HR_OK &&
-                     hr_event_synchronize(event, END_TURN_NS, NULL) == HR_OK))
+                     hr_fleet_wait(fleet, event, END_TURN_NS) == HR_OK))
                         return;
         }
         hr_log(HR_LOG_DEBUG, "exec", "device %s does not come to an end",
@@ -204,7 +204,7 @@ static hr_status submit_notify(const struct hr_bound_command *command, struct hr
                 return HR_OK;
         /* Counts as arrived once it would have. The last one is held back by the starter's own
          * share of `pending`. */
-        wait_for_end(command);
+        wait_for_end(run->pipeline->fleet, command);
         atomic_fetch_sub_explicit(&run->pending, 1, memory_order_acq_rel);
         return status;
 }

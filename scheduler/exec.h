@@ -14,7 +14,7 @@ struct hr_exec_counters {
         atomic_uint_fast64_t runs_started, runs_ok, runs_failed, runs_cancelled;
         atomic_uint_fast64_t splits_computed, nodes_computed, bytes_copied, bytes_in, bytes_out;
         atomic_uint_fast64_t expert_hits, expert_misses, expert_bytes;
-        atomic_uint_fast64_t longest_start_ns;
+        atomic_uint_fast64_t longest_start_ns, device_waits;
 };
 
 /* Events that a pipeline gave back. Freeing one would wait for every queue that still has a wait
@@ -55,6 +55,10 @@ static inline struct hr_queue *hr_fleet_queue_of(const struct hr_fleet *fleet,
 /* An event of the device, whose records so far have all been reached. */
 HR_NODISCARD hr_status hr_fleet_event_take(struct hr_fleet *fleet, uint32_t device,
                                            struct hr_diag *diag, struct hr_event **ret_event);
+/* Blocks until the event is reached, at most timeout_ns: the one place where the engine waits for a
+ * device. Counted; never on the way of a run whose commands the devices take. */
+HR_NODISCARD hr_status hr_fleet_wait(struct hr_fleet *fleet, struct hr_event *event,
+                                     uint64_t timeout_ns);
 /* Takes it back once its last record has been reached. NULL is a no-op. */
 void hr_fleet_event_give(struct hr_fleet *fleet, uint32_t device, struct hr_event *event);
 

@@ -89,6 +89,11 @@ hr_status hr_fleet_event_take(struct hr_fleet *fleet, uint32_t device, struct hr
         return HR_OK;
 }
 
+hr_status hr_fleet_wait(struct hr_fleet *fleet, struct hr_event *event, uint64_t timeout_ns) {
+        atomic_fetch_add_explicit(&fleet->counters.device_waits, 1, memory_order_relaxed);
+        return hr_event_synchronize(event, timeout_ns, NULL);
+}
+
 void hr_fleet_event_give(struct hr_fleet *fleet, uint32_t device, struct hr_event *event) {
         struct hr_spare_events *spare = &fleet->spare[device];
 
@@ -169,7 +174,7 @@ struct hr_exec_stats hr_fleet_exec_stats(const struct hr_fleet *fleet) {
                 LOAD(runs_cancelled),   LOAD(splits_computed), LOAD(nodes_computed),
                 LOAD(bytes_copied),     LOAD(bytes_in),        LOAD(bytes_out),
                 LOAD(expert_hits),      LOAD(expert_misses),   LOAD(expert_bytes),
-                LOAD(longest_start_ns),
+                LOAD(longest_start_ns), LOAD(device_waits),
         };
 #undef LOAD
 }

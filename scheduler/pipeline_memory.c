@@ -253,7 +253,7 @@ void hr_pipeline_settle_constants(struct hr_pipeline *pipeline) {
 
                 if (hr_fleet_event_take(pipeline->fleet, d, NULL, &event) == HR_OK) {
                         if (hr_queue_record(pipeline->fleet->queues[d], event, NULL) != HR_OK ||
-                            hr_event_synchronize(event, SETTLE_TIMEOUT_NS, NULL) != HR_OK)
+                            hr_fleet_wait(pipeline->fleet, event, SETTLE_TIMEOUT_NS) != HR_OK)
                                 hr_log(HR_LOG_DEBUG, "pipeline", "device %u does not settle", d);
                         hr_fleet_event_give(pipeline->fleet, d, event);
                 }

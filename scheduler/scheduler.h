@@ -371,5 +371,7 @@ struct hr_exec_stats {
         uint64_t expert_hits, expert_misses; /* used experts: resident, or copied */
         uint64_t expert_bytes;               /* copied; part of bytes_copied */
         uint64_t longest_start_ns; /* of any hr_run_start: submitting waits for no device */
+        uint64_t device_waits; /* times that the engine blocked for a device: 0 while devices take
+                                * their commands */
 };
 struct hr_exec_stats hr_fleet_exec_stats(const struct hr_fleet *fleet);

@@ -222,6 +222,38 @@ HR_TEST(plots_use_upload_queues) {
         }
 }
 
+/* Virtual time passes only while somebody waits for a device. No start of a run does, however many
+ * are under way. */
+HR_TEST(starting_lets_no_time_pass) {
+        for (uint32_t form = 0; form < 4; ++form) {
+                struct hr_pipeline *pipelines[2] = {NULL};
+                struct hr_diag diag = {0};
+                struct shot shots[6];
+                struct plot plot;
+                uint32_t started = 0;
+
+                plot_init(&plot, form);
+                for (uint32_t p = 0; p < 2; ++p)
+                        HR_EXPECT_OK(plot_pipeline(&plot, 3, NULL, &diag, &pipelines[p]), &diag);
+                hr_fake_run(plot.studio.world);
+                for (uint32_t i = 0; i < 6; ++i) {
+                        uint64_t before_ns = hr_fake_now_ns(plot.studio.world);
+
+                        if (!hr_pipeline_has_slot(pipelines[i % 2]))
+                                continue;
+                        shoot(&plot, pipelines[i % 2], i, &shots[started++]);
+                        HR_EXPECT_EQ(hr_fake_now_ns(plot.studio.world), before_ns);
+                }
+                HR_EXPECT(started >= 2);
+                for (uint32_t i = 0; i < started; ++i)
+                        HR_EXPECT_EQ(shot_wait(&shots[i]), HR_OK);
+                HR_EXPECT_EQ(hr_fleet_exec_stats(plot.studio.fleet).device_waits, 0);
+                for (uint32_t p = 0; p < 2; ++p)
+                        hr_pipeline_free(pipelines[p]);
+                plot_deinit(&plot);
+        }
+}
+
 /* Constants that do not arrive fail every run of that pipeline, and no other's. */
 HR_TEST(lost_constants_fail_the_runs_of_their_pipeline) {
         struct hr_pipeline *pipeline = NULL, *other = NULL;
