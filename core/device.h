@@ -204,6 +204,8 @@ struct hr_device {
         uint64_t expert_bytes;           /* configured before a fleet has it: memory for experts
                                           * that are copied when they are used; 0 = as plans say */
         struct hr_graph_counters graphs; /* all 0 where nothing is recorded */
+        atomic_uint_fast64_t moves;      /* goes up while it computes, by steps where they are the
+                                          * host's: for who asks whether it is stuck */
         atomic_bool lost;                /* for good; see hr_device_lose */
         const atomic_int *lost_with;     /* lost, too, when this is not 0; outlives the device. NULL
                                           * = nothing. For devices that share what can be lost */
@@ -226,6 +228,12 @@ uint64_t hr_device_program_bytes(const struct hr_device *device, const struct hr
  * and waits, records and notifications that it took still happen. Thread: any. */
 void hr_device_lose(struct hr_device *device);
 bool hr_device_is_lost(const struct hr_device *device);
+/* It has come one step further. Thread: the one that computes on it. */
+static inline void hr_device_move(struct hr_device *device) {
+        atomic_store_explicit(&device->moves,
+                              atomic_load_explicit(&device->moves, memory_order_relaxed) + 1,
+                              memory_order_relaxed);
+}
 
 /* Keeps the order, joins nothing: for devices without opinion. */
 void hr_device_optimize_none(const struct hr_device *device, const struct hr_split_view *view,

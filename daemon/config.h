@@ -64,6 +64,7 @@ struct hr_config_device {
         char *deny_ops;       /* see core/deny.h, checked; NULL = none */
         uint64_t delay_ns;    /* added before each split */
         uint64_t batch_min;   /* blas: columns from which it takes a product; 0 = its default */
+        bool required;        /* without it the daemon is not ready */
         uint64_t gpu;         /* cuda: the GPU's number, as the driver counts */
         bool given[HR_SECTION_KEYS_MAX]; /* keys given, by position in the table; private */
 };
@@ -111,6 +112,7 @@ struct hr_config {
         uint64_t debug;              /* HR_DEBUG_...: what is logged of every plan */
         bool optimize;               /* devices order and join the nodes of their splits */
         const char *realloc; /* "count" or "fail" */
+        uint64_t heartbeat_ns;  /* between two */
         struct hr_address metrics; /* where HTTP answers /metrics, /live and /ready */
         /* [listen] */
         char *unix_path;             /* NULL = no Unix socket */

@@ -58,6 +58,8 @@ const struct key hr_config_keys[] = {
         {SECTION_DAEMON, "debug", KIND_FLAGS, FIELD(debug), 0, 0, 0, "", debug_choices},
         {SECTION_DAEMON, "optimize", KIND_BOOL, FIELD(optimize), true, 0, 0, NULL, NULL},
         {SECTION_DAEMON, "realloc", KIND_CHOICE, FIELD(realloc), 0, 0, 0, "count", realloc_choices},
+        {SECTION_DAEMON, "heartbeat", KIND_DURATION, FIELD(heartbeat_ns),
+         HR_DEFAULT_HEARTBEAT_MS *MS, MS, DAY, NULL, NULL},
         {SECTION_DAEMON, "metrics", KIND_ADDRESS, FIELD(metrics), 0, 0, 0, NULL, NULL},
 
         {SECTION_LISTEN, "unix", KIND_PATH, FIELD(unix_path), 0, 1,
@@ -162,6 +164,7 @@ const struct key hr_config_keys[] = {
          NULL, NULL},
         {SECTION_DEVICE, "batch_min", KIND_COUNT, DEVICE_FIELD(batch_min), 0, 0, UINT32_MAX, NULL,
          NULL},
+        {SECTION_DEVICE, "required", KIND_BOOL, DEVICE_FIELD(required), true, 0, 0, NULL, NULL},
         {SECTION_DEVICE, "gpu", KIND_COUNT, DEVICE_FIELD(gpu), 0, 0, 63, NULL, NULL},
 
         {SECTION_PRINCIPAL, "uid", KIND_USERS, PRINCIPAL_FIELD(uids), 0, 0, 0, NULL, NULL},

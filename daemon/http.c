@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "core/log.h"
+#include "daemon/heartbeat.h"
 #include "daemon/metrics.h"
 
 #define CONNECTIONS_MAX 32U
@@ -133,19 +134,16 @@ static enum MHD_Result metrics_answer(struct MHD_Connection *connection, struct 
                      answer->bytes, MHD_RESPMEM_MUST_FREE);
 }
 
-static bool a_device_is_lost(const struct hr_server *server) {
-        for (uint32_t i = 0; i < server->device_count; i++)
-                if (hr_device_is_lost(server->devices[i]))
-                        return true;
-        return false;
-}
-
 static enum MHD_Result ready_answer(struct hr_http *http, struct MHD_Connection *connection) {
-        if (http->server->draining)
-                return reply_words(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "draining\n");
-        if (a_device_is_lost(http->server))
-                return reply_words(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "a device is lost\n");
-        return reply_words(connection, MHD_HTTP_OK, "ready\n");
+        const char *words;
+        bool ready = hr_server_is_ready(http->server, &words);
+        char *text = malloc(strlen(words) + 2);
+
+        if (!text)
+                return MHD_NO;
+        (void) stpcpy(stpcpy(text, words), "\n");
+        return reply(connection, ready ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE,
+                     "text/plain; charset=utf-8", text, strlen(text), MHD_RESPMEM_MUST_FREE);
 }
 
 /* Called for a request's header, for what it carries, which nobody wants, and at its end. */

@@ -3,7 +3,7 @@
  *
  *   GET /metrics  the figures in Prometheus' text format
  *   GET /live     200 while the loop turns
- *   GET /ready    200 while new requests are taken; 503 while the daemon drains or a device is lost
+ *   GET /ready    200 while new requests are taken and required devices compute; else 503 and why
  *
  * There is no authentication: bind it where only the monitoring reaches it. Served by the loop,
  * through libmicrohttpd; a build without that refuses the key. Thread: loop.

@@ -49,6 +49,13 @@
  * a large model takes a few GiB. */
 #define HR_DEFAULT_SESSION_DEVICE_BYTES (16 * HR_GIB)
 
+/* ---- Health
+ * ----------------------------------------------------------------------------------- */
+
+/* Between two beats of the heart: a stuck device is seen within three, at a cost that no run
+ * notices. */
+#define HR_DEFAULT_HEARTBEAT_MS 5000
+
 /* ---- Runs
  * ------------------------------------------------------------------------------------- */
 

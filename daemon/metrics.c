@@ -14,6 +14,7 @@
 #include "core/clock.h"
 #include "daemon/bind.h"
 #include "daemon/graphs.h"
+#include "daemon/heartbeat.h"
 #include "daemon/rpc.h"
 
 #define LABEL_BYTES 128U
@@ -242,6 +243,29 @@ static void put_devices(struct hr_metrics *list, const struct hr_server *server)
         }
 }
 
+static void put_health(struct hr_metrics *list, const struct hr_server *server) {
+        const char *words;
+
+        put(list, "ready", hr_server_is_ready(server, &words));
+        put(list, "degraded", hr_server_is_degraded(server));
+        hr_metrics_put(list, "loop_lag_seconds_max", "",
+                       (double) hr_heartbeat_lag_ns(server->heartbeat) / 1e9);
+        for (uint32_t i = 0; i < server->device_count; i++) {
+                const char *device = server->devices[i]->props.name;
+                struct hr_device_health health;
+
+                hr_heartbeat_device(server->heartbeat, i, &health);
+                hr_metrics_put_with(list, "device_heartbeat_age_seconds", 0, "device=\"%s\"",
+                                    device);
+                if (!list->full)
+                        list->stats[list->count - 1].value = (double) health.age_ns / 1e9;
+                hr_metrics_put_with(list, "device_heartbeats_total", health.beats,
+                                    "device=\"%s\",result=\"right\"", device);
+                hr_metrics_put_with(list, "device_heartbeats_total", health.failures,
+                                    "device=\"%s\",result=\"wrong\"", device);
+        }
+}
+
 /* What is held of each kind, where it is anything, under labels that begin with `who`. */
 static void put_account(struct hr_metrics *list, const char *name,
                         const struct hr_account *account, const char *who) {
@@ -331,6 +355,7 @@ void hr_metrics_finish(struct hr_metrics *list, const struct hr_server *server) 
         put_engine(list);
         put_devices(list, server);
         put_accounts(list, server);
+        put_health(list, server);
 }
 
 /* ---- as text --------------------------------------------------------------------------------- */

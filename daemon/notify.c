@@ -43,3 +43,19 @@ void hr_notify_stopping(const char *format, ...) {
         notify_send("STOPPING", format, args);
         va_end(args);
 }
+
+uint64_t hr_notify_watchdog_ns(void) {
+#ifdef HR_HAVE_SYSTEMD
+        uint64_t us = 0;
+
+        if (sd_watchdog_enabled(0, &us) > 0)
+                return us * 1000;
+#endif
+        return 0;
+}
+
+void hr_notify_watchdog(void) {
+#ifdef HR_HAVE_SYSTEMD
+        (void) sd_notify(0, "WATCHDOG=1");
+#endif
+}

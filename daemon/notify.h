@@ -12,3 +12,7 @@
 HR_PRINTF(1, 2) void hr_notify_ready(const char *format, ...);
 /* It is about to end. Sent once; later calls change the text. */
 HR_PRINTF(1, 2) void hr_notify_stopping(const char *format, ...);
+/* What the manager's watchdog waits for at most, 0 = there is none. */
+uint64_t hr_notify_watchdog_ns(void);
+/* Everything moves. */
+void hr_notify_watchdog(void);

@@ -24,6 +24,7 @@
 #include "core/log.h"
 #include "daemon/conn.h"
 #include "daemon/graphs.h"
+#include "daemon/heartbeat.h"
 #include "daemon/holding.h"
 #include "daemon/http.h"
 #include "daemon/inherit.h"
@@ -171,13 +172,15 @@ void hr_server_drain(struct hr_server *server, const char *why) {
 static void drain_step(struct hr_server *server) {
         if (!server->draining || server->stats.requests_in_flight > 0)
                 return;
+        hr_heartbeat_stop(server->heartbeat);
         HR_LIST_FOR_EACH(link, &server->conns)
         hr_conn_finish(HR_CONTAINER_OF(link, struct hr_conn, link));
         hr_conns_reap(server);
         (void) hr_sessions_expire(server, 0, true);
         (void) hr_holdings_expire(server, 0, true);
         if (hr_list_is_empty(&server->conns) && hr_list_is_empty(&server->sessions) &&
-            hr_list_is_empty(&server->holdings) && hr_http_is_idle(server->http))
+            hr_list_is_empty(&server->holdings) && hr_http_is_idle(server->http) &&
+            hr_heartbeat_is_idle(server->heartbeat))
                 server->stopping = true;
 }
 
@@ -446,6 +449,7 @@ static hr_status server_open(struct hr_server *server, struct hr_diag *diag) {
         HR_TRY(loop_init(server, diag));
         HR_TRY(devices_open(server, diag));
         HR_TRY(engine_open(server, diag));
+        HR_TRY(hr_heartbeat_new(server, diag, &server->heartbeat));
         HR_TRY(hr_http_open(server, diag, &server->http));
         return listeners_open(server, diag);
 }
@@ -465,6 +469,7 @@ static void server_close(struct hr_server *server) {
         server->principals = hr_principals_free(server->principals);
         if (server->fleet)
                 server->fleet = hr_fleet_free(server->fleet);
+        hr_heartbeat_release(server->heartbeat);
         server->engine = hr_engine_free(server->engine);
         for (uint32_t i = 0; i < server->device_count; i++)
                 server->devices[i] = hr_device_unref(server->devices[i]);
@@ -476,6 +481,7 @@ static void server_close(struct hr_server *server) {
                 }
                 (void) uv_loop_close(&server->loop);
         }
+        server->heartbeat = hr_heartbeat_free(server->heartbeat); /* its timer is closed */
         if (server->wake_fd >= 0)
                 (void) close(server->wake_fd);
         server->tls_context = hr_tls_context_free(server->tls_context);

@@ -22,6 +22,7 @@
 struct hr_conn;
 struct hr_listener;
 struct hr_graphs;
+struct hr_heartbeat;
 struct hr_http;
 
 /* Bytes read at once when no body is due; also the most that is read past one. */
@@ -57,6 +58,7 @@ struct hr_server {
         struct hr_fleet *fleet;
         struct hr_engine *engine;
         struct hr_graphs *graphs; /* by digest; thread: engine */
+        struct hr_heartbeat *heartbeat;
         struct hr_http *http; /* NULL = none */
         struct hr_listener *listeners[3];
         uint32_t listener_count;

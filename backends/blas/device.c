@@ -220,6 +220,7 @@ static void blas_compute(struct hr_program *base, uint32_t first, uint32_t count
         for (uint32_t i = first; i < first + count; i++) {
                 job.step = &base->steps->steps[i];
                 job.blocks = blas_gemm_blocks(job.step);
+                hr_device_move(base->device);
                 hr_host_team_run(team, HR_MIN(hr_host_team_threads(team), job.blocks), job_run,
                                  &job);
                 if (hr_outcome_failed(outcome))

@@ -302,6 +302,7 @@ static void cpu_compute(struct hr_program *base, uint32_t first, uint32_t count,
                 job.call.step = &base->steps->steps[i];
                 job.kernel = step->kernel;
                 hr_host_team_run(host, step->threads, job_run, &job);
+                hr_device_move(base->device);
                 if (hr_outcome_failed(outcome))
                         return;
         }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
 import threading
 import urllib.error
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from client_tools import ONE
-from run_daemon import Daemon, free_port
+from run_daemon import Daemon, build_folder, device, free_port
 
 import headrace
 
@@ -133,7 +135,10 @@ def test_only_an_operator_may_ask(launch: Callable[..., Daemon]) -> None:
 def test_health_and_what_is_not_there(watched: tuple[Daemon, str]) -> None:
     _, url = watched
     assert get(url + "/live") == (200, "live\n")
-    assert get(url + "/ready") == (200, "ready\n")
+    seen = get(url + "/ready")
+    while seen == (503, "a device has not computed anything yet\n"):
+        seen = get(url + "/ready")
+    assert seen == (200, "ready\n")
     assert get(url + "/")[0] == 404
     request = urllib.request.Request(url + "/metrics", data=b"x" * 100000, method="POST")
     with pytest.raises(urllib.error.HTTPError) as caught:
@@ -186,3 +191,74 @@ def test_a_draining_daemon_is_not_ready(watched: tuple[Daemon, str]) -> None:
 
         handle.run({"x": np.ones(4, np.float32)}, observe=look)
     assert seen[-1] == (503, "draining\n")
+
+
+def test_every_device_has_a_pulse(launch: Callable[..., Daemon]) -> None:
+    """Also one that only multiplies, one with memory of its own, and a slow one."""
+    port = free_port()
+    devices = (
+        device("blas", backend="blas"),
+        device("own", backend="cpu", threads=1, memory="isolated"),
+        device("slow", backend="cpu", threads=1, delay="50ms"),
+        device("host", backend="cpu", threads=2),
+    )
+    sections = {"daemon": {"metrics": f"127.0.0.1:{port}", "heartbeat": "20ms"}}
+    daemon = launch(devices=devices, sections=sections)
+    with headrace.connect(daemon.address) as client:
+        for _ in range(200):
+            values = parse(client.metrics())
+            beats = [values[f'device_heartbeats_total{{device="{one.name}",result="right"}}']
+                     for one in devices]  # fmt: skip
+            if min(beats) >= 3:
+                break
+            run_some(client, 5)
+        assert min(beats) >= 3
+        assert values["ready"] == 1 and values["degraded"] == 0
+        wrong = [v for k, v in values.items() if k.startswith("device_heartbeats") and "wrong" in k]
+        assert wrong == [0] * len(devices)
+    assert get(f"http://127.0.0.1:{port}/ready") == (200, "ready\n")
+
+
+def test_the_watchdog_is_fed(
+    launch: Callable[..., Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While everything moves, and no more once the process stands still."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "300000")
+        daemon = launch(devices=ONE)
+        program = build_folder() / "daemon" / "headraced"
+        if b"libsystemd.so" not in program.read_bytes():
+            pytest.skip("built without libsystemd")
+        fed = 0
+        while fed < 5:
+            fed += manager.recv(4096) == b"WATCHDOG=1"
+        # A run that takes long, step by step, is no reason to stop.
+        graph = headrace.Graph()
+        x = graph.input("x", (256, 256))
+        for _ in range(60):
+            x = graph.mul_mat(x, x)
+        graph.output(x)
+        with headrace.connect(daemon.address) as client:
+            handle = client.submit(graph)
+            running = [handle.run_async({"x": np.ones((256, 256), np.float32)}) for _ in range(8)]
+            for one in running:
+                one.result()
+        while manager.recv(4096) != b"WATCHDOG=1":
+            pass
+        os.kill(daemon.process.pid, signal.SIGSTOP)
+        manager.settimeout(0.05)
+        try:
+            while True:  # what had been sent before
+                manager.recv(4096)
+        except TimeoutError:
+            pass
+        manager.settimeout(1)
+        with pytest.raises(TimeoutError):
+            manager.recv(4096)
+        os.kill(daemon.process.pid, signal.SIGCONT)
+        manager.settimeout(20)
+        while manager.recv(4096) != b"WATCHDOG=1":
+            pass
