@@ -107,7 +107,7 @@ static void float_dot_bf16(uint32_t type, const uint8_t *base, uint64_t stride, 
         for (uint32_t from = 0, to; from < rows; from = to) {
                 int64_t first = 0;
 
-                to = HR_MIN(from + (width >= MANY ? rows : ROWS), rows);
+                to = HR_MIN(from + (width >= MANY ? rows : width > 1 ? ROWS : 1), rows);
                 do { /* once when k is 0: zeros */
                         int64_t end = k - first > CHUNK ? first + CHUNK : k;
 

@@ -4,9 +4,11 @@
  * float_dot keeps one accumulator vector per result and walks k in order, so that a result's bits
  * depend on its row and column alone. Chunks of k are summed one after the other, so that a block
  * of rows stays in the first-level cache while the columns pass, and with many columns their chunk
- * in the second-level one while all rows do. Rows of f16 and bf16 are widened while they are
- * loaded; by plain C, where that is slow and many columns use them, before: side by side but not a
- * power of two apart, where they would fall into the same few places of the cache.
+ * in the second-level one while all rows do. With a single column rows go one by one: nobody
+ * fetches ahead as well as the processor itself, where it sees one stream. Rows of f16 and bf16 are
+ * widened while they are loaded; by plain C, where that is slow and many columns use them, before:
+ * side by side but not a power of two apart, where they would fall into the same few places of the
+ * cache.
  */
 #include "backends/cpu/matrix/tables.h"
 #include "backends/cpu/matrix/tile_rows.h"
@@ -190,7 +192,7 @@ struct piece {
 static uint32_t multiply_rows(const struct piece *piece, const uint8_t *base, uint32_t rows,
                               int64_t first, int64_t end, float *ret_out) {
         const bool widen = piece->type != HR_TYPE_F32 && piece->width > FEW;
-        const uint32_t step = rows >= ROWS ? ROWS : 1;
+        const uint32_t step = rows >= ROWS && piece->width > 1 ? ROWS : 1;
         rows_fn four = dot_4_f32, one = dot_1_f32;
         const uint8_t *row[ROWS];
 
@@ -208,7 +210,7 @@ void CPU_ISA(float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uin
                         const uint8_t *columns, uint64_t column_stride, uint32_t width, int64_t k,
                         float *spare, float *ret_out, uint64_t out_stride) {
         const struct piece piece = {type, stride, column_stride, out_stride, columns, width, spare};
-        const uint32_t together = width >= MANY ? rows : ROWS;
+        const uint32_t together = width >= MANY ? rows : width > 1 ? ROWS : 1;
 
         for (uint32_t from = 0, to; from < rows; from = to) {
                 int64_t first = 0;

@@ -76,15 +76,23 @@ LANES_INLINE const uint8_t *row_of(const uint8_t *const half[2], uint64_t stride
         return half[r / 4] + stride * (uint64_t) (r % 4);
 }
 
-/* The first words of blocks i and i + 1, before whatever follows them. */
-LANES_INLINE __m128i words_of_two(const uint8_t *blocks, const int size, const int i) {
-        return _mm_unpacklo_epi16(
-                _mm_cvtsi32_si128((int) cpu_read_u32(blocks + size * i)),
-                _mm_loadu_si128((const __m128i *) (blocks + size * (i + 1))));
+/* The words that eight blocks begin with, which lie `stride` bytes apart. */
+LANES_INLINE __m128i first_words(const uint8_t *const half[2], uint64_t stride) {
+        __m128i two[4];
+
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++)
+                two[i] = _mm_unpacklo_epi16(
+                        _mm_cvtsi32_si128((int) cpu_read_u32(row_of(half, stride, 2 * i))),
+                        _mm_loadu_si128((const __m128i *) row_of(half, stride, 2 * i + 1)));
+        return _mm_unpacklo_epi64(_mm_unpacklo_epi32(two[0], two[1]),
+                                  _mm_unpacklo_epi32(two[2], two[3]));
 }
 
-/* The first words of STRETCH blocks of a row. */
+/* The same of STRETCH blocks of a row. */
 LANES_INLINE __m128i words_of(const uint8_t *blocks, const int size) {
+        const uint8_t *half[2] = {blocks, blocks + 4 * size};
+
         if (size == 18) { /* the last one ends after 128 bytes */
                 const __m512i index = _mm512_castsi128_si512(
                         _mm_setr_epi16(0, 9, 18, 27, 36, 45, 54, 63));
@@ -92,10 +100,7 @@ LANES_INLINE __m128i words_of(const uint8_t *blocks, const int size) {
                 return _mm512_castsi512_si128(_mm512_permutex2var_epi16(
                         _mm512_loadu_si512(blocks), index, _mm512_loadu_si512(blocks + 64)));
         }
-        return _mm_unpacklo_epi64(_mm_unpacklo_epi32(words_of_two(blocks, size, 0),
-                                                     words_of_two(blocks, size, 2)),
-                                  _mm_unpacklo_epi32(words_of_two(blocks, size, 4),
-                                                     words_of_two(blocks, size, 6)));
+        return first_words(half, (uint64_t) size);
 }
 
 /* What is asked for while block b of eight rows is multiplied: what follows the tile, in a line. */
@@ -155,45 +160,59 @@ LANES_INLINE __m256 same_size(__m256 part, const struct streamed type) {
         return _mm256_mul_ps(part, _mm256_setr_ps(all, all, all, all, high, high, high, high));
 }
 
-/* At least STRETCH blocks of eight rows. */
+/* Block b of eight rows; factor: the product of the scales of each, `apart` floats apart. */
+LANES_INLINE void multiply_block(const uint8_t *const half[2], uint64_t stride, int64_t b,
+                                 const struct columns *at, const struct streamed type,
+                                 const float *factor, const int apart, __m256 *part) {
+        __m256i start, q = column_of(at, b, type, &start);
+
+#pragma GCC unroll 8
+        for (int r = 0; r < ABREAST; r++) {
+                const __m256i dots =
+                        _mm256_dpbusd_epi32(start, type.open(row_of(half, stride, r)), q);
+
+                part[r] = _mm256_fmadd_ps(_mm256_set1_ps(factor[apart * r]),
+                                          _mm256_cvtepi32_ps(dots), part[r]);
+        }
+}
+
 LANES_INLINE void eight_rows(const uint8_t *base, uint64_t stride, int64_t blocks,
                              const struct columns *at, const struct streamed type,
                              const uint8_t *ahead, bool near, float *ret_out) {
         const uint8_t *half[2] = {base, base + 4 * stride};
         float factor[ABREAST][STRETCH];
         __m256 part[ABREAST];
+        int64_t b = 0;
 
 #pragma GCC unroll 8
         for (int r = 0; r < ABREAST; r++)
                 part[r] = _mm256_setzero_ps();
-        for (int64_t from = 0; from < blocks; from += STRETCH) {
-                /* the last stretch may begin with blocks that are done */
-                const int64_t first = blocks - from < STRETCH ? blocks - STRETCH : from;
+        while (b + STRETCH <= blocks) {
+                const __m256 scale = _mm256_loadu_ps(at->scale + b);
 
 #pragma GCC unroll 8
-                for (int r = 0; r < ABREAST; r++) {
-                        const uint8_t *row = base + stride * (uint64_t) r + type.size * first;
-
+                for (int r = 0; r < ABREAST; r++)
                         _mm256_storeu_ps(factor[r],
-                                         _mm256_mul_ps(_mm256_cvtph_ps(words_of(row, type.size)),
-                                                       _mm256_loadu_ps(at->scale + first)));
-                }
-                for (int64_t b = from; b < first + STRETCH; b++) {
-                        __m256i start, q = column_of(at, b, type, &start);
-
+                                         _mm256_mul_ps(_mm256_cvtph_ps(words_of(
+                                                               row_of(half, stride, r), type.size)),
+                                                       scale));
+                for (int i = 0; i < STRETCH; i++, b++) {
                         prefetch_rows(half, stride, type.size, ahead, b, near);
-#pragma GCC unroll 8
-                        for (int r = 0; r < ABREAST; r++) {
-                                const __m256i dots = _mm256_dpbusd_epi32(
-                                        start, type.open(row_of(half, stride, r)), q);
-
-                                part[r] = _mm256_fmadd_ps(_mm256_set1_ps(factor[r][b - first]),
-                                                          _mm256_cvtepi32_ps(dots), part[r]);
-                        }
+                        multiply_block(half, stride, b, at, type, &factor[0][i], STRETCH, part);
                         half[0] += type.size;
                         half[1] += type.size;
                         ahead += type.size * ABREAST;
                 }
+        }
+        for (; b < blocks; b++) { /* the scales of all rows at once */
+                _mm256_storeu_ps(factor[0],
+                                 _mm256_mul_ps(_mm256_cvtph_ps(first_words(half, stride)),
+                                               _mm256_set1_ps(at->scale[b])));
+                prefetch_rows(half, stride, type.size, ahead, b, near);
+                multiply_block(half, stride, b, at, type, factor[0], 1, part);
+                half[0] += type.size;
+                half[1] += type.size;
+                ahead += type.size * ABREAST;
         }
 #pragma GCC unroll 8
         for (int r = 0; r < ABREAST; r++)
@@ -223,7 +242,7 @@ LANES_INLINE void stream_rows(const uint8_t *base, uint64_t stride, uint32_t row
         const int64_t blocks = k / BLOCK;
         uint32_t r = 0;
 
-        for (; blocks >= STRETCH && r + ABREAST <= rows; r += ABREAST)
+        for (; r + ABREAST <= rows; r += ABREAST)
                 eight_rows(base + stride * r, stride, blocks, &at, type,
                            base + stride * (CPU_LANES + r), near, ret_out + r);
         for (; r < rows; r++)
