@@ -11,7 +11,7 @@
 #include "core/thread.h"
 
 extern const struct cpu_dot cpu_dot_portable;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(CPU_MATRIX_PORTABLE_ONLY)
 #include <cpuid.h>
 
 extern const struct cpu_dot cpu_dot_avx2, cpu_dot_avx512;
@@ -33,7 +33,7 @@ static bool has_avx512(void) {
 const struct cpu_dot *cpu_dot_select(const char *isa) {
         bool any = !isa || strcmp(isa, "auto") == 0;
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(CPU_MATRIX_PORTABLE_ONLY)
 #if HR_HAVE_AVX512BF16
         if ((any || strcmp(isa, "avx512bf16") == 0) && has_avx512() &&
             __builtin_cpu_supports("avx512bf16"))
