@@ -149,6 +149,11 @@ static hr_status assign_by_memory(struct hr_planner *planner, uint32_t tensor) {
         return HR_OK;
 }
 
+static void open_add(struct hr_planner *planner, uint32_t node) {
+        planner->open_first = HR_MIN(planner->open_first, node);
+        planner->open_end = HR_MAX(planner->open_end, node + 1);
+}
+
 /* Pass 1. */
 static hr_status pass_memory(struct hr_planner *planner) {
         uint32_t count = planner->graph->leaf_count + planner->graph->node_count;
@@ -160,15 +165,33 @@ static hr_status pass_memory(struct hr_planner *planner) {
                 if (planner_pinned(planner, i))
                         assign(planner, i, planner->in->pins[i], HR_CAUSE_USER);
         }
-        planner->open_count = 0;
+        planner->open_count = planner->open_end = 0;
+        planner->open_first = UINT32_MAX;
         for (uint32_t i = 0; i < count; ++i) {
                 if (planner->plan->device[i] < 0)
                         HR_TRY(assign_by_memory(planner, i));
                 if (i >= planner->graph->leaf_count && planner->plan->device[i] < 0 &&
-                    !planner_is_view(planner, i))
+                    !planner_is_view(planner, i)) {
                         ++planner->open_count;
+                        open_add(planner, i - planner->graph->leaf_count);
+                }
         }
         return HR_OK;
+}
+
+/* The turn at which a sweep starts: what it carries to the first open node on its way comes from the
+ * nearest node before that one which is no view. */
+static uint32_t sweep_start(const struct hr_planner *planner, bool down) {
+        uint32_t count = planner->graph->node_count, first = planner->graph->leaf_count;
+        uint32_t node = down ? planner->open_first : planner->open_end;
+
+        while (down && node > 0 && planner_is_view(planner, first + node - 1))
+                --node;
+        while (!down && node < count && planner_is_view(planner, first + node))
+                ++node;
+        if (down)
+                return node > 0 ? node - 1 : 0;
+        return node < count ? count - 1 - node : 0;
 }
 
 /* One sweep of pass 2 over the nodes in one direction. Nothing is left to do once no node is open.
@@ -176,18 +199,24 @@ static hr_status pass_memory(struct hr_planner *planner) {
 static void sweep(struct hr_planner *planner, bool down, bool skip_last, hr_cause cause) {
         uint32_t count = planner->graph->node_count, first = planner->graph->leaf_count;
         int64_t last = (int64_t) planner->in->device_count - 1, carried = -1;
+        uint32_t start = planner->open_count ? sweep_start(planner, down) : count;
 
-        for (uint32_t k = 0; k < count && planner->open_count; ++k) {
+        planner->open_end = 0;
+        planner->open_first = UINT32_MAX;
+        for (uint32_t k = start; k < count && planner->open_count; ++k) {
                 uint32_t id = first + (down ? k : count - 1 - k);
                 int32_t device = planner->plan->device[id];
 
                 if (device >= 0) {
                         if (!planner_is_view(planner, id))
                                 carried = skip_last && device == last ? -1 : device;
-                } else if (carried >= 0 && !planner_is_view(planner, id) &&
-                           planner_supports(planner, (uint32_t) carried, id)) {
+                } else if (planner_is_view(planner, id)) {
+                        continue;
+                } else if (carried >= 0 && planner_supports(planner, (uint32_t) carried, id)) {
                         assign(planner, id, carried, cause);
                         --planner->open_count;
+                } else {
+                        open_add(planner, id - first);
                 }
         }
 }
@@ -252,6 +281,8 @@ static void upgrade(struct hr_planner *planner, uint32_t tensor) {
 
 /* Pass 3. */
 static void pass_best(struct hr_planner *planner) {
+        if (planner->open_count == 0 && !planner->any_twin)
+                return;
         for (uint32_t i = 0; i < planner->graph->node_count; ++i) {
                 uint32_t id = planner->graph->leaf_count + i;
 

@@ -73,8 +73,19 @@ static void touch_anew(struct lanes *lanes, uint32_t device, uint32_t root) {
 
 /* The device touches the root's memory in place. */
 static inline void touch(struct lanes *lanes, uint32_t device, uint32_t root) {
-        if (lanes->toucher[root] != device + 1)
-                touch_anew(lanes, device, root);
+        const struct hr_planner *planner = lanes->planner;
+
+        if (lanes->toucher[root] == device + 1)
+                return;
+        /* A result, in the memory that the device has joined before. */
+        if (root >= lanes->plan->leaf_count && planner->in->tensor_buffer[root] == HR_NO_BUFFER &&
+            planner->plan->device[root] == (int32_t) device && lanes->in_pool[device] &&
+            lanes->used[device]) {
+                lanes->toucher[root] = device + 1;
+                lanes->planner->direct[root] = true;
+                return;
+        }
+        touch_anew(lanes, device, root);
 }
 
 static hr_status out_of_reach(struct lanes *lanes, uint32_t tensor) {

@@ -3,6 +3,8 @@
  */
 #include "scheduler/place_priv.h"
 
+#include <string.h>
+
 /* A place in every slot, or, where `once`, a shared one that is never given back. */
 hr_status hr_place_forever(struct placer *placer, uint32_t device, uint64_t bytes, bool once,
                            struct hr_place *ret_place) {
@@ -77,11 +79,10 @@ void hr_place_homes(struct placer *placer) {
         const struct hr_plan_input *in = placer->planner->in;
         struct hr_plan *plan = placer->plan;
 
+        /* All bits zero: NONE. */
+        memset(plan->place, 0, plan->tensor_count * sizeof *plan->place);
         for (uint32_t i = 0; i < plan->tensor_count; ++i) {
-                bool home = in->tensor_buffer[i] != HR_NO_BUFFER && plan->root[i] == i &&
-                            plan->span[i] > 0;
-
-                plan->place[i] = (struct hr_place){.where = home ? HR_WHERE_HOME : HR_WHERE_NONE,
-                                                   .index = home ? i : 0};
+                if (in->tensor_buffer[i] != HR_NO_BUFFER && plan->root[i] == i && plan->span[i] > 0)
+                        plan->place[i] = (struct hr_place){.where = HR_WHERE_HOME, .index = i};
         }
 }

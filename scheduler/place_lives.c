@@ -69,7 +69,7 @@ void hr_place_lives(struct placer *placer) {
         for (uint32_t s = 0; s < plan->split_count; ++s)
                 use_split(placer, s, &next);
         use_taps(placer);
-        for (uint32_t i = 0; i < plan->tensor_count; ++i) {
+        for (uint32_t i = placer->planner->outputs_first; i < placer->planner->outputs_end; ++i) {
                 if (planner_tensor(placer->planner, i)->flags & HR_TENSOR_OUTPUT)
                         placer->lives[plan->root[i]].last_use = FOREVER;
         }

@@ -103,6 +103,11 @@ static hr_status describe_tensors(struct hr_planner *planner) {
                 plan->root[i] = t->view_base == HR_TENSOR_NONE
                                         ? i
                                         : find_root(planner, i, &plan->root_offset[i]);
+                if (t->flags & HR_TENSOR_OUTPUT) {
+                        if (planner->outputs_end == 0)
+                                planner->outputs_first = i;
+                        planner->outputs_end = i + 1;
+                }
                 HR_TRY(hr_tensor_span(t, planner->diag, &plan->span[i]));
         }
         return HR_OK;
@@ -136,6 +141,7 @@ static hr_status describe_devices(struct hr_planner *planner) {
                 for (uint32_t e = 0; e < d; ++e)
                         planner->has_twin[d] =
                                 planner->has_twin[d] || in->devices[e].kind == in->devices[d].kind;
+                planner->any_twin = planner->any_twin || planner->has_twin[d];
         }
         return HR_OK;
 }

@@ -388,8 +388,11 @@ struct hr_planner {
         uint64_t *supports, *asked;
         uint64_t *readers;        /* per kind: bit set over devices that reach it */
         bool *has_twin;           /* per device: a lower one has compute memory of the same kind */
+        bool any_twin;
+        uint32_t outputs_first, outputs_end; /* where tensors flagged OUTPUT begin and end */
         uint64_t *allowed;        /* devices in play */
         uint32_t open_count;      /* nodes, views apart, that no device has been given so far */
+        uint32_t open_first, open_end; /* ... and where they lie */
         bool *write_back;         /* per node, or NULL */
         struct hr_plan_use *uses; /* by nodes that compute, in their order: sources, then result */
         uint32_t use_count;

@@ -152,7 +152,12 @@ hr_status hr_rule_writer(struct hr_planner *planner, uint32_t tensor) {
 /* A leaf that only views touch gets no device from the passes. */
 void hr_rule_view_leaves(struct hr_planner *planner) {
         struct hr_plan *plan = planner->plan;
+        int32_t lowest = 0; /* nodes have devices */
 
+        for (uint32_t i = 0; i < planner->graph->leaf_count; ++i)
+                lowest = HR_MIN(lowest, plan->device[i]);
+        if (lowest >= 0)
+                return;
         for (uint32_t i = 0; i < planner->graph->node_count; ++i) {
                 uint32_t id = planner->graph->leaf_count + i, root;
 
@@ -223,11 +228,12 @@ static bool is_fallback(const struct hr_planner *planner, uint32_t tensor) {
 
 hr_status hr_rule_strict(struct hr_planner *planner) {
         struct hr_plan *plan = planner->plan;
+        const int32_t *device = plan->device, last = (int32_t) planner->in->device_count - 1;
 
         for (uint32_t i = 0; i < planner->graph->node_count; ++i) {
                 uint32_t id = planner->graph->leaf_count + i;
 
-                if (!is_fallback(planner, id))
+                if (device[id] != last || !is_fallback(planner, id))
                         continue;
                 ++plan->fallback_nodes;
                 plan->notes[id] |= HR_NOTE_FALLBACK;

@@ -26,6 +26,7 @@ struct cutter {
         uint32_t full_at; /* inputs at which the current split's list is full, ggml's counting */
         bool cut_after;   /* the current split ends here whatever follows */
         bool has_node;    /* the current split holds a node that is no view */
+        struct hr_plan_split *split; /* the current one */
 };
 
 /* Makes room for one more element in an array of the scratch arena. */
@@ -50,7 +51,7 @@ static hr_status grow(struct hr_planner *planner, void **array, uint32_t count, 
 }
 
 static struct hr_plan_split *current(struct cutter *cutter) {
-        return &cutter->splits[cutter->plan->split_count - 1];
+        return cutter->split;
 }
 
 static hr_status open_split(struct cutter *cutter, uint32_t device, uint32_t node,
@@ -60,9 +61,9 @@ static hr_status open_split(struct cutter *cutter, uint32_t device, uint32_t nod
         HR_TRY(grow(cutter->planner, (void **) &cutter->splits, plan->split_count,
                     &cutter->split_capacity, sizeof *cutter->splits));
         if (plan->split_count)
-                current(cutter)->end = node;
-        ++plan->split_count;
-        *current(cutter) = (struct hr_plan_split){
+                cutter->splits[plan->split_count - 1].end = node;
+        cutter->split = &cutter->splits[plan->split_count++];
+        *cutter->split = (struct hr_plan_split){
                 .device = device,
                 .start = node,
                 .reason = reason,
@@ -167,6 +168,7 @@ static bool must_cut(struct cutter *cutter, uint32_t tensor, hr_split_reason *re
         const struct hr_plan_tensor *t = planner_tensor(planner, tensor);
         const uint32_t *sources = planner->graph->sources + t->source_first;
         bool full = !planner->headrace && split->input_count >= cutter->full_at;
+        const int32_t *label = cutter->plan->device;
 
         if (cutter->cut_after) {
                 *ret_reason = HR_SPLIT_WRITE_BACK;
@@ -178,7 +180,7 @@ static bool must_cut(struct cutter *cutter, uint32_t tensor, hr_split_reason *re
                 uint32_t source = sources[i], buffer;
 
                 if (source == HR_TENSOR_NONE ||
-                    cutter->plan->device[source] == (int32_t) split->device ||
+                    label[source] == (int32_t) split->device ||
                     planner_could_read(planner, source, split->device))
                         continue;
                 buffer = in->tensor_buffer[source];

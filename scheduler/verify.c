@@ -45,12 +45,12 @@
 /* What the command does to the clocks. True when it touches memory. */
 static bool step_clocks(struct prover *prover) {
         uint64_t *gates, *event_gates;
-        uint32_t *own;
+        uint32_t *own, queue = hr_plan_queue(prover->plan, prover->command);
 
-        prover->queue = hr_plan_queue(prover->plan, prover->command);
         prover->reach = prover->in->reads + (size_t) prover->command->device * prover->kind_words;
-        own = clock_of(prover, prover->queue);
-        ++own[prover->queue];
+        own = clock_of(prover, queue);
+        ++own[queue];
+        prover_turn_to(prover, queue);
         gates = prover_gates(prover, prover->queue);
         switch (prover->command->code) {
         case HR_COMMAND_WAIT:
@@ -113,7 +113,7 @@ static hr_status prove_first_run(struct prover *prover) {
 
 /* The pool's shared part belongs to the run before until all that conflicts is over. */
 static hr_status prove_pool_touch(struct prover *prover, uint32_t kind, bool write) {
-        const uint32_t *known = clock_of(prover, prover->queue);
+        const uint32_t *known = prover->known;
         const uint32_t *writes = prover->pool_writes + (size_t) kind * prover->queues;
         const uint32_t *reads = prover->pool_reads + (size_t) kind * prover->queues;
         char late[48], early[48];
@@ -189,7 +189,7 @@ static hr_status prove_gates(struct prover *prover) {
 static hr_status prove_hand_over(struct prover *prover) {
         const struct hr_plan *plan = prover->plan;
 
-        prover->queue = prover->other;
+        prover_turn_to(prover, prover->other);
         for (uint32_t l = 0; l < plan->lane_count; ++l) {
                 if (plan->state_lane[l])
                         merge(prover, clock_of(prover, prover->queue),
@@ -338,6 +338,7 @@ static hr_status prover_init(struct prover *prover) {
         prover->blocks[0] = (struct block){.dead = true}; /* of whoever has none */
         if (prover->observed)
                 HR_TRY(count_tap_versions(prover));
+        prover_turn_to(prover, 0);
         size_sections(prover);
         take_buffers(prover);
         return write_constants(prover);

@@ -6,14 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Makes room for `more` elements. */
-hr_status prover_grow(struct prover *prover, void **array, uint32_t count, uint32_t more,
-                      uint32_t *capacity, size_t bytes) {
+hr_status prover_grow(struct prover *prover, void **array, uint32_t count, uint32_t *capacity,
+                      size_t bytes) {
         uint32_t wanted = *capacity ? *capacity * 2 : 64;
         void *larger;
 
-        if (HR_LIKELY(count + more <= *capacity))
-                return HR_OK;
         larger = prover_take_raw(prover, wanted, bytes);
         if (!larger)
                 return prover_out_of_memory(prover);
@@ -76,19 +73,20 @@ hr_status prover_wrong(struct prover *prover, const char *reason, const char *wh
 static inline hr_status add_reader(struct prover *prover, struct block *block) {
         if (HR_LIKELY(block->reader == prover->queue || block->reader == HR_NO_INDEX)) {
                 block->reader = prover->queue;
-                block->reader_clock = now(prover);
+                block->reader_clock = prover->now;
                 return HR_OK;
         }
         for (uint32_t r = block->more_readers; r != HR_NO_INDEX; r = prover->readers[r].next) {
                 if (prover->readers[r].queue == prover->queue) {
-                        prover->readers[r].clock = now(prover);
+                        prover->readers[r].clock = prover->now;
                         return HR_OK;
                 }
         }
-        HR_TRY(prover_grow(prover, (void **) &prover->readers, prover->reader_count, 1,
-                           &prover->reader_capacity, sizeof *prover->readers));
+        if (prover->reader_count == prover->reader_capacity)
+                HR_TRY(prover_grow(prover, (void **) &prover->readers, prover->reader_count,
+                                   &prover->reader_capacity, sizeof *prover->readers));
         prover->readers[prover->reader_count] = (struct reader){
-                .queue = prover->queue, .clock = now(prover), .next = block->more_readers};
+                .queue = prover->queue, .clock = prover->now, .next = block->more_readers};
         block->more_readers = prover->reader_count++;
         return HR_OK;
 }
@@ -99,7 +97,8 @@ static inline hr_status read_block(struct prover *prover, struct block *block, u
         return add_reader(prover, block);
 }
 
-hr_status prover_may_write(struct prover *prover, const struct block *block, uint32_t holds) {
+static inline hr_status may_write(struct prover *prover, const struct block *block,
+                                  uint32_t holds) {
         if (!is_after(prover, block->writer, block->writer_clock))
                 return prover_missing(prover, "writes", holds, block->writer, "write");
         if (!is_after(prover, block->reader, block->reader_clock))
@@ -112,9 +111,13 @@ hr_status prover_may_write(struct prover *prover, const struct block *block, uin
         return HR_OK;
 }
 
+hr_status prover_may_write(struct prover *prover, const struct block *block, uint32_t holds) {
+        return may_write(prover, block, holds);
+}
+
 static void note_writer(const struct prover *prover, struct block *block) {
         block->writer = prover->queue;
-        block->writer_clock = now(prover);
+        block->writer_clock = prover->now;
         block->reader = block->more_readers = HR_NO_INDEX;
 }
 
@@ -198,15 +201,16 @@ hr_status prover_fresh_block(struct prover *prover, const struct hr_place *place
 
         if (place->offset > section->bytes || bytes > section->bytes - place->offset)
                 return prover_wrong(prover, "BOUNDS", "leaves its section of memory", holds);
-        HR_TRY(prover_grow(prover, (void **) &section->stretches, section->count, 2,
-                           &section->capacity, sizeof *section->stretches));
+        if (HR_UNLIKELY(section->count + 2 > section->capacity))
+                HR_TRY(prover_grow(prover, (void **) &section->stretches, section->count,
+                                   &section->capacity, sizeof *section->stretches));
         first = past = stretch_find(section, fresh.start);
         for (old = section->stretches + first; past < section->count && old->start < fresh.end;
              ++past, ++old) {
                 block = &prover->blocks[old->block];
                 if (block->constant)
                         return prover_wrong(prover, "HAZARD", "writes over a constant", holds);
-                HR_TRY(prover_may_write(prover, block, holds));
+                HR_TRY(may_write(prover, block, holds));
                 block->dead = true;
         }
         prover->holders[holds].block = fresh.block;
@@ -215,7 +219,7 @@ hr_status prover_fresh_block(struct prover *prover, const struct hr_place *place
                 .end = fresh.end,
                 .section = number,
                 .writer = prover->queue,
-                .writer_clock = now(prover),
+                .writer_clock = prover->now,
                 .reader = HR_NO_INDEX,
                 .more_readers = HR_NO_INDEX,
         };
@@ -244,13 +248,18 @@ static inline hr_status find_block(struct prover *prover, const struct hr_place 
  */
 static inline hr_status touch_passing(struct prover *prover, const struct hr_place *place,
                                       uint32_t holds) {
+        uint32_t *touched;
+
         if (!hr_plan_passes(prover->plan, place))
+                return HR_OK;
+        touched = &prover->passing_touch[(size_t) place->index * prover->queues + prover->queue];
+        if (*touched == prover->now) /* by the same command: it is behind its gate */
                 return HR_OK;
         if (HR_UNLIKELY(!hr_bit_get(prover_gates(prover, prover->queue), place->index)))
                 return prover_wrong(prover, "GATE",
                                     "uses memory before the pipeline that had it last is over",
                                     holds);
-        prover->passing_touch[(size_t) place->index * prover->queues + prover->queue] = now(prover);
+        *touched = prover->now;
         return HR_OK;
 }
 
@@ -279,9 +288,10 @@ static hr_status note_touch(struct prover *prover, const struct hr_place *place,
         if (place->where == HR_WHERE_SHARED)
                 (write ? prover->pool_writes
                        : prover->pool_reads)[(size_t) object * prover->queues + prover->queue] =
-                        now(prover);
-        HR_TRY(prover_grow(prover, (void **) &prover->touches, prover->touch_count, 1,
-                           &prover->touch_capacity, sizeof *prover->touches));
+                        prover->now;
+        if (prover->touch_count == prover->touch_capacity)
+                HR_TRY(prover_grow(prover, (void **) &prover->touches, prover->touch_count,
+                                   &prover->touch_capacity, sizeof *prover->touches));
         prover->touches[prover->touch_count++] =
                 (struct touch){.command = command_index(prover), .object = object, .write = write};
         return HR_OK;
@@ -296,7 +306,7 @@ hr_status prover_access_buffer(struct prover *prover, uint32_t buffer, uint32_t 
                              : HR_OK;
         if (!write)
                 return read_block(prover, block, holds);
-        HR_TRY(prover_may_write(prover, block, holds));
+        HR_TRY(may_write(prover, block, holds));
         note_writer(prover, block);
         return HR_OK;
 }
@@ -360,7 +370,7 @@ hr_status prover_check_write(struct prover *prover, const struct hr_place *place
         if (whole)
                 return prover_fresh_block(prover, place, bytes, holds);
         HR_TRY(find_block(prover, place, bytes, holds, &block));
-        HR_TRY(prover_may_write(prover, block, holds));
+        HR_TRY(may_write(prover, block, holds));
         note_writer(prover, block);
         return HR_OK;
 }

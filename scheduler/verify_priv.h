@@ -83,6 +83,7 @@ struct prover {
         uint32_t *pool_reads, *pool_writes; /* kinds x queues: clock of the last one */
         const struct hr_command *command;   /* NULL before the first */
         uint32_t queue;                     /* the command's */
+        uint32_t *known, now; /* its clocks: of all queues, and its own */
         const uint64_t *reach;              /* bit set over kinds: what its device reaches */
 };
 
@@ -132,11 +133,14 @@ static inline uint64_t *prover_gates(const struct prover *prover, uint32_t walke
 
 static inline bool is_after(const struct prover *prover, uint32_t earlier, uint32_t clock) {
         return earlier == prover->queue || earlier == HR_NO_INDEX ||
-               clock_of(prover, prover->queue)[earlier] >= clock;
+               prover->known[earlier] >= clock;
 }
 
-static inline uint32_t now(const struct prover *prover) {
-        return clock_of(prover, prover->queue)[prover->queue];
+/* The accesses from here on are of that queue. */
+static inline void prover_turn_to(struct prover *prover, uint32_t queue) {
+        prover->queue = queue;
+        prover->known = clock_of(prover, queue);
+        prover->now = prover->known[queue];
 }
 
 /* ---- What can be wrong -----------------------------------------------------------------------
@@ -153,9 +157,9 @@ hr_status prover_wrong(struct prover *prover, const char *reason, const char *wh
 /* ---- Memory ----------------------------------------------------------------------------------
  */
 
-/* Makes room for `more` elements. */
-hr_status prover_grow(struct prover *prover, void **array, uint32_t count, uint32_t more,
-                      uint32_t *capacity, size_t bytes);
+/* Makes room for more elements, two at least. */
+hr_status prover_grow(struct prover *prover, void **array, uint32_t count, uint32_t *capacity,
+                      size_t bytes);
 /* A block for what `holds` names, over whatever was there. */
 hr_status prover_fresh_block(struct prover *prover, const struct hr_place *place, uint64_t bytes,
                              uint32_t holds);
