@@ -13,7 +13,7 @@
 #include "daemon/rpc.h"
 
 static const char *const features[] = {"load",  "put",     "state",   "explain",
-                                       "stats", "dry_run", "progress", "trace"};
+                                       "stats", "dry_run", "progress", "trace", "memfd"};
 
 struct hello_context {
         struct hr_wire_hello hello;

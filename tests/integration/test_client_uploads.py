@@ -112,7 +112,7 @@ def test_a_known_digest_needs_no_reading(served: Any) -> None:
 
 def test_without_a_digest_everything_is_sent(served: Any) -> None:
     data = tensors(6, LEAF + 64)
-    with headrace.connect(served.address) as client:
+    with headrace.connect(served.tcp_address) as client:
         for _ in range(2):
             before = client.stats().value("bytes_in_total")
             made = client.put("w", data, digest=False)

@@ -18,6 +18,7 @@ from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.explain import Explanation
 from headrace.flows import Flow, Inputs, Observe, OnProgress, Placement, Request, Taps
 from headrace.graph import Graph
+from headrace.regions import LEAST_BYTES, Regions
 from headrace.transport import Pending, Transport, open_stream
 from headrace.types import Array, TensorInfo, TypeLike
 from headrace.uploads import Content, Upload, prepare
@@ -55,6 +56,7 @@ class Operation(Generic[T]):
                 request.body,
                 pull=request.pull,
                 resume=request.resume,
+                fds=request.fds,
                 timeout=self._timeout,
                 into=request.into,
                 progress=request.progress,
@@ -169,11 +171,11 @@ class State(handles.StateInfo):
 
     def read(self, name: str, *, timeout: float | None = None) -> Array:
         """A tensor as a new array."""
-        return self._client.drive(flows.state_read(self, name), timeout)
+        return self._client.drive(flows.state_read(self, name, self._client.regions), timeout)
 
     def write(self, name: str, value: npt.ArrayLike, *, timeout: float | None = None) -> None:
         """Replaces a tensor's content."""
-        self._client.drive(flows.state_write(self, name, value), timeout)
+        self._client.drive(flows.state_write(self, name, value, self._client.regions), timeout)
 
     def free(self) -> None:
         """Gives the memory back."""
@@ -210,7 +212,10 @@ class GraphHandle(handles.SubmittedGraph):
         higher first, among runs of the principal's other sessions that wait for the same devices;
         between principals the daemon's configuration decides.
         """
-        flow = flows.run(self, inputs, outputs, priority, self._client.body_max, trace, observe)
+        flow = flows.run(
+            self, inputs, outputs, priority, self._client.body_max, trace, observe,
+            self._client.regions,
+        )  # fmt: skip
         return self._client.drive(flow, timeout)
 
     def run_async(
@@ -226,7 +231,10 @@ class GraphHandle(handles.SubmittedGraph):
         """Starts a run and returns at once; inputs may be overwritten when this returns, unless
         they are longer than one frame (Client.body_max). `observe` is called in result().
         """
-        flow = flows.run(self, inputs, outputs, priority, self._client.body_max, trace, observe)
+        flow = flows.run(
+            self, inputs, outputs, priority, self._client.body_max, trace, observe,
+            self._client.regions, only_idle=True,
+        )  # fmt: skip
         return self._client.begin(flow, timeout)
 
     def explain(self) -> str:
@@ -288,11 +296,15 @@ class Client:
         timeout: float | None,
         sibling: Callable[[], Client] | None = None,
         lanes: int = 1,
+        regions: Regions | None = None,
     ) -> None:
-        """sibling: makes another connection of the session; lanes: that help a large upload."""
+        """sibling: makes another connection of the session; lanes: that help a large upload;
+        regions: memory shared with a daemon that takes it.
+        """
         self._transport = transport
         self._sibling = sibling
         self._lanes = lanes
+        self.regions = regions
         self.hello = hello
         self.timeout = timeout
         self.body_max = transport.wire.body_max
@@ -404,6 +416,8 @@ class Client:
         """
         upload = prepare(name, tensors, digest)
         limit = UPLOAD_TIMEOUT_S if timeout is None else timeout
+        if self.regions is not None and lanes is None and len(upload.pieces) >= LEAST_BYTES:
+            return self.drive(flows.put_fd(upload, placement, self.body_max, progress), limit)
         flow = flows.put(upload, placement, self.body_max, progress)
         if lanes is None:
             lanes = self._lanes if len(upload.pieces) >= LANES_BYTES else 1
@@ -595,6 +609,12 @@ def connect(
             timeout=timeout,
         )  # fmt: skip
 
+    is_local = address.startswith("unix:")
     return Client(
-        transport, hello, timeout, sibling, 1 if address.startswith("unix:") else LANES
+        transport,
+        hello,
+        timeout,
+        sibling,
+        1 if is_local else LANES,
+        Regions() if is_local and "memfd" in hello.features else None,
     )

@@ -16,11 +16,14 @@ import numpy.typing as npt
 
 from headrace import handles
 from headrace import headrace_pb2 as pb
-from headrace.errors import NotFound, ProtocolError
+from headrace.errors import (
+    ConnectionLost, DeadlineExceeded, Exhausted, HeadraceError, NotFound, ProtocolError,
+)  # fmt: skip
 from headrace.explain import Explanation
 from headrace.graph import Graph
 from headrace.handles import SubmittedGraph
 from headrace.ops.base import Tensor
+from headrace.regions import LEAST_BYTES, Regions, Shared, sealed_contents
 from headrace.trace import Trace
 from headrace.types import Array, TensorInfo, TypeLike, as_bytes, as_type, from_bytes
 from headrace.uploads import Pieces, Upload
@@ -28,6 +31,7 @@ from headrace.wire import PROTOCOL, Buffer, Kind, Reply, parse
 
 FEATURES = ["progress"]
 QUERY_DIGESTS = 1024
+HELD = 2
 
 Placement = Mapping[str, str] | Sequence[tuple[str, str]]
 Inputs = Mapping[str, Any] | Sequence[Any]
@@ -55,6 +59,7 @@ class Request:
     into: memoryview | None = None
     pull: Pieces | None = None
     resume: bool = False
+    fds: Sequence[int] = ()
     progress: OnProgress | None = None
     observe: OnTap | None = None
     part: OnPart | None = None
@@ -173,6 +178,11 @@ def put(
         resume=bool(upload.digest),
         progress=progress,
     )
+    return made_of(upload, reply)
+
+
+def made_of(upload: Upload, reply: Reply) -> handles.WeightSet:
+    """The set that a PUT has made."""
     made = parse(pb.WeightsPutReply, reply.message)
     return handles.WeightSet(
         handles.set_of(made.set),
@@ -180,6 +190,32 @@ def put(
         already=made.already,
         devices=handles.placed_of(made.devices),
     )
+
+
+def put_fd(
+    upload: Upload, placement: Placement | None, body_max: int, progress: OnProgress | None = None
+) -> Flow[handles.WeightSet]:
+    """The same through memory that the daemon maps; not sent at all where it has the contents."""
+    if upload.digest:
+        there = yield from query([upload.digest])
+        if there[0].state == HELD:
+            return (yield from put(upload, placement, body_max, progress))
+    size = len(upload.pieces)
+    try:
+        shared = sealed_contents(upload.pieces.slice(0, size), size)
+    except OSError:
+        return (yield from put(upload, placement, body_max, progress))
+    try:
+        reply = yield Request(
+            Kind.WEIGHTS_PUT_FD,
+            upload.message(rules(placement), body_max),
+            [upload.manifest],
+            fds=[shared.fd],
+            progress=progress,
+        )
+    finally:
+        shared.close()
+    return made_of(upload, reply)
 
 
 def query(digests: Sequence[bytes]) -> Flow[list[handles.Contents]]:
@@ -230,27 +266,103 @@ def state_tensors(spec: Mapping[str, tuple[TypeLike, Sequence[int]]]) -> list[Te
     ]
 
 
-def state_read(state: handles.StateInfo, name: str) -> Flow[Array]:
+# ---- regions -------------------------------------------------------------------------------------
+
+
+def lease(
+    regions: Regions | None, size: int, parts: Sequence[Buffer] = (), *, only_idle: bool = False
+) -> Flow[Shared | None]:
+    """A region that holds `parts`, for one request; None where there is none to be had."""
+    if regions is None or size < LEAST_BYTES:
+        return None
+    found = regions.take(size)
+    if found is None and not only_idle:
+        found = regions.make(size)
+    if found is None:
+        return None
+    found.fill(parts)
+    if found.handle:
+        return found
+    try:
+        for handle in regions.gone():
+            yield Request(Kind.REGION_DROP, pb.RegionDrop(handle=handle).SerializeToString())
+        message = pb.RegionAdd(bytes=found.size, writable=True)
+        reply = yield Request(Kind.REGION_ADD, message.SerializeToString(), fds=[found.fd])
+    except HeadraceError as error:
+        regions.lose(found)
+        if isinstance(error, Exhausted):
+            return None
+        raise
+    found.handle = parse(pb.RegionAddReply, reply.message).handle
+    found.close()
+    return found
+
+
+def release_lease(
+    regions: Regions | None, taken: Sequence[Shared | None], error: BaseException | None = None
+) -> None:
+    """After the request. Where its end is not known the daemon may still use them."""
+    for one in taken:
+        if one is None or regions is None:
+            continue
+        if error is None or (
+            isinstance(error, HeadraceError)
+            and not isinstance(error, ConnectionLost | DeadlineExceeded)
+        ):
+            regions.give(one)
+        else:
+            regions.lose(one)
+
+
+# ---- states --------------------------------------------------------------------------------------
+
+
+def state_read(
+    state: handles.StateInfo, name: str, regions: Regions | None = None
+) -> Flow[Array]:
     """A tensor of a state as an array."""
     info = state[name]
     memory = np.empty(info.nbytes, np.uint8)
     message = pb.StateRead(
         handle=state.handle, tensor=state.index(name), offset=0, bytes=info.nbytes
     )
-    reply = yield Request(Kind.STATE_READ, message.SerializeToString(), into=memory.data)
-    if len(reply.body) != info.nbytes:
-        raise ProtocolError(f"{len(reply.body)} bytes of {info.nbytes}", reason="PROTOCOL")
+    shared = yield from lease(regions, info.nbytes)
+    if shared is None:
+        reply = yield Request(Kind.STATE_READ, message.SerializeToString(), into=memory.data)
+        if len(reply.body) != info.nbytes:
+            raise ProtocolError(f"{len(reply.body)} bytes of {info.nbytes}", reason="PROTOCOL")
+        return from_bytes(memory, info.type, info.shape)
+    message.region = shared.handle
+    try:
+        yield Request(Kind.STATE_READ, message.SerializeToString())
+        memory.data[:] = shared.memory[: info.nbytes]
+    except BaseException as error:
+        release_lease(regions, [shared], error)
+        raise
+    release_lease(regions, [shared])
     return from_bytes(memory, info.type, info.shape)
 
 
-def state_write(state: handles.StateInfo, name: str, value: npt.ArrayLike) -> Flow[None]:
+def state_write(
+    state: handles.StateInfo, name: str, value: npt.ArrayLike, regions: Regions | None = None
+) -> Flow[None]:
     """Replaces a tensor of a state."""
     info = state[name]
     data = as_bytes(value, info.type, info.shape, name)
     message = pb.StateWrite(
         handle=state.handle, tensor=state.index(name), offset=0, bytes=len(data)
     )
-    yield Request(Kind.STATE_WRITE, message.SerializeToString(), [data])
+    shared = yield from lease(regions, len(data), [data])
+    if shared is not None:
+        message.region = shared.handle
+    try:
+        yield Request(
+            Kind.STATE_WRITE, message.SerializeToString(), [data] if shared is None else ()
+        )
+    except BaseException as error:
+        release_lease(regions, [shared], error)
+        raise
+    release_lease(regions, [shared])
 
 
 def state_free(handle: int) -> Flow[None]:
@@ -431,8 +543,10 @@ def run(
     body_max: int,
     trace: bool = False,
     observe: Observe | None = None,
+    regions: Regions | None = None,
+    only_idle: bool = False,
 ) -> Flow[handles.RunResult]:
-    """One evaluation."""
+    """One evaluation. Large inputs and outputs go through regions where there are any."""
 
     def show(tensor: int, raw: memoryview) -> bool:
         node = handle.graph.tensor(tensor)
@@ -442,20 +556,43 @@ def run(
     positions = handle.positions(outputs)
     wanted = handle.outputs if positions is None else [handle.outputs[p] for p in positions]
     memory = np.empty(sum(t.nbytes for t in wanted), np.uint8)
-    into = None if trace else memory.data
     seen = handle.generation
-    long = handle.input_bytes > body_max
-    on_tap = show if observe is not None else None
     observed = observe is not None
-    message = handle.run_message(positions, priority, long, trace, observed)
-    try:
-        reply = yield Request(Kind.RUN, message, body, into, observe=on_tap)
-    except NotFound:
-        if handle.released:
-            raise
-        yield from renewed(handle, seen, body_max)
+    if trace or observed:
+        regions = None
+    source = yield from lease(regions, handle.input_bytes, body, only_idle=only_idle)
+    sink = yield from lease(regions, memory.nbytes, only_idle=only_idle)
+
+    def request() -> Request:
+        long = handle.input_bytes > body_max and source is None
         message = handle.run_message(positions, priority, long, trace, observed)
-        reply = yield Request(Kind.RUN, message, body, into, observe=on_tap)
+        if source is not None or sink is not None:
+            message += pb.Run(
+                input_region=source.handle if source else 0,
+                output_region=sink.handle if sink else 0,
+            ).SerializeToString()
+        return Request(
+            Kind.RUN,
+            message,
+            body if source is None else (),
+            None if trace or sink is not None else memory.data,
+            observe=show if observed else None,
+        )
+
+    try:
+        try:
+            reply = yield request()
+        except NotFound:
+            if handle.released:
+                raise
+            yield from renewed(handle, seen, body_max)
+            reply = yield request()
+        if sink is not None:
+            memory.data[:] = sink.memory[: memory.nbytes]
+    except BaseException as error:
+        release_lease(regions, [source, sink], error)
+        raise
+    release_lease(regions, [source, sink])
     answer = parse(pb.RunReply, reply.message)
     if not trace:
         return handles.outputs_of(handle, wanted, answer, memory)

@@ -18,6 +18,7 @@ import socket
 import ssl
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 
 from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
@@ -155,6 +156,7 @@ class Transport:
         *,
         pull: Source | None = None,
         resume: bool = False,
+        fds: Sequence[int] = (),
         timeout: float | None = None,
         into: memoryview | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -171,12 +173,12 @@ class Transport:
             with self._state:
                 self._check()
                 call = self.wire.call(
-                    kind, message, body, pull=pull, resume=resume, timeout_ms=timeout_ms, into=into,
+                    kind, message, body, pull=pull, resume=resume, fd_count=len(fds), timeout_ms=timeout_ms, into=into,
                     parts=part is not None,
                 )  # fmt: skip
                 pending = Pending(call, deadline, progress, observe, part)
                 self._pending[call.call_id] = pending
-            self._send(call.frames)
+            self._send(call.frames, fds)
         return pending
 
     def wait(
@@ -290,12 +292,17 @@ class Transport:
             self._send(frame)
         return True
 
-    def _send(self, frames: Sequence[Buffer]) -> None:
-        """Writes buffers out. The caller holds _sending."""
+    def _send(self, frames: Sequence[Buffer], fds: Sequence[int] = ()) -> None:
+        """Writes buffers out, with descriptors beside the first byte. The caller holds _sending."""
         left = [memoryview(part) for part in frames]
         while left:
             try:
-                sent = self._sock.sendmsg(left[:IOV_MAX])
+                if fds and isinstance(self._sock, socket.socket):
+                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
+                    sent = self._sock.sendmsg(left[:IOV_MAX], [rights])
+                    fds = ()
+                else:
+                    sent = self._sock.sendmsg(left[:IOV_MAX])
             except BlockingIOError:
                 self._wait_writable()
                 continue

@@ -55,6 +55,7 @@ class Kind(enum.IntEnum):
     OPS = 17
     WEIGHTS_QUERY = 32
     WEIGHTS_PUT = 33
+    WEIGHTS_PUT_FD = 34
     WEIGHTS_LOAD = 35
     WEIGHTS_LIST = 36
     WEIGHTS_DROP = 37
@@ -63,6 +64,8 @@ class Kind(enum.IntEnum):
     STATE_READ = 49
     STATE_WRITE = 50
     STATE_FREE = 54
+    REGION_ADD = 64
+    REGION_DROP = 65
     SUBMIT = 80
     RESERVE = 81
     EXPLAIN = 82
@@ -134,11 +137,17 @@ class Header:
 
 
 def encode_header(
-    type: int, flags: int, call_id: int, message_bytes: int, body_bytes: int, timeout_ms: int
+    type: int,
+    flags: int,
+    call_id: int,
+    message_bytes: int,
+    body_bytes: int,
+    timeout_ms: int,
+    fd_count: int = 0,
 ) -> bytes:
     """The 32 bytes of a header."""
     head = _HEADER.pack(
-        b"HR", VERSION, type, flags, 0, call_id, message_bytes, body_bytes, timeout_ms
+        b"HR", VERSION, type, flags, fd_count, call_id, message_bytes, body_bytes, timeout_ms
     )
     return head + _CRC.pack(header_crc(head))
 
@@ -320,6 +329,7 @@ class Wire:
         *,
         pull: Source | None = None,
         resume: bool = False,
+        fd_count: int = 0,
         timeout_ms: int = 0,
         into: memoryview | None = None,
         parts: bool = False,
@@ -329,6 +339,7 @@ class Wire:
         A body of at most body_max bytes travels in the request's frame; a longer one, whose total
         the message has declared, follows under credit. `pull`: contents that follow the body, as
         the daemon asks for them by offset; with `resume` only the reply tells that it wants no more.
+        `fd_count`: descriptors that the caller sends along with the first byte.
         `parts`: every frame of the reply is a reply of its own, one after the other in `into`.
         """
         if len(message) > self.message_max:
@@ -342,8 +353,8 @@ class Wire:
         call.body = [] if inline else views
         call.left = total - size
         call.pull = pull if pull is not None and len(pull) else None
-        flags = MORE if call.uploading else END
-        head = encode_header(kind, flags, call.call_id, len(message), size, timeout_ms)
+        flags = (MORE if call.uploading else END) | (FDS if fd_count else 0)
+        head = encode_header(kind, flags, call.call_id, len(message), size, timeout_ms, fd_count)
         call.frames = [head + message, *inline]
         self.calls[call.call_id] = call
         return call
