@@ -14,7 +14,7 @@ from client_tools import TWO, Array, client_of, nmse, random
 from numpy_reference import evaluate
 
 import headrace
-from headrace import aio, errors, flows
+from headrace import aio, errors, uploads
 from headrace.graph import Graph
 from headrace.types import Type
 
@@ -187,7 +187,7 @@ def test_put_with_a_long_manifest(client: headrace.Client) -> None:
 
 
 def test_put_with_a_wrong_digest(client: headrace.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flows, "leaf_digest", lambda parts: bytes(32))
+    monkeypatch.setattr(uploads, "leaf_digests", lambda pieces: [bytes(32)])
     with pytest.raises(errors.DataLoss):
         client.put("wrong", {"w": np.zeros(100_000, np.float32)})
     assert "wrong" not in [info.name for info in client.weights()]
