@@ -158,8 +158,11 @@ static start_result transfer_start(struct hr_job *job) {
                 return START_WAIT;
         transfer->transfer.done = transfer_done;
         transfer->transfer.arg = job;
-        status = transfer->is_write ? hr_state_write(&transfer->transfer, &job->diag)
-                                    : hr_state_read(&transfer->transfer, &job->diag);
+        if (transfer->transfer.into)
+                status = hr_state_copy(&transfer->transfer, &job->diag);
+        else
+                status = transfer->is_write ? hr_state_write(&transfer->transfer, &job->diag)
+                                            : hr_state_read(&transfer->transfer, &job->diag);
         if (status != HR_OK) {
                 job->status = status;
                 return START_ENDED;

@@ -18,7 +18,8 @@
 #include "core/clock.h"
 
 static const struct hr_method *const services[] = {
-        hr_session_methods, hr_weights_methods, hr_upload_methods, hr_region_methods, hr_state_methods,
+        hr_session_methods, hr_weights_methods, hr_upload_methods, hr_region_methods,
+        hr_state_methods,   hr_state_copy_methods,
         hr_graph_methods,   hr_reserve_methods, hr_run_methods,
         hr_admin_methods,   hr_explain_methods, hr_sequence_methods,
 };

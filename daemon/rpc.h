@@ -48,6 +48,7 @@ extern const struct hr_method hr_weights_methods[];
 extern const struct hr_method hr_upload_methods[];
 extern const struct hr_method hr_region_methods[];
 extern const struct hr_method hr_state_methods[];
+extern const struct hr_method hr_state_copy_methods[];
 extern const struct hr_method hr_graph_methods[];
 extern const struct hr_method hr_reserve_methods[];
 extern const struct hr_method hr_run_methods[];

@@ -10,6 +10,7 @@
 
 #include "daemon/region.h"
 #include "daemon/rpc.h"
+#include "daemon/rpc_state.h"
 
 struct state_object {
         struct hr_object base;
@@ -32,12 +33,76 @@ struct hr_state *hr_state_of(struct hr_object *object) {
         return state_object(object)->state;
 }
 
+void hr_state_object_give(struct hr_object *object, struct hr_state *state) {
+        state_object(object)->state = state;
+}
+
 /* Thread: engine. */
 static void state_close_work(struct hr_job *job) {
         struct state_object *object = state_object(HR_CONTAINER_OF(job, struct hr_object, closing));
 
         object->state = hr_state_unref(object->state);
         hr_engine_job_end(job);
+}
+
+hr_status hr_state_object_new(struct hr_request *request, struct hr_diag *diag) {
+        HR_TRY(hr_object_new(request->session, HR_OBJECT_STATE, sizeof(struct state_object),
+                             request->server->config->limits.session_states, diag,
+                             &request->object));
+        request->object->close = state_close_work;
+        return HR_OK;
+}
+
+hr_status hr_state_publish(struct hr_request *request, struct hr_diag *diag) {
+        struct hr_server *server = request->server;
+        const struct hr_state *state = hr_state_of(request->object);
+        struct hr_wire_state_alloc_reply reply = {.bytes = hr_state_bytes(state->manifest)};
+        size_t bytes = 0;
+
+        HR_TRY(hr_rpc_placed(request, &state->placement, diag, &reply.placed,
+                             &reply.placed_count));
+        HR_TRY(hr_session_publish(request->session, request->object, diag));
+        (void) hr_object_ref(request->object); /* the handle's */
+        reply.handle = request->object->handle;
+        HR_TRY(hr_wire_state_alloc_reply_encode(&reply, server->scratch, sizeof server->scratch,
+                                                diag, &bytes));
+        hr_request_reply(request, server->scratch, bytes, NULL, 0);
+        return HR_OK;
+}
+
+hr_status hr_state_manifest(struct hr_request *request, struct hr_wire_span encoded,
+                            struct hr_diag *diag, struct hr_manifest **ret_manifest) {
+        const struct hr_limits *limits = &request->server->config->limits;
+        const struct hr_wire_manifest_limits wire_limits = {limits->state_tensors};
+        const struct hr_manifest_limits manifest_limits = {
+                .tensors_max = limits->state_tensors,
+                .tensor_bytes_max = limits->tensor_bytes,
+                .total_bytes_max = limits->session_state_bytes,
+        };
+        struct hr_wire_manifest wire;
+
+        HR_TRY(hr_wire_manifest_decode(encoded, &wire_limits, &request->arena, diag, &wire));
+        return hr_manifest_new(&(struct hr_manifest_columns){wire.count, wire.name_lengths,
+                                                             wire.names, wire.names_bytes,
+                                                             wire.types, wire.ne},
+                               &manifest_limits, diag, ret_manifest);
+}
+
+hr_status hr_state_rules(struct hr_request *request, const struct hr_wire_rule *wire,
+                         uint32_t count, struct hr_diag *diag,
+                         struct hr_placement_rule **ret_rules) {
+        struct hr_placement_rule *rules;
+        uint64_t none = 0;
+
+        HR_TRY(hr_charge(&none, count, request->server->config->limits.placement_rules,
+                         "placement_rules", diag));
+        rules = hr_arena_alloc(&request->arena, count * sizeof *rules, 8);
+        if (!rules)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for placement rules");
+        for (uint32_t i = 0; i < count; i++)
+                rules[i] = (struct hr_placement_rule){wire[i].pattern, wire[i].device};
+        *ret_rules = rules;
+        return HR_OK;
 }
 
 /* ---- ALLOC ----------------------------------------------------------------------------------- */
@@ -47,25 +112,14 @@ static hr_status alloc_begin(struct hr_request *request, struct hr_wire_span mes
         const struct hr_limits *limits = &request->server->config->limits;
         struct allocation *allocation = hr_arena_alloc(&request->arena, sizeof *allocation, 8);
         struct hr_wire_state_alloc *alloc;
-        uint64_t none = 0;
 
         if (!allocation)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a request");
         request->context = allocation;
         alloc = &allocation->alloc;
         HR_TRY(hr_wire_state_alloc_decode(message, &request->arena, diag, alloc));
-        HR_TRY(hr_charge(&none, alloc->rule_count, limits->placement_rules, "placement_rules",
-                         diag));
-        allocation->rules =
-                hr_arena_alloc(&request->arena, alloc->rule_count * sizeof *allocation->rules, 8);
-        if (!allocation->rules)
-                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for placement rules");
-        for (uint32_t i = 0; i < alloc->rule_count; i++)
-                allocation->rules[i] =
-                        (struct hr_placement_rule){alloc->rules[i].pattern, alloc->rules[i].device};
-        HR_TRY(hr_object_new(request->session, HR_OBJECT_STATE, sizeof(struct state_object),
-                             limits->session_states, diag, &request->object));
-        request->object->close = state_close_work;
+        HR_TRY(hr_state_rules(request, alloc->rules, alloc->rule_count, diag, &allocation->rules));
+        HR_TRY(hr_state_object_new(request, diag));
         return hr_request_expect_body(
                 request, alloc->manifest_bytes ? alloc->manifest_bytes : header->body_bytes,
                 limits->manifest_bytes, "manifest_bytes", diag);
@@ -73,23 +127,11 @@ static hr_status alloc_begin(struct hr_request *request, struct hr_wire_span mes
 
 /* Thread: engine. */
 static hr_status manifest_try(struct hr_request *request, struct hr_diag *diag) {
-        const struct hr_limits *limits = &request->server->config->limits;
         struct allocation *allocation = request->context;
-        const struct hr_wire_manifest_limits wire_limits = {limits->state_tensors};
-        const struct hr_manifest_limits manifest_limits = {
-                .tensors_max = limits->state_tensors,
-                .tensor_bytes_max = limits->tensor_bytes,
-                .total_bytes_max = limits->session_state_bytes,
-        };
-        struct hr_wire_manifest wire;
 
-        HR_TRY(hr_wire_manifest_decode(
-                (struct hr_wire_span){request->body_memory, request->body_received}, &wire_limits,
-                &request->arena, diag, &wire));
-        HR_TRY(hr_manifest_new(&(struct hr_manifest_columns){wire.count, wire.name_lengths,
-                                                             wire.names, wire.names_bytes,
-                                                             wire.types, wire.ne},
-                               &manifest_limits, diag, &allocation->manifest));
+        HR_TRY(hr_state_manifest(
+                request, (struct hr_wire_span){request->body_memory, request->body_received}, diag,
+                &allocation->manifest));
         allocation->bytes = hr_state_bytes(allocation->manifest);
         return HR_OK;
 }
@@ -112,25 +154,8 @@ static void alloc_work(struct hr_job *job) {
         hr_engine_job_end(job);
 }
 
-static hr_status alloc_finish(struct hr_request *request, struct hr_diag *diag) {
-        struct hr_server *server = request->server;
-        struct allocation *allocation = request->context;
-        struct hr_wire_state_alloc_reply reply = {.bytes = allocation->bytes};
-        size_t bytes = 0;
-
-        HR_TRY(hr_rpc_placed(request, &state_object(request->object)->state->placement, diag,
-                             &reply.placed, &reply.placed_count));
-        HR_TRY(hr_session_publish(request->session, request->object, diag));
-        (void) hr_object_ref(request->object); /* the handle's */
-        reply.handle = request->object->handle;
-        HR_TRY(hr_wire_state_alloc_reply_encode(&reply, server->scratch, sizeof server->scratch,
-                                                diag, &bytes));
-        hr_request_reply(request, server->scratch, bytes, NULL, 0);
-        return HR_OK;
-}
-
 static void alloc_done(struct hr_job *job) {
-        hr_request_finish(job, alloc_finish);
+        hr_request_finish(job, hr_state_publish);
 }
 
 static hr_status alloc_charge(struct hr_request *request, struct hr_diag *diag) {

@@ -9,6 +9,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/transfer.h"
 
@@ -50,8 +51,10 @@ static hr_status allocate(struct hr_state *state, uint64_t *device_bytes, struct
         return HR_OK;
 }
 
+/* like: where the tensors go, instead of rules; NULL = by the rules. */
 static hr_status build(struct hr_state *state, const struct hr_placement_rule *rules,
-                       uint32_t rule_count, struct hr_diag *diag) {
+                       uint32_t rule_count, const struct hr_placement *like,
+                       struct hr_diag *diag) {
         const uint32_t device_count = hr_fleet_device_count(state->fleet);
         uint64_t *device_bytes = calloc(device_count, sizeof *device_bytes);
         hr_status status = HR_OK;
@@ -64,6 +67,12 @@ static hr_status build(struct hr_state *state, const struct hr_placement_rule *r
         if (status == HR_OK)
                 status = hr_placement_init(&state->placement, state->manifest, state->fleet, rules,
                                            rule_count, diag);
+        if (status == HR_OK && like) {
+                memcpy(state->placement.devices, like->devices,
+                       state->manifest->tensor_count * sizeof *like->devices);
+                memcpy(state->placement.shares, like->shares,
+                       like->device_count * sizeof *like->shares);
+        }
         if (status == HR_OK)
                 status = allocate(state, device_bytes, diag);
         free(device_bytes);
@@ -82,7 +91,38 @@ hr_status hr_state_new(struct hr_fleet *fleet, struct hr_manifest *manifest,
         state->refs = 1;
         state->fleet = fleet;
         state->manifest = manifest;
-        HR_TRY(build(state, rules, rule_count, diag));
+        HR_TRY(build(state, rules, rule_count, NULL, diag));
+        *ret_state = HR_STEAL(state);
+        return HR_OK;
+}
+
+static hr_status manifest_copy(const struct hr_manifest *from, struct hr_diag *diag,
+                               struct hr_manifest **ret_copy) {
+        HR_CLEANUP(hr_manifest_freep) struct hr_manifest *copy = NULL;
+
+        HR_TRY(hr_manifest_reserve(from->tensor_count, from->name_bytes, diag, &copy));
+        for (uint32_t i = 0; i < from->tensor_count; i++) {
+                const struct hr_manifest_tensor *tensor = &from->tensors[i];
+
+                HR_TRY(hr_manifest_add(copy, tensor->name, tensor->name_bytes, tensor->type,
+                                       tensor->ne, tensor->offset, diag));
+        }
+        HR_TRY(hr_manifest_seal(copy, diag));
+        copy->total_bytes = from->total_bytes;
+        *ret_copy = HR_STEAL(copy);
+        return HR_OK;
+}
+
+hr_status hr_state_new_like(const struct hr_state *like, struct hr_diag *diag,
+                            struct hr_state **ret_state) {
+        HR_CLEANUP(hr_state_unrefp) struct hr_state *state = calloc(1, sizeof *state);
+
+        if (!state)
+                return hr_fail(diag, HR_E_EXHAUSTED, "state");
+        state->refs = 1;
+        state->fleet = like->fleet;
+        HR_TRY(manifest_copy(like->manifest, diag, &state->manifest));
+        HR_TRY(build(state, NULL, 0, &like->placement, diag));
         *ret_state = HR_STEAL(state);
         return HR_OK;
 }
@@ -189,4 +229,16 @@ hr_status hr_state_write(struct hr_state_transfer *transfer, struct hr_diag *dia
         HR_TRY(prepare(transfer, diag, &queue, &address));
         return hr_transfer_write(queue, address, transfer->host, transfer->bytes,
                                  &transfer->outcome, transfer_ended, transfer, diag);
+}
+
+hr_status hr_state_copy(struct hr_state_transfer *transfer, struct hr_diag *diag) {
+        const struct hr_state_home *to = &transfer->into->homes[transfer->tensor];
+        struct hr_queue *queue = NULL;
+        uint8_t *address = NULL;
+
+        HR_TRY(prepare(transfer, diag, &queue, &address));
+        return hr_transfer_copy(queue, address,
+                                (uint8_t *) to->buffer->base + to->offset + transfer->offset,
+                                to->buffer->kind, transfer->bytes, &transfer->outcome,
+                                transfer_ended, transfer, diag);
 }

@@ -42,6 +42,9 @@ uint64_t hr_state_bytes(const struct hr_manifest *manifest);
 HR_NODISCARD hr_status hr_state_new(struct hr_fleet *fleet, struct hr_manifest *manifest,
                                     const struct hr_placement_rule *rules, uint32_t rule_count,
                                     struct hr_diag *diag, struct hr_state **ret_state);
+/* Zero-filled, with the same tensors in the same places. */
+HR_NODISCARD hr_status hr_state_new_like(const struct hr_state *like, struct hr_diag *diag,
+                                         struct hr_state **ret_state);
 struct hr_state *hr_state_ref(struct hr_state *state);
 struct hr_state *hr_state_unref(struct hr_state *state);
 HR_DEFINE_CLEANUP(struct hr_state *, hr_state_unrefp, hr_state_unref)
@@ -51,13 +54,14 @@ HR_NODISCARD hr_status hr_state_bind(const struct hr_state *state, const struct 
                                      uint32_t leaf, struct hr_diag *diag,
                                      struct hr_leaf_home *ret_home);
 
-/* One READ or WRITE of a range of one tensor. Caller's storage until done. */
+/* One READ or WRITE of a range of one tensor, or a copy of it. Caller's storage until done. */
 struct hr_state_transfer {
         /* Set by the caller. */
         struct hr_state *state;
         uint32_t tensor;
         uint64_t offset, bytes; /* inside the tensor's contiguous bytes */
-        void *host;             /* `bytes` bytes; valid until done */
+        void *host;             /* `bytes` bytes; valid until done. Not of a copy */
+        struct hr_state *into;  /* of a copy: a state made like this one */
         void (*done)(struct hr_state_transfer *transfer, void *arg); /* thread: any, blocks not */
         void *arg;
         /* Valid from done on: outcome.diag.status is HR_OK or why not. */
@@ -72,3 +76,5 @@ HR_NODISCARD hr_status hr_state_check_range(const struct hr_state *state, uint32
  * caller's until done. */
 HR_NODISCARD hr_status hr_state_read(struct hr_state_transfer *transfer, struct hr_diag *diag);
 HR_NODISCARD hr_status hr_state_write(struct hr_state_transfer *transfer, struct hr_diag *diag);
+/* The range of `state` to the same place in `into`, on the device. */
+HR_NODISCARD hr_status hr_state_copy(struct hr_state_transfer *transfer, struct hr_diag *diag);

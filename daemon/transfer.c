@@ -40,3 +40,12 @@ hr_status hr_transfer_read(struct hr_queue *queue, const void *source, void *hos
         notify_surely(queue, outcome, fn, arg);
         return HR_OK;
 }
+
+hr_status hr_transfer_copy(struct hr_queue *queue, const void *source, void *destination,
+                           const struct hr_buffer_kind *to, uint64_t bytes,
+                           struct hr_outcome *outcome, hr_notify_fn fn, void *arg,
+                           struct hr_diag *diag) {
+        HR_TRY(hr_queue_copy(queue, source, destination, to, bytes, outcome, diag));
+        notify_surely(queue, outcome, fn, arg);
+        return HR_OK;
+}

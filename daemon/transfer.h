@@ -1,5 +1,5 @@
 /*
- * One copy between host memory and a device's memory, with exactly one notification behind it.
+ * One copy between host memory and a device's memory, or inside the latter, with exactly one notification behind it.
  */
 #pragma once
 
@@ -12,6 +12,10 @@ HR_NODISCARD hr_status hr_transfer_write(struct hr_queue *queue, void *destinati
                                          const void *host, uint64_t bytes,
                                          struct hr_outcome *outcome, hr_notify_fn fn, void *arg,
                                          struct hr_diag *diag);
+HR_NODISCARD hr_status hr_transfer_copy(struct hr_queue *queue, const void *source,
+                                        void *destination, const struct hr_buffer_kind *to,
+                                        uint64_t bytes, struct hr_outcome *outcome,
+                                        hr_notify_fn fn, void *arg, struct hr_diag *diag);
 HR_NODISCARD hr_status hr_transfer_read(struct hr_queue *queue, const void *source, void *host,
                                         uint64_t bytes, struct hr_outcome *outcome,
                                         hr_notify_fn fn, void *arg, struct hr_diag *diag);

@@ -279,6 +279,15 @@ struct hr_wire_state_alloc {
 HR_NODISCARD hr_status hr_wire_state_alloc_decode(struct hr_wire_span message,
                                                   struct hr_arena *arena, struct hr_diag *diag,
                                                   struct hr_wire_state_alloc *ret_alloc);
+struct hr_wire_state_restore {
+        uint64_t manifest_bytes, body_bytes;
+        const struct hr_wire_rule *rules;
+        uint32_t rule_count;
+};
+HR_NODISCARD hr_status hr_wire_state_restore_decode(struct hr_wire_span message,
+                                                    struct hr_arena *arena, struct hr_diag *diag,
+                                                    struct hr_wire_state_restore *ret_restore);
+/* Of STATE_RESTORE and STATE_FORK, too. */
 struct hr_wire_state_alloc_reply {
         uint64_t handle, bytes;
         const struct hr_wire_placed *placed;

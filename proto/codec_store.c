@@ -180,6 +180,28 @@ hr_status hr_wire_state_alloc_decode(struct hr_wire_span message, struct hr_aren
         return HR_OK;
 }
 
+hr_status hr_wire_state_restore_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                       struct hr_diag *diag,
+                                       struct hr_wire_state_restore *ret_restore) {
+        struct hr_codec_list rules = {.arena = arena};
+        headrace_v1_StateRestore wire = headrace_v1_StateRestore_init_zero;
+        struct hr_diag local = {0};
+        hr_status status;
+
+        if (!diag)
+                diag = &local;
+        wire.placement = hr_codec_list_rules(&rules);
+        status = hr_codec_decode(message, headrace_v1_StateRestore_fields, &wire, diag);
+        HR_TRY(hr_codec_list_check(&rules, status, diag));
+        *ret_restore = (struct hr_wire_state_restore){
+                .manifest_bytes = wire.manifest_bytes,
+                .body_bytes = wire.body_bytes,
+                .rules = rules.items,
+                .rule_count = rules.count,
+        };
+        return HR_OK;
+}
+
 hr_status hr_wire_state_alloc_reply_encode(const struct hr_wire_state_alloc_reply *reply,
                                            uint8_t *buffer, size_t capacity, struct hr_diag *diag,
                                            size_t *ret_bytes) {

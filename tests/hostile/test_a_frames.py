@@ -384,7 +384,8 @@ def test_A19_data_for_nobody(address: str) -> None:
 
 
 KINDS = [raw.PING, raw.CANCEL, raw.OPS, raw.PUT, raw.LOAD, raw.DROP, raw.TENSORS, raw.STATE_ALLOC,
-         raw.STATE_READ, raw.STATE_WRITE, raw.STATE_FREE, raw.SUBMIT, raw.EXPLAIN, raw.RELEASE,
+         raw.STATE_READ, raw.STATE_WRITE, raw.STATE_FREE, raw.STATE_SAVE, raw.STATE_RESTORE,
+         raw.STATE_FORK, raw.SUBMIT, raw.EXPLAIN, raw.RELEASE,
          raw.RUN, raw.SYNC, raw.STATS, raw.LIST, raw.DEVICES]  # fmt: skip
 
 

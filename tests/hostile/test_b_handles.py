@@ -27,6 +27,8 @@ def requests(handle: int) -> dict[str, tuple[int, Any, bytes]]:
         "TENSORS": (raw.TENSORS, pb.WeightsTensors(handle=handle), b""),
         "STATE_READ": (raw.STATE_READ, pb.StateRead(handle=handle, bytes=1), b""),
         "STATE_WRITE": (raw.STATE_WRITE, pb.StateWrite(handle=handle, bytes=1), b"x"),
+        "STATE_SAVE": (raw.STATE_SAVE, pb.StateSave(handle=handle), b""),
+        "STATE_FORK": (raw.STATE_FORK, pb.StateFork(handle=handle), b""),
         "STATE_FREE": (raw.STATE_FREE, pb.StateFree(handle=handle), b""),
     }
 

@@ -31,6 +31,7 @@ REPLY = 0x80
 DEVICES, OPS = 16, 17
 QUERY, PUT, PUT_FD, LOAD, LIST, DROP, TENSORS, PURGE = range(32, 40)
 STATE_ALLOC, STATE_READ, STATE_WRITE, STATE_FREE = 48, 49, 50, 54
+STATE_SAVE, STATE_RESTORE, STATE_FORK = 51, 52, 53
 REGION_ADD, REGION_DROP = 64, 65
 SUBMIT, EXPLAIN, RELEASE, RUN, SYNC, TAP, STATS = 80, 82, 83, 96, 98, 99, 113
 RESERVE, SEQUENCE = 81, 97
@@ -417,7 +418,8 @@ def _replies() -> dict[int, Any]:
         OPS: pb.OpsReply, QUERY: pb.WeightsQueryReply, PUT: pb.WeightsPutReply, LOAD: pb.WeightsLoadReply,
         LIST: pb.WeightsListReply, DROP: pb.WeightsDropReply, TENSORS: pb.WeightsTensorsReply,
         STATE_ALLOC: pb.StateAllocReply, STATE_READ: pb.StateReadReply,
-        STATE_WRITE: pb.StateWriteReply, STATE_FREE: pb.StateFreeReply, SUBMIT: pb.SubmitReply,
+        STATE_SAVE: pb.StateSaveReply, STATE_RESTORE: pb.StateRestoreReply,
+        STATE_FORK: pb.StateForkReply, STATE_WRITE: pb.StateWriteReply, STATE_FREE: pb.StateFreeReply, SUBMIT: pb.SubmitReply,
         EXPLAIN: pb.ExplainReply, RELEASE: pb.ReleaseReply, TAP: pb.TapReply, RUN: pb.RunReply,
         SYNC: pb.SyncReply, STATS: pb.StatsReply, RESERVE: pb.ReserveReply,
         SEQUENCE: pb.SequenceReply, PUT_FD: pb.WeightsPutReply,

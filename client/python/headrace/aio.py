@@ -264,6 +264,15 @@ class AsyncState(handles.StateInfo):
         """Replaces a tensor's content."""
         await self._client.drive(flows.state_write(self, name, value), timeout)
 
+    async def save(self, *, timeout: float | None = None) -> bytes:
+        """See State.save()."""
+        return await self._client.drive(flows.state_save(self), timeout)
+
+    async def fork(self, *, timeout: float | None = None) -> AsyncState:
+        """See State.fork()."""
+        handle, size, tensors, devices = await self._client.drive(flows.state_fork(self), timeout)
+        return AsyncState(self._client, handle, size, tensors, devices)
+
     async def free(self) -> None:
         """Gives the memory back."""
         await self._client.drive(flows.state_free(self.handle), None)
@@ -462,6 +471,14 @@ class AsyncClient:
         tensors = flows.state_tensors(spec)
         flow = flows.state_alloc(tensors, placement, self.body_max)
         handle, size, devices = await self.drive(flow, timeout)
+        return AsyncState(self, handle, size, tensors, devices)
+
+    async def restore(
+        self, saved: Buffer, placement: Placement | None = None, *, timeout: float | None = None
+    ) -> AsyncState:
+        """See Client.restore()."""
+        flow = flows.state_restore(saved, placement, self.body_max)
+        handle, size, tensors, devices = await self.drive(flow, timeout)
         return AsyncState(self, handle, size, tensors, devices)
 
     def adopt(self, state: handles.StateInfo) -> AsyncState:

@@ -22,7 +22,7 @@ from headrace.regions import LEAST_BYTES, Regions
 from headrace.transport import Pending, Transport, open_stream
 from headrace.types import Array, TensorInfo, TypeLike
 from headrace.uploads import Content, Upload, prepare
-from headrace.wire import Kind
+from headrace.wire import Buffer, Kind
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
@@ -176,6 +176,15 @@ class State(handles.StateInfo):
     def write(self, name: str, value: npt.ArrayLike, *, timeout: float | None = None) -> None:
         """Replaces a tensor's content."""
         self._client.drive(flows.state_write(self, name, value, self._client.regions), timeout)
+
+    def save(self, *, timeout: float | None = None) -> bytes:
+        """All of it, for Client.restore() of any daemon; as it is between two runs."""
+        return self._client.drive(flows.state_save(self), timeout)
+
+    def fork(self, *, timeout: float | None = None) -> State:
+        """A state with the same tensors and contents, copied on the devices where they lie."""
+        handle, size, tensors, devices = self._client.drive(flows.state_fork(self), timeout)
+        return State(self._client, handle, size, tensors, devices)
 
     def free(self) -> None:
         """Gives the memory back."""
@@ -451,6 +460,14 @@ class Client:
         tensors = flows.state_tensors(spec)
         flow = flows.state_alloc(tensors, placement, self.body_max)
         handle, size, devices = self.drive(flow, timeout)
+        return State(self, handle, size, tensors, devices)
+
+    def restore(
+        self, saved: Buffer, placement: Placement | None = None, *, timeout: float | None = None
+    ) -> State:
+        """A new state with the tensors and contents of State.save()."""
+        flow = flows.state_restore(saved, placement, self.body_max)
+        handle, size, tensors, devices = self.drive(flow, timeout)
         return State(self, handle, size, tensors, devices)
 
     def adopt(self, state: handles.StateInfo) -> State:

@@ -365,6 +365,40 @@ def state_write(
     release_lease(regions, [shared])
 
 
+def state_save(state: handles.StateInfo) -> Flow[bytes]:
+    """All of a state: the length of its manifest in eight bytes, the manifest, the contents."""
+    reply = yield Request(Kind.STATE_SAVE, pb.StateSave(handle=state.handle).SerializeToString())
+    head: int = parse(pb.StateSaveReply, reply.message).manifest_bytes
+    return head.to_bytes(8, "little") + bytes(reply.body)
+
+
+Made = tuple[int, int, list[TensorInfo], list[handles.PlacedShare]]
+
+
+def state_restore(saved: Buffer, placement: Placement | None, body_max: int) -> Flow[Made]:
+    """A new state with what state_save() gave."""
+    body = memoryview(saved).cast("B")[8:]
+    head = int.from_bytes(bytes(memoryview(saved).cast("B")[:8]), "little")
+    if head > len(body):
+        raise ValueError("this is no saved state, or not all of it")
+    tensors = handles.manifest_of(parse(pb.Manifest, bytes(body[:head])))
+    message = pb.StateRestore(
+        placement=rules(placement),
+        manifest_bytes=head,
+        body_bytes=len(body) if len(body) > body_max else 0,
+    )
+    reply = yield Request(Kind.STATE_RESTORE, message.SerializeToString(), [body])
+    made = parse(pb.StateRestoreReply, reply.message)
+    return made.handle, made.bytes, tensors, handles.placed_of(made.devices)
+
+
+def state_fork(state: handles.StateInfo) -> Flow[Made]:
+    """A copy of a state, made where it lies."""
+    reply = yield Request(Kind.STATE_FORK, pb.StateFork(handle=state.handle).SerializeToString())
+    made = parse(pb.StateForkReply, reply.message)
+    return made.handle, made.bytes, list(state.tensors), handles.placed_of(made.devices)
+
+
 def state_free(handle: int) -> Flow[None]:
     """Gives a state back."""
     yield Request(Kind.STATE_FREE, pb.StateFree(handle=handle).SerializeToString())

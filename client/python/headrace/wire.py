@@ -63,6 +63,9 @@ class Kind(enum.IntEnum):
     STATE_ALLOC = 48
     STATE_READ = 49
     STATE_WRITE = 50
+    STATE_SAVE = 51
+    STATE_RESTORE = 52
+    STATE_FORK = 53
     STATE_FREE = 54
     REGION_ADD = 64
     REGION_DROP = 65
