@@ -13,11 +13,8 @@
 #include "daemon/rpc.h"
 
 static const char *const features[] = {"load",  "put",     "state",   "explain",
-<<<<<<< HEAD
-                                       "stats", "dry_run", "progress", "trace", "memfd"};
-=======
-                                       "stats", "dry_run", "progress", "trace",   "state_copy"};
->>>>>>> 5966db9 (States are saved, restored and forked)
+                                       "stats", "dry_run", "progress", "trace",
+                                       "memfd", "state_copy"};
 
 struct hello_context {
         struct hr_wire_hello hello;

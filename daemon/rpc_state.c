@@ -6,11 +6,12 @@
  * and WRITE are transfers in the session's lane: a read sees every run posted before it, a run
  * every write.
  */
+#include "daemon/rpc_state.h"
+
 #include <stdlib.h>
 
 #include "daemon/region.h"
 #include "daemon/rpc.h"
-#include "daemon/rpc_state.h"
 
 struct state_object {
         struct hr_object base;
