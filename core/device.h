@@ -85,12 +85,12 @@ struct hr_operand {
         uint32_t id;       /* tensor id in the plan, for messages */
         int64_t ne[HR_DIMS];
         uint64_t nb[HR_DIMS];
-        void *data;        /* address on the device (host pointer for host devices); NULL if
-                            * empty */
+        void *data;        /* address on the device (host pointer for host devices); of an empty
+                            * tensor one that nobody may look at */
         uint64_t room;     /* bytes that may be touched from data on: kernels never leave it */
 };
 
-/* The tensor's type, extents and strides; no address yet. Where dimension 0 has only one block its
+/* The tensor's type, extents and strides; no address yet, unless it is empty. Where dimension 0 has only one block its
  * stride means nothing in the graph; in the operand it is the block's size, so that a kernel may
  * walk contiguous memory by nb[0]. */
 struct hr_operand hr_operand_of_tensor(const struct hr_tensor *tensor, uint32_t id);

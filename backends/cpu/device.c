@@ -283,12 +283,15 @@ static void job_run(void *arg, uint32_t member, uint32_t members) {
         job->kernel->run(&call);
 }
 
+/* Kernels that need none in this program still compute where theirs would be. */
+static uint8_t none[SCRATCH_ALIGN];
+
 static void cpu_compute(struct hr_program *base, uint32_t first, uint32_t count,
                         struct hr_host_team *host, struct hr_outcome *outcome) {
         struct cpu_program *program = HR_CONTAINER_OF(base, struct cpu_program, program);
         struct cpu_device *cpu = cpu_cast(base->device);
         struct cpu_team team = { .host = host };
-        struct cpu_job job = { .call = { .scratch = program->scratch,
+        struct cpu_job job = { .call = { .scratch = program->scratch ? program->scratch : none,
                                          .team = &team,
                                          .dot = cpu->dot,
                                          .vec = cpu->vec,

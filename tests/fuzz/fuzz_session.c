@@ -8,6 +8,7 @@
  * frame, no request has two, and the stream ends.
  */
 #include <errno.h>
+#include <openssl/crypto.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -93,6 +94,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
         HR_ASSERT(hr_config_finish(&config, &diag) == HR_OK);
         hr_log_set_level(HR_LOG_ERROR);
         HR_ASSERT(pthread_create(&thread, NULL, serve, NULL) == 0);
+        /* Its own clean-up would come before our threads end. */
+        (void) OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
         (void) atexit(stop);
         return 0;
 }

@@ -2,7 +2,7 @@
  * Runs a fuzz target over files: as they are, cut at every length up to a bound, and with single
  * bytes replaced. Deterministic; no fuzzer is needed.
  *
- *   replay [-c CHANGES] FILE-OR-FOLDER...     folders one level deep; at most CHANGES bytes of a file are
+ *   replay [[-c CHANGES] FILE-OR-FOLDER]...   folders one level deep; at most CHANGES bytes of a file are
  *                                             replaced, and as many cuts are tried (4096)
  */
 #include <dirent.h>
@@ -102,17 +102,17 @@ static int run_folder(const char *path) {
 }
 
 int main(int argc, char **argv) {
-        int failures = argc < 2, first = 1;
+        int failures = argc < 2;
 
         if (LLVMFuzzerInitialize)
                 (void) LLVMFuzzerInitialize(&argc, &argv);
-        if (argc > 2 && strcmp(argv[1], "-c") == 0) {
-                changes_max = strtoul(argv[2], NULL, 10);
-                first = 3;
-        }
-        for (int i = first; i < argc; i++) {
+        for (int i = 1; i < argc; i++) {
                 struct stat found;
 
+                if (strcmp(argv[i], "-c") == 0 && i + 1 < argc) {
+                        changes_max = strtoul(argv[++i], NULL, 10);
+                        continue;
+                }
                 if (stat(argv[i], &found) != 0) {
                         fprintf(stderr, "%s is not there\n", argv[i]);
                         failures++;

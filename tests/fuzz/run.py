@@ -4,7 +4,8 @@
 
 The folder is one of clang with -Dfuzz=true. With --planted (a build with -Dplanted_fault=true) each
 fuzzer has to find the fault that was put there for it. Ends with `N passed, M failed`; what a fuzzer
-found is kept in --findings. New inputs that cover more are kept in --grow, to be merged into the corpus.
+found is kept in --findings. New inputs that cover more are kept in --grow; the fewest that cover as much go into corpus/grown-NAME by
+`libfuzzer_NAME -set_cover_merge=1 corpus/grown-NAME GROW/NAME`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def fuzz(program: Path, seconds: int, findings: Path, grow: Path) -> tuple[int, 
         "-max_len=16384", "-handle_term=0", "-print_final_stats=1",
         f"-artifact_prefix={findings}/{name}-", grow, CORPUS / name,
     ]  # fmt: skip
+    if (CORPUS / f"grown-{name}").is_dir():
+        command.append(CORPUS / f"grown-{name}")
     try:
         done = subprocess.run(
             [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
