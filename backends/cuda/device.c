@@ -204,7 +204,7 @@ static const struct hr_device_ops device_ops = {
         .program_bytes = device_program_bytes,
         .memory = device_memory,
         .optimize = hr_device_optimize_none,
-        .upload_queue_new = hr_device_upload_queue_none,
+        .upload_queue_new = device_queue_new, /* a stream of its own */
 };
 
 /* ---- Configuration --------------------------------------------------------------------------- */
@@ -246,6 +246,7 @@ static void device_init(struct cuda_device *device, const struct hr_cuda_config 
                 .kind = &device->kind,
                 .events = true,
                 .async = true,
+                .uploads = true,
         };
 }
 

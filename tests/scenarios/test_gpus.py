@@ -14,6 +14,7 @@ from bystander import Bystander
 from graphs import COPIES, bits, floats, ping_pong, pins, scale, submit_ping_pong, unfloats
 from raw import F32, INPUT, Conn, Graph, pb
 from run_daemon import build_folder, device
+from test_mixtures import EXPERTS, WIDTH, check_arrivals, identity_layers, trace_layers
 
 from headrace.explain import Explanation
 
@@ -171,4 +172,18 @@ def test_b041_a_pair_that_changes_bytes_goes_through_the_host(
         for number in range(100 if FULL else 20):
             data = floats([float(number * 7 + i) for i in range(3000)])
             assert conn.run(reply.handle, data) == data
+        canary.check()
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_b038_weights_pass_a_stream_of_their_own(gpus: Any, copies: int) -> None:
+    """Two layers of a mixture on a GPU, weights on the host: through the pinned ring of the stream for
+    uploads, the second one's while the first is computed."""
+    tokens = 64 if FULL else 3
+    running = gpus()
+    with Conn(running.address) as conn, Bystander(running.address) as canary:
+        moe = conn.put("moe", identity_layers(3), placement=[("*_exps", "host")])
+        trace, copied = trace_layers(conn, moe, copies, tokens, "gpu0")
+        assert copied >= 3 * EXPERTS * 4 * WIDTH * WIDTH
+        check_arrivals(trace, 3)
         canary.check()

@@ -13,6 +13,8 @@ from graphs import COPIES, floats, pins, scale, unfloats
 from raw import EXHAUSTED, F32, I32, INPUT, WEIGHT, Conn, Graph, pb
 from run_daemon import device
 
+from headrace.trace import Trace
+
 FULL = bool(os.environ.get("HEADRACE_FULL"))
 EXPERTS, ROWS, WIDTH = 4, 3, 32
 
@@ -156,6 +158,56 @@ def identity_layers(count: int) -> list[tuple[str, int, list[int], bytes]]:
     ]  # fmt: skip
     data = floats(values)
     return [(f"blk.{i}.ffn_exps", F32, [WIDTH, WIDTH, EXPERTS], data) for i in range(count)]
+
+
+def trace_layers(conn: Conn, moe: Any, copies: int, tokens: int, where: str) -> tuple[Any, int]:
+    """Runs three layers of host weights on one device, twice untraced; then the third run's trace, and
+    how many bytes it brought."""
+    graph = layers(3, tokens)
+    reply = conn.submit(
+        graph, weights=[moe.handle], pins=pins(**{where: "blk.*.[mo]*"}), n_copies=copies, op_offload=True
+    )
+    for number in range(3):
+        values = [float((i + number) % 97) for i in range(WIDTH * tokens)]
+        ids = [(t + number) % EXPERTS for t in range(tokens)]
+        data = floats(values) + struct.pack(f"<{tokens}i", *ids)
+        ran, body = conn.call(raw.RUN, pb.Run(handle=reply.handle, trace=number == 2), data)
+        size = 4 * WIDTH * tokens
+        assert unfloats(body[:size]) == tuple(
+            values[t * WIDTH + k] * ((ids[t] + 1) / 2) ** 3
+            for t in range(tokens) for k in range(WIDTH)
+        )  # fmt: skip
+    return Trace(pb.Trace.FromString(body[size:])), ran.copied_bytes
+
+
+def check_arrivals(trace: Any, layer_count: int) -> None:
+    """Every layer's weight had arrived when the layer before it was still being computed. (In turn it
+    would only have begun to.)"""
+    arrivals = [c for c in trace if c.kind in ("experts", "write")]
+    computes = {c.split: c for c in trace if c.kind == "compute"}
+    later = [c for c in arrivals if c.split - 1 in computes]
+    assert len({c.split for c in later}) == layer_count - 1
+    for one in later:
+        assert one.end_ns <= computes[one.split - 1].end_ns, one
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_b038_the_next_layer_arrives_while_one_computes(
+    launch_watched: Callable[..., Any], copies: int
+) -> None:
+    """Layer N + 1's experts travel to a device with memory of its own while it computes layer N. They
+    do not stay (expert_bytes = 1), so every run brings them."""
+    slow = launch_watched(
+        devices=[
+            device("cpu0", threads=1, memory="isolated", delay="30ms", expert_bytes=1),
+            device("host", threads=1),
+        ]
+    )
+    with Conn(slow.address) as conn:
+        moe = conn.put("moe", identity_layers(3), placement=[("*_exps", "host")])
+        trace, copied = trace_layers(conn, moe, copies, 8, "cpu0")
+        assert copied >= 3 * EXPERTS * 4 * WIDTH * WIDTH
+        check_arrivals(trace, 3)
 
 
 def test_b028_experts_on_the_host_and_little_memory(launch_watched: Callable[..., Any]) -> None:
