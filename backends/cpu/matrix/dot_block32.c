@@ -96,7 +96,7 @@ SHAPE(signed)
         X(q4_1, 20, 0, minimum, CPU_WIDE(3), IN_LANES)                                             \
         X(q5_0, 22, 16, plain, CPU_WIDE(2), IN_STREAM)                                             \
         X(q5_1, 24, 0, minimum, CPU_WIDE(2), IN_LANES)                                             \
-        X(q8_0, 34, CPU_FULL_OFFSET, signed, 1, IN_STREAM)                                         \
+        X(q8_0, 34, CPU_FULL_OFFSET, signed, 1, IN_LANES)                                          \
         X(iq4_nl, 18, CPU_FULL_OFFSET, signed, CPU_WIDE(3), IN_STREAM)                             \
         X(mxfp4, 17, 12, plain, CPU_WIDE(2), IN_LANES)
 

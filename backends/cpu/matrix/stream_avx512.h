@@ -10,8 +10,8 @@
  * Where high nibbles need no shift they stay 16 times too large, dots and sums with them: a power
  * of two changes no digit, and products of two f16 are far from what f32 cannot hold.
  *
- * This wins where opening a block costs more than reading it, and where nothing has to be opened.
- * Memory is asked for ahead in the order in which rows lie in it.
+ * This wins where opening a block costs more than reading it: for nibbles that share nothing but a
+ * scale. Memory is asked for ahead in the order in which rows lie in it.
  */
 #pragma once
 
@@ -60,11 +60,6 @@ LANES_INLINE __m256i open_q5_0(const uint8_t *block) {
         return _mm256_mask_add_epi8(w, cpu_read_u32(block + 2), w, _mm256_set1_epi8(16));
 }
 
-LANES_INLINE __m256i open_q8_0(const uint8_t *block) {
-        return _mm256_xor_si256(_mm256_loadu_si256((const __m256i *) (block + 2)),
-                                _mm256_set1_epi8((char) -128));
-}
-
 LANES_INLINE __m256i open_iq4_nl(const uint8_t *block) {
         const __m128i table = _mm_loadu_si128((const __m128i *) iq4_nl_bytes[1]);
 
@@ -103,9 +98,8 @@ LANES_INLINE __m128i words_of(const uint8_t *blocks, const int size) {
         return first_words(half, (uint64_t) size);
 }
 
-/* What is asked for while block b of eight rows is multiplied: what follows the tile, in a line. */
-LANES_INLINE void prefetch_rows(const uint8_t *const half[2], uint64_t stride, const int size,
-                                const uint8_t *ahead, int64_t b, bool near) {
+/* What is asked for while a block of eight rows is multiplied: what follows the tile, in a line. */
+LANES_INLINE void prefetch_line(const uint8_t *ahead, const int size, bool near) {
 #pragma GCC unroll 8
         for (int i = 0; i < size * ABREAST; i += 64)
                 __builtin_prefetch(ahead + PREFETCH_FAR + i, 0, 2);
@@ -113,10 +107,6 @@ LANES_INLINE void prefetch_rows(const uint8_t *const half[2], uint64_t stride, c
 #pragma GCC unroll 8
                 for (int i = 0; i < size * ABREAST; i += 64)
                         __builtin_prefetch(ahead + i, 0, 3);
-        else if (size >= 32 && b % 2 == 0) /* soon, in the rows themselves */
-#pragma GCC unroll 8
-                for (int r = 0; r < ABREAST; r++)
-                        __builtin_prefetch(row_of(half, stride, r) + 256, 0, 3);
 }
 
 /* ((p0 + p4) + (p2 + p6)) + ((p1 + p5) + (p3 + p7)) of each of eight vectors. */
@@ -197,7 +187,7 @@ LANES_INLINE void eight_rows(const uint8_t *base, uint64_t stride, int64_t block
                                                                row_of(half, stride, r), type.size)),
                                                        scale));
                 for (int i = 0; i < STRETCH; i++, b++) {
-                        prefetch_rows(half, stride, type.size, ahead, b, near);
+                        prefetch_line(ahead, type.size, near);
                         multiply_block(half, stride, b, at, type, &factor[0][i], STRETCH, part);
                         half[0] += type.size;
                         half[1] += type.size;
@@ -208,7 +198,7 @@ LANES_INLINE void eight_rows(const uint8_t *base, uint64_t stride, int64_t block
                 _mm256_storeu_ps(factor[0],
                                  _mm256_mul_ps(_mm256_cvtph_ps(first_words(half, stride)),
                                                _mm256_set1_ps(at->scale[b])));
-                prefetch_rows(half, stride, type.size, ahead, b, near);
+                prefetch_line(ahead, type.size, near);
                 multiply_block(half, stride, b, at, type, factor[0], 1, part);
                 half[0] += type.size;
                 half[1] += type.size;
