@@ -160,3 +160,15 @@ HR_NODISCARD hr_status hr_config_finish(struct hr_config *config, struct hr_diag
 bool hr_config_realloc_fails(const struct hr_config *config);
 /* Prints the effective values as an INI file that reads back to the same configuration. */
 void hr_config_dump(const struct hr_config *config, FILE *stream);
+
+/* Names of keys, "section.key" or "section.NAME.key", with commas; cut to the room. */
+#define HR_CONFIG_CHANGES_BYTES 1024
+struct hr_config_changes {
+        char applied[HR_CONFIG_CHANGES_BYTES];
+        char kept[HR_CONFIG_CHANGES_BYTES]; /* differ, but need a new start */
+};
+/* Compares with a configuration that was read anew, and takes over what may change while the daemon
+ * runs. Thread: loop. HR_E_EXHAUSTED: maybe in part. */
+HR_NODISCARD hr_status hr_config_reload(struct hr_config *config, const struct hr_config *fresh,
+                                        struct hr_diag *diag,
+                                        struct hr_config_changes *ret_changes);

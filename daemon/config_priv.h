@@ -65,6 +65,9 @@ hr_status hr_config_set_value(const struct origin *origin, const struct key *key
 /* Stores the defaults of one section. */
 hr_status hr_config_set_defaults(enum section section, struct hr_config *config, void *object,
                                  struct hr_diag *diag);
+/* A value as a file says it. */
+void hr_config_dump_value(const struct key *key, const struct hr_config *config,
+                          const void *object, FILE *stream);
 void hr_config_clear_directories(struct hr_config *config);
 
 /* Values of who may come in (config_access.c), parsed and as a file says them. */

@@ -492,8 +492,8 @@ static void dump_with_unit(FILE *stream, uint64_t value, const struct unit *unit
         fprintf(stream, "%" PRIu64 "%s", value / units->factor, units->name);
 }
 
-static void dump_value(const struct key *key, const struct hr_config *config, const void *object,
-                       FILE *stream) {
+void hr_config_dump_value(const struct key *key, const struct hr_config *config,
+                          const void *object, FILE *stream) {
         static const char *const levels[] = {"error", "warning", "notice", "info", "debug"};
         const void *field = (const char *) object + key->offset;
         const char *text = "", *comma = "";
@@ -558,7 +558,7 @@ static void dump_section(enum section section, const struct hr_config *config, c
                 if (hr_config_keys[i].section != section)
                         continue;
                 fprintf(stream, "%s = ", hr_config_keys[i].name);
-                dump_value(&hr_config_keys[i], config, object, stream);
+                hr_config_dump_value(&hr_config_keys[i], config, object, stream);
                 fputc('\n', stream);
         }
 }

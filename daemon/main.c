@@ -18,6 +18,12 @@ struct arguments {
         bool check, dump;
 };
 
+/* What a configuration is read from, and the one that is in force. */
+struct reading {
+        const struct arguments *arguments;
+        struct hr_config *config;
+};
+
 static const char usage_text[] =
         "usage: headraced [--config FILE] [--set SECTION.KEY=VALUE]...\n"
         "\n"
@@ -95,13 +101,26 @@ static void keep_freed_memory(void) {
         (void) mallopt(M_TRIM_THRESHOLD, 64 << 20);
 }
 
-static int serve(const struct hr_config *config) {
+/* The same file and settings once more, at SIGHUP. */
+static hr_status reload(void *arg, struct hr_diag *diag, struct hr_config_changes *ret_changes) {
+        struct reading *reading = arg;
+        struct hr_config fresh = {0};
+        hr_status status = config_load(reading->arguments, &fresh, diag);
+
+        if (status == HR_OK)
+                status = hr_config_reload(reading->config, &fresh, diag, ret_changes);
+        hr_config_deinit(&fresh);
+        return status;
+}
+
+static int serve(const struct arguments *arguments, struct hr_config *config) {
+        struct reading reading = {arguments, config};
         struct hr_diag diag = {0};
         hr_status status;
 
         keep_freed_memory();
         hr_log_set_level(config->log_level);
-        status = hr_server_run(config, &diag);
+        status = hr_server_run(config, reload, &reading, &diag);
         if (status == HR_OK)
                 return EX_OK;
         hr_log(HR_LOG_ERROR, "server", "%s reason=%s", diag.words, hr_diag_reason(&diag));
@@ -124,7 +143,7 @@ int main(int argc, char **argv) {
         } else if (arguments.check) {
                 puts("the configuration is valid");
         } else {
-                code = serve(&config);
+                code = serve(&arguments, &config);
         }
         hr_config_deinit(&config);
         return code;

@@ -8,6 +8,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "core/clock.h"
+
 #ifdef HR_HAVE_SYSTEMD
 #include <systemd/sd-daemon.h>
 #endif
@@ -57,5 +59,13 @@ uint64_t hr_notify_watchdog_ns(void) {
 void hr_notify_watchdog(void) {
 #ifdef HR_HAVE_SYSTEMD
         (void) sd_notify(0, "WATCHDOG=1");
+#endif
+}
+
+void hr_notify_reloading(void) {
+#ifdef HR_HAVE_SYSTEMD
+        /* Type=notify-reload wants to know when the reading began. */
+        (void) sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%llu\nSTATUS=Reading the configuration",
+                          (unsigned long long) (hr_clock_now_ns() / 1000));
 #endif
 }

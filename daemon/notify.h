@@ -10,6 +10,8 @@
 
 /* The daemon takes requests from now on. */
 HR_PRINTF(1, 2) void hr_notify_ready(const char *format, ...);
+/* The configuration is being read again; hr_notify_ready() follows. */
+void hr_notify_reloading(void);
 /* It is about to end. Sent once; later calls change the text. */
 HR_PRINTF(1, 2) void hr_notify_stopping(const char *format, ...);
 /* What the manager's watchdog waits for at most, 0 = there is none. */

@@ -192,11 +192,34 @@ void hr_server_conn_gone(struct hr_server *server) {
         server->active_ns = hr_clock_now_ns();
 }
 
+/* SIGHUP: what may change does, what may not is named; a file that is wrong changes nothing. */
+static void config_reload(struct hr_server *server) {
+        struct hr_config_changes changes = {0};
+        struct hr_diag diag = {0};
+
+        if (!server->reload || server->draining)
+                return;
+        hr_notify_reloading();
+        if (server->reload(server->reload_arg, &diag, &changes) != HR_OK) {
+                hr_log(HR_LOG_ERROR, "server", "the configuration stays as it is: %s", diag.words);
+                hr_notify_ready("Serving with %u devices; the configuration file is wrong",
+                                server->device_count);
+                return;
+        }
+        hr_log_set_level(server->config->log_level);
+        hr_server_accept_update(server);
+        hr_log(HR_LOG_NOTICE, "server", "configuration read again, changed: %s",
+               changes.applied[0] ? changes.applied : "nothing");
+        if (changes.kept[0])
+                hr_log(HR_LOG_WARNING, "server", "only a new start changes: %s", changes.kept);
+        hr_notify_ready("Serving with %u devices", server->device_count);
+}
+
 static void signal_cb(uv_signal_t *handle, int number) {
         struct hr_server *server = handle->data;
 
         if (number == SIGHUP) {
-                hr_log(HR_LOG_NOTICE, "server", "SIGHUP: the configuration is read at start only");
+                config_reload(server);
                 return;
         }
         hr_server_drain(server, number == SIGINT ? "SIGINT" : "SIGTERM");
@@ -490,13 +513,16 @@ static void server_close(struct hr_server *server) {
         free(server);
 }
 
-hr_status hr_server_run(const struct hr_config *config, struct hr_diag *diag) {
+hr_status hr_server_run(const struct hr_config *config, hr_reload_fn reload, void *arg,
+                        struct hr_diag *diag) {
         struct hr_server *server = calloc(1, sizeof *server);
         hr_status status;
 
         if (!server)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the server");
         server->config = config;
+        server->reload = reload;
+        server->reload_arg = arg;
         server->wake_fd = -1;
         status = server_open(server, diag);
         if (status == HR_OK) {

@@ -51,7 +51,9 @@ struct hr_server_stats {
 };
 
 struct hr_server {
-        const struct hr_config *config;
+        const struct hr_config *config; /* reload may change what only the loop reads */
+        hr_status (*reload)(void *arg, struct hr_diag *diag, struct hr_config_changes *ret_changes);
+        void *reload_arg;
         uv_loop_t loop;
         struct hr_device **devices;
         uint32_t device_count;
@@ -95,8 +97,12 @@ struct hr_server {
         uint8_t scratch[HR_WIRE_MESSAGE_BYTES_MAX]; /* a message being encoded */
 };
 
+/* Reads the configuration again and changes the one that the server has; NULL: SIGHUP does nothing. */
+typedef hr_status (*hr_reload_fn)(void *arg, struct hr_diag *diag,
+                                  struct hr_config_changes *ret_changes);
 /* Runs until drained. HR_OK after a drain; otherwise diag says why it could not start or go on. */
-HR_NODISCARD hr_status hr_server_run(const struct hr_config *config, struct hr_diag *diag);
+HR_NODISCARD hr_status hr_server_run(const struct hr_config *config, hr_reload_fn reload, void *arg,
+                                     struct hr_diag *diag);
 
 /* A session, or a connection, has gone: maybe the last one of a drain. */
 void hr_server_session_gone(struct hr_server *server);

@@ -43,7 +43,7 @@ static void *serve(void *arg) {
         struct hr_diag diag = {0};
 
         (void) arg;
-        HR_ASSERT(hr_server_run(&config, &diag) == HR_OK);
+        HR_ASSERT(hr_server_run(&config, NULL, NULL, &diag) == HR_OK);
         return NULL;
 }
 

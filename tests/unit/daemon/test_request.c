@@ -21,7 +21,7 @@ static struct {
 
 static void *daemon_main(void *arg) {
         (void) arg;
-        daemon_state.status = hr_server_run(&daemon_state.config, &daemon_state.diag);
+        daemon_state.status = hr_server_run(&daemon_state.config, NULL, NULL, &daemon_state.diag);
         return NULL;
 }
 
