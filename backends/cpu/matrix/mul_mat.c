@@ -19,6 +19,10 @@
 /* Rows of a tile of floats: more where a block of columns is used by all of them. */
 #define FLOAT_TILE_ROWS 16
 #define FLOAT_TILE_ROWS_MANY 64
+/* Columns of their blocks. Results of a block are added up side by side, then stored: columns of a
+ * result are often apart by a power of two, where they drive each other out of the caches. */
+#define FLOAT_BLOCK_COLUMNS 96
+#define FLOAT_BLOCK_BYTES (FLOAT_BLOCK_COLUMNS * FLOAT_TILE_ROWS_MANY * sizeof(float))
 /* From so many columns on. */
 #define FLOAT_COLUMNS_MANY 9
 /* Tiles that a thread has of them at least, where there are rows enough. */
@@ -76,9 +80,10 @@ static struct product product_of(const struct hr_step *step, const struct cpu_do
                 p.column_bytes = cpu_plus(p.column_bytes, FLOAT_COLUMN_GAP);
         columns = cpu_times(p.n > 0 ? (uint64_t) p.n : 0, (uint64_t) p.batches);
         p.shared_bytes = p.in_place ? 0 : cpu_round_up(cpu_times(columns, p.column_bytes));
-        /* float: room for the rows that float_dot widens */
-        p.tile_bytes = cpu_round_up(p.tile->is_float ? CPU_FLOAT_SPARE * sizeof(float)
-                                                     : cpu_tile_bytes(p.tile, lanes, p.k));
+        /* float: room for the rows that float_dot widens, and for a block of results */
+        p.tile_bytes = cpu_round_up(p.tile->is_float
+                                            ? CPU_FLOAT_SPARE * sizeof(float) + FLOAT_BLOCK_BYTES
+                                            : cpu_tile_bytes(p.tile, lanes, p.k));
         p.row_bytes = cpu_round_up(cpu_times(k, CPU_WIDTH_MAX * sizeof(float)));
         p.thread_bytes = cpu_plus(p.tile_bytes, p.row_bytes);
         if (p.n * p.batches == 1 && !p.in_place) { /* each thread has its own column */
@@ -160,13 +165,17 @@ static void multiply_tile(const struct product *p, const uint8_t *base, uint32_t
 static void multiply_float(const struct cpu_call *call, const struct product *p,
                            const uint8_t *base, uint32_t rows, const uint8_t *columns,
                            int64_t first, int64_t end, uint8_t *spare, uint8_t *out) {
-        uint64_t stride = p->in_place ? p->b->nb[1] : p->column_bytes;
+        const uint64_t stride = p->in_place ? p->b->nb[1] : p->column_bytes;
+        const bool many = p->n >= FLOAT_COLUMNS_MANY;
+        float *block = (float *) (void *) spare + CPU_FLOAT_SPARE;
+        float *to = many ? block : (float *) (void *) (out + p->out->nb[1] * (uint64_t) first);
 
         call->dot->float_dot(p->a->type, base, p->a->nb[1], rows,
                              columns + stride * (uint64_t) first, stride, (uint32_t) (end - first),
-                             p->k, (float *) (void *) spare,
-                             (float *) (void *) (out + p->out->nb[1] * (uint64_t) first),
-                             p->out->nb[1] / sizeof(float));
+                             p->k, (float *) (void *) spare, to,
+                             many ? FLOAT_TILE_ROWS_MANY : p->out->nb[1] / sizeof(float));
+        for (int64_t c = first; many && c < end; c++, block += FLOAT_TILE_ROWS_MANY)
+                memcpy(out + p->out->nb[1] * (uint64_t) c, block, rows * sizeof(float));
 }
 
 /* Prepares the columns; returns where they are. */
@@ -201,6 +210,8 @@ static int64_t columns_of_block(const struct product *p) {
                                            : p->column_bytes;
         int64_t columns = p->k > 0 ? COLUMN_BLOCK_BYTES / (int64_t) bytes : p->n;
 
+        if (p->tile->is_float)
+                columns = HR_MIN(columns, FLOAT_BLOCK_COLUMNS);
         return HR_MAX(columns, 24) / 24 * 24; /* a multiple of widths 8 and 6 */
 }
 
