@@ -15,9 +15,10 @@
 #include "backends/blas/gemm.h"
 #include "core/host.h"
 
-/* From this many columns on it keeps up with the CPU's kernels for float weights, and is ahead
- * where the weights do not fit a cache; with weights in blocks it never is (`./bench blas`). */
-#define BATCH_MIN_FLOATS 128
+/* From this many columns on it keeps up with the CPU's kernels for weights of f32 and f16, and is
+ * ahead where there are many more; with weights of bf16 and in blocks, which the CPU multiplies as
+ * they are, it never is (`./bench blas`). */
+#define BATCH_MIN_FLOATS 1024
 #define SCRATCH_ALIGN 64
 
 struct blas_device {
@@ -47,7 +48,9 @@ static const struct blas_device *blas_cast_const(const struct hr_device *device)
 }
 
 static bool blas_takes(const struct blas_device *blas, const struct hr_step *step) {
-        if (!blas->batch_min && hr_type_info(step->sources[0].type)->is_block)
+        const hr_type type = step->sources[0].type;
+
+        if (!blas->batch_min && type != HR_TYPE_F32 && type != HR_TYPE_F16)
                 return false;
         return blas_gemm_supports(step, blas->to_f32,
                                   blas->batch_min ? blas->batch_min : BATCH_MIN_FLOATS);

@@ -62,7 +62,7 @@ def test_a_blas_device_without_a_node_changes_no_plan() -> None:
     assert helped == alone
     assert with_blas == without
     # and it is there for the batches that it wins
-    many, _ = planned((blas, cpu), tokens=256)
+    many, _ = planned((blas, cpu), tokens=1024)
     assert "blas" in {node["device"] for node in many["nodes"]}
 
 

@@ -213,16 +213,18 @@ HR_TEST(the_device_takes_batches_only) {
         struct hr_diag diag = { 0 };
 
         HR_EXPECT_OK(hr_blas_device_new(&config, &diag, &device), &diag);
-        for (int64_t n = 1; n <= 160; n++) {
-                HR_EXPECT_EQ(takes(device, HR_TYPE_F32, n), n >= 128);
-                HR_EXPECT_EQ(takes(device, HR_TYPE_F16, n), n >= 128);
+        for (int64_t n = 1; n <= 1100; n += n < 8 ? 1 : 3) {
+                HR_EXPECT_EQ(takes(device, HR_TYPE_F32, n), n >= 1024);
+                HR_EXPECT_EQ(takes(device, HR_TYPE_F16, n), n >= 1024);
+                HR_EXPECT(!takes(device, HR_TYPE_BF16, n));
                 HR_EXPECT(!takes(device, HR_TYPE_Q8_0, n));
         }
         device = hr_device_unref(device);
-        config.batch_min = 5; /* told to: blocks, too */
+        config.batch_min = 5; /* told to: bf16 and blocks, too */
         HR_EXPECT_OK(hr_blas_device_new(&config, &diag, &device), &diag);
         for (int64_t n = 1; n <= 8; n++) {
                 HR_EXPECT_EQ(takes(device, HR_TYPE_F32, n), n >= 5);
+                HR_EXPECT_EQ(takes(device, HR_TYPE_BF16, n), n >= 5);
                 HR_EXPECT_EQ(takes(device, HR_TYPE_Q8_0, n), n >= 5);
                 HR_EXPECT(!takes(device, HR_TYPE_Q4_0, n)); /* nothing converts it */
         }
