@@ -171,7 +171,7 @@ static void put_engine(struct hr_metrics *list) {
                      hit_ratio(list->exec.expert_hits, list->exec.expert_misses));
         hr_metrics_put(list, "run_start_seconds_max", "",
                      (double) list->exec.longest_start_ns / 1e9);
-        put(list, "device_waits_total", list->exec.device_waits);
+        put(list, "engine_blocked_total", list->exec.device_waits);
         hr_metrics_put_with(list, "run_bytes_total", list->exec.bytes_in, "direction=\"in\"");
         hr_metrics_put_with(list, "run_bytes_total", list->exec.bytes_out, "direction=\"out\"");
         hr_metrics_put_with(list, "plan_cache_total", list->plans.count[HR_PLAN_HIT], "result=\"hit\"");
