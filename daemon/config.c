@@ -352,6 +352,7 @@ void hr_config_deinit(struct hr_config *config) {
         free(config->metrics.text);
         free(config->tcp.text);
         free(config->tls.text);
+        free(config->cache_directory);
         free(config->tls_certificate);
         free(config->tls_key);
         free(config->tls_client_ca);

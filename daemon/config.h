@@ -107,6 +107,8 @@ struct hr_config {
         hr_log_level log_level;
         uint64_t drain_timeout_ns;
         uint64_t session_grace_ns, upload_grace_ns;
+        char *cache_directory; /* of uploads on disk; NULL = none */
+        uint64_t cache_bytes;
         uint64_t spin_ns;            /* loop and engine */
         uint64_t plan_cache_bytes;
         uint64_t debug;              /* HR_DEBUG_...: what is logged of every plan */

@@ -73,6 +73,9 @@ const struct key hr_config_keys[] = {
         {SECTION_TLS, "key", KIND_PATH, FIELD(tls_key), 0, 0, 4096, NULL, NULL},
         {SECTION_TLS, "client_ca", KIND_PATH, FIELD(tls_client_ca), 0, 0, 4096, NULL, NULL},
 
+        {SECTION_MODELS, "cache_directory", KIND_PATH, FIELD(cache_directory), 0, 0, 4096, NULL, NULL},
+        {SECTION_MODELS, "cache_bytes", KIND_SIZE, FIELD(cache_bytes), HR_DEFAULT_CACHE_BYTES, 0,
+         UINT64_C(1) << 60, NULL, NULL},
         {SECTION_MODELS, "directories", KIND_DIRECTORIES, 0, 0, 0, 0, NULL, NULL},
 
         LIMIT(message_bytes, KIND_SIZE, HR_DEFAULT_MESSAGE_BYTES, HR_KIB, 64 * HR_KIB),

@@ -175,6 +175,8 @@ hr_status hr_engine_new(const struct hr_engine_config *config, struct hr_diag *d
                 .fleet = config->fleet,
                 .bytes_max = config->config->limits.weights_bytes,
                 .resident_bytes_max = config->config->limits.resident_bytes,
+                .cache_directory = engine->config->cache_directory,
+                .cache_bytes_max = engine->config->cache_bytes,
                 .wake = store_wake,
                 .arg = engine,
         };

@@ -181,5 +181,7 @@
 /* ---- Daemon
  * ----------------------------------------------------------------------------------- */
 
+/* Contents of uploads on disk, where there is a directory for them: a few large models. */
+#define HR_DEFAULT_CACHE_BYTES (64 * HR_GIB)
 /* Plans kept: a plan of a language model takes about 1 MiB. */
 #define HR_DEFAULT_PLAN_CACHE_BYTES (256 * HR_MIB)

@@ -190,6 +190,16 @@ static void put_engine(struct hr_metrics *list) {
         put(list, "weight_failures_total", list->store.failures);
         put(list, "weight_bytes_hashed_total", list->store.bytes_hashed);
         put(list, "weight_bytes_copied_total", list->store.bytes_copied);
+        put(list, "weight_cache_entries", list->store.cache.entries);
+        put(list, "weight_cache_bytes", list->store.cache.bytes);
+        hr_metrics_put_with(list, "weight_cache_total", list->store.cache.hits, "event=\"hit\"");
+        hr_metrics_put_with(list, "weight_cache_total", list->store.cache.misses, "event=\"miss\"");
+        hr_metrics_put_with(list, "weight_cache_total", list->store.cache.evictions,
+                            "event=\"evicted\"");
+        hr_metrics_put_with(list, "weight_cache_total", list->store.cache.damaged,
+                            "event=\"damaged\"");
+        hr_metrics_put_with(list, "weight_cache_total", list->store.cache.failures,
+                            "event=\"not_written\"");
         put(list, "graphs", list->graphs);
         put(list, "engine_jobs_total", list->engine.jobs);
         put(list, "engine_slot_waits_total", list->engine.waits);

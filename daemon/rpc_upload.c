@@ -401,7 +401,56 @@ static hr_status query_start(struct hr_request *request, struct hr_diag *diag) {
         return HR_OK;
 }
 
+/* ---- PURGE ----------------------------------------------------------------------------------- */
+
+struct purge {
+        uint64_t entries, bytes;
+};
+
+/* Thread: engine. */
+static void purge_work(struct hr_job *job) {
+        struct hr_request *request = job->arg;
+        struct purge *purge = request->context;
+
+        hr_weights_store_purge(hr_engine_store(request->server->engine), &purge->entries,
+                               &purge->bytes);
+        hr_engine_job_end(job);
+}
+
+static hr_status purge_finish(struct hr_request *request, struct hr_diag *diag) {
+        const struct purge *purge = request->context;
+        const struct hr_wire_field fields[] = {
+                {1, HR_WIRE_NUMBER, NULL, purge->entries},
+                {2, HR_WIRE_NUMBER, NULL, purge->bytes},
+        };
+        uint8_t message[32];
+        size_t bytes = 0;
+
+        HR_TRY(hr_wire_fields_encode(fields, HR_ARRAY_LENGTH(fields), message, sizeof message, diag,
+                                     &bytes));
+        hr_request_reply(request, message, bytes, NULL, 0);
+        return HR_OK;
+}
+
+static void purge_done(struct hr_job *job) {
+        hr_request_finish(job, purge_finish);
+}
+
+static hr_status purge_start(struct hr_request *request, struct hr_diag *diag) {
+        request->context = hr_arena_alloc(&request->arena, sizeof(struct purge), 8);
+        if (!request->context)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a request");
+        hr_request_post_work(request, purge_work, purge_done);
+        return HR_OK;
+}
+
 const struct hr_method hr_upload_methods[] = {
+        {.type = HR_FRAME_WEIGHTS_PURGE,
+         .name = "WEIGHTS_PURGE",
+         .needs_session = true,
+         .permissions = HR_PERMIT_ADMIN,
+         .begin = hr_method_begin_empty,
+         .start = purge_start},
         {.type = HR_FRAME_WEIGHTS_QUERY,
          .name = "WEIGHTS_QUERY",
          .needs_session = true,

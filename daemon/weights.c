@@ -374,6 +374,8 @@ static void set_finish(struct hr_weights *set) {
         store->stats.working_bytes -= set->bytes;
         store->stats.sets++;
         store->stats.bytes += set->bytes;
+        if (!set->from_file && set->has_digest && work->image && !work->is_cached)
+                hr_disk_cache_put(store->cache, set->digest, work->image, set->contents_bytes);
         set->work = NULL;
         answer_all(work, set, false);
         hr_weights_work_free(work);
@@ -439,10 +441,14 @@ hr_status hr_weights_store_new(const struct hr_weights_store_config *config, str
                                         &store->workers);
         if (status == HR_OK)
                 status = hr_workers_new("hr-open", OPENERS, diag, &store->openers);
+        if (status == HR_OK && config->cache_directory && config->cache_bytes_max > 0)
+                status = hr_disk_cache_open(config->cache_directory, config->cache_bytes_max,
+                                            config->wake, config->arg, diag, &store->cache);
         if (status == HR_OK) {
                 *ret_store = store;
                 return HR_OK;
         }
+        (void) hr_workers_free(store->openers);
         (void) hr_workers_free(store->workers);
         (void) hr_reader_free(store->reader);
         free(store);
@@ -467,6 +473,7 @@ struct hr_weights_store *hr_weights_store_free(struct hr_weights_store *store) {
         (void) hr_reader_free(store->reader);
         (void) hr_workers_free(store->workers);
         (void) hr_workers_free(store->openers);
+        (void) hr_disk_cache_free(store->cache);
         while (hr_weights_opened_portion(store)) {
         }
         free(store);
@@ -488,7 +495,8 @@ static bool answer_portion(struct hr_weights_store *store) {
 }
 
 bool hr_weights_store_step(struct hr_weights_store *store) {
-        if (answer_portion(store) || hr_weights_opened_portion(store))
+        if (answer_portion(store) || hr_weights_opened_portion(store) ||
+            hr_disk_cache_step(store->cache))
                 return true;
         for (uint64_t i = store->stats.working; i > 0; i--) {
                 struct hr_list *link = store->working.next;
@@ -503,7 +511,15 @@ bool hr_weights_store_step(struct hr_weights_store *store) {
 }
 
 struct hr_weights_store_stats hr_weights_store_stats(const struct hr_weights_store *store) {
-        return store->stats;
+        struct hr_weights_store_stats stats = store->stats;
+
+        stats.cache = hr_disk_cache_stats(store->cache);
+        return stats;
+}
+
+void hr_weights_store_purge(struct hr_weights_store *store, uint64_t *ret_entries,
+                            uint64_t *ret_bytes) {
+        hr_disk_cache_purge(store->cache, ret_entries, ret_bytes);
 }
 
 struct hr_weights *hr_weights_store_find(struct hr_weights_store *store, const char *name) {

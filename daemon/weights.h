@@ -38,6 +38,7 @@
 
 #include "core/list.h"
 #include "daemon/digest.h"
+#include "daemon/disk_cache.h"
 #include "daemon/gguf.h"
 #include "daemon/placement.h"
 #include "daemon/safetensors.h"
@@ -105,6 +106,8 @@ struct hr_weights_store_config {
         struct hr_fleet *fleet;          /* outlives the store */
         uint64_t bytes_max;              /* contents of all sets, ready or not */
         uint64_t resident_bytes_max;     /* of one file that are read ahead of their first use */
+        const char *cache_directory;     /* NULL = no cache on disk */
+        uint64_t cache_bytes_max;
         void (*wake)(void *arg);         /* thread: any; must not call back into the store */
         void *arg;
 };
@@ -115,6 +118,7 @@ struct hr_weights_store_stats {
         uint64_t loads, uploads, failures; /* since the start */
         uint64_t shared;                   /* jobs answered by an equal set */
         uint64_t bytes_hashed, bytes_copied;
+        struct hr_disk_cache_stats cache;
 };
 
 HR_NODISCARD hr_status hr_weights_store_new(const struct hr_weights_store_config *config,
@@ -237,6 +241,10 @@ HR_NODISCARD hr_status hr_weights_put(struct hr_weights_store *store,
 /* Nobody will take part in a kept upload any more: its making is abandoned when no job waits for
  * it. */
 void hr_weights_upload_drop(struct hr_weights_store *store, const struct hr_upload *upload);
+
+/* Removes all contents from the cache on disk. */
+void hr_weights_store_purge(struct hr_weights_store *store, uint64_t *ret_entries,
+                            uint64_t *ret_bytes);
 
 typedef enum hr_contents_state {
         HR_CONTENTS_ABSENT,

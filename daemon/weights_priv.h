@@ -36,6 +36,8 @@ struct hr_weights_work {
         bool is_verified;
         bool is_sealing; /* handed to a worker, or done */
         bool is_sealed;  /* from the start */
+        bool is_cached;  /* the contents come from the cache on disk */
+        atomic_bool cache_failed;
         struct hr_task sealing;
         atomic_int sealed; /* hr_status of it */
         bool is_ending;    /* its jobs are being told of a failure */
@@ -57,9 +59,10 @@ struct hr_weights_store {
         struct hr_list working, ready;
         struct hr_list answered;
         struct hr_reader *reader;
-        struct hr_workers *workers; /* hash and seal */
-        struct hr_workers *openers; /* open files */
-        struct hr_mpsc opened;      /* files that they have opened, or could not */
+        struct hr_workers *workers;  /* hash and seal */
+        struct hr_workers *openers;  /* open files */
+        struct hr_mpsc opened;       /* files that they have opened, or could not */
+        struct hr_disk_cache *cache; /* NULL = none */
         struct hr_weights_store_stats stats;
 };
 

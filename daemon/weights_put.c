@@ -132,6 +132,45 @@ static void count_skipped(struct hr_weights *set) {
                         set->work->skipped_bytes += set->manifest->tensors[i].bytes;
 }
 
+/* Thread: the cache's. */
+static void cached_read(void *arg, bool is_read) {
+        struct hr_weights_work *work = arg;
+        /* Copied: after the decrement the engine may free the work, and the store with it. */
+        const struct hr_weights_store_config config = work->store->config;
+
+        if (is_read)
+                hr_upload_fill(work->upload);
+        else
+                atomic_store(&work->cache_failed, true);
+        atomic_fetch_sub_explicit(&work->in_flight, 1, memory_order_release);
+        config.wake(config.arg);
+}
+
+/* The contents come from the disk, and are hashed like those that clients send. */
+static hr_status put_cached(struct hr_weights *set, struct hr_diag *diag) {
+        struct hr_weights_work *work = set->work;
+
+        work->is_cached = true;
+        work->is_kept = false;
+        atomic_fetch_add(&work->in_flight, 1);
+        if (hr_disk_cache_get(set->store->cache, work->expected, work->image, set->contents_bytes,
+                              cached_read, work, diag) == HR_OK)
+                return HR_OK;
+        atomic_fetch_sub(&work->in_flight, 1);
+        return diag->status;
+}
+
+/* What was on the disk is not what it was: the client sends it. */
+static void cache_fail(struct hr_weights *set) {
+        struct hr_weights_work *work = set->work;
+
+        hr_disk_cache_damaged(set->store->cache, work->expected);
+        hr_diag_clear(&work->failure);
+        (void) hr_fail_reason(&work->failure, HR_E_UNAVAILABLE, "CACHE",
+                              "the copy on disk was damaged and is gone: send the contents");
+        work->failure.retry_after_ms = 1;
+}
+
 /* Everything has to come. */
 static hr_status put_new(struct hr_weights *set, const struct hr_upload_request *request,
                          struct hr_diag *diag, struct hr_upload **ret_upload) {
@@ -158,8 +197,13 @@ static hr_status put_new(struct hr_weights *set, const struct hr_upload_request 
         HR_TRY(hr_upload_new(&config, diag, &work->upload));
         if (request->contents)
                 hr_upload_fill(work->upload);
+        else if (request->digest &&
+                 hr_disk_cache_has(set->store->cache, request->digest, request->total_bytes))
+                return put_cached(set, diag);
         else
                 *ret_upload = hr_upload_ref(work->upload);
+        if (request->digest && !request->contents)
+                hr_disk_cache_miss(set->store->cache);
         return HR_OK;
 }
 
@@ -185,8 +229,11 @@ static hr_status put_set(struct hr_weights *set, const struct hr_upload_request 
 
         if (request->digest)
                 there = find_contents(store, set, request->digest);
-        if (!there || (!there->image && !same_places(there, set)))
-                return put_new(set, request, diag, ret_upload);
+        if (!there || (!there->image && !same_places(there, set))) {
+                HR_TRY(put_new(set, request, diag, ret_upload));
+                job->already = set->work->is_cached;
+                return HR_OK;
+        }
         store->stats.shared++;
         HR_TRY(put_from(set, there, diag));
         job->already = true;
@@ -262,7 +309,7 @@ hr_contents_state hr_weights_store_has(struct hr_weights_store *store,
                 if (!hr_weights_set_is_lost(set))
                         state = HR_CONTENTS_PLACED;
         }
-        return state;
+        return hr_disk_cache_has(store->cache, digest, 0) ? HR_CONTENTS_HELD : state;
 }
 
 /* A ready upload with equal name, tensors, places and digest, or NULL. */
@@ -333,10 +380,14 @@ bool hr_weights_upload_verified(struct hr_weights *set, bool *ret_did) {
 
         *ret_did = false;
         if (!work->is_verified) {
+                if (atomic_load(&work->cache_failed))
+                        (void) hr_fail(&work->failure, HR_E_DATA_LOSS, "not read");
                 if (work->failure.status == HR_OK &&
                     hr_upload_check(work->upload, &work->failure, &hashed) == HR_OK && !hashed)
                         return false;
                 verify(set);
+                if (work->is_cached && work->failure.status != HR_OK)
+                        cache_fail(set);
                 *ret_did = true;
         }
         if (!work->is_sealing) {

@@ -39,6 +39,7 @@ typedef enum hr_frame_type {
         HR_FRAME_WEIGHTS_LIST = 36,
         HR_FRAME_WEIGHTS_DROP = 37,
         HR_FRAME_WEIGHTS_TENSORS = 38,
+        HR_FRAME_WEIGHTS_PURGE = 39,
         HR_FRAME_STATE_ALLOC = 48,
         HR_FRAME_STATE_READ = 49,
         HR_FRAME_STATE_WRITE = 50,

@@ -107,6 +107,7 @@ def examples(owner: Owner) -> dict[int, list[bytes]]:
         raw.LIST: [frame(raw.LIST)],
         raw.DROP: [frame(raw.DROP, pb.WeightsDrop(handle=owner.weights))],
         raw.TENSORS: [frame(raw.TENSORS, pb.WeightsTensors(handle=owner.weights))],
+        raw.PURGE: [frame(raw.PURGE)],
         raw.STATE_ALLOC: [frame(raw.STATE_ALLOC, pb.StateAlloc(), manifest)],
         raw.STATE_READ: [frame(raw.STATE_READ, pb.StateRead(**where))],
         raw.STATE_WRITE: [frame(raw.STATE_WRITE, pb.StateWrite(**where), FLOATS[::-1])],

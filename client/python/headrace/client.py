@@ -445,6 +445,10 @@ class Client:
         """The weight sets of the daemon."""
         return self.drive(flows.weights(), timeout)
 
+    def purge(self, *, timeout: float | None = None) -> tuple[int, int]:
+        """Empties the daemon's cache on disk; contents and bytes that were there."""
+        return self.drive(flows.purge(), timeout)
+
     def drop(self, weights: handles.WeightSet, *, timeout: float | None = None) -> None:
         """Gives a weight set back; it goes when nobody holds it any more."""
         self.drive(flows.drop(weights.handle), timeout)

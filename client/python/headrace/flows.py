@@ -18,6 +18,7 @@ from headrace import handles
 from headrace import headrace_pb2 as pb
 from headrace.errors import (
     ConnectionLost, DeadlineExceeded, Exhausted, HeadraceError, NotFound, ProtocolError,
+    Unavailable,
 )  # fmt: skip
 from headrace.explain import Explanation
 from headrace.graph import Graph
@@ -170,7 +171,7 @@ def put(
     progress: OnProgress | None = None,
 ) -> Flow[handles.WeightSet]:
     """Uploads what the daemon lacks of a set's contents. Several connections may do so at once."""
-    reply = yield Request(
+    request = Request(
         Kind.WEIGHTS_PUT,
         upload.message(rules(placement), body_max),
         [upload.manifest],
@@ -178,6 +179,12 @@ def put(
         resume=bool(upload.digest),
         progress=progress,
     )
+    try:
+        reply = yield request
+    except Unavailable as error:
+        if error.reason != "CACHE":  # what the daemon had on disk was damaged: it asks for all of it
+            raise
+        reply = yield request
     return made_of(upload, reply)
 
 
@@ -238,6 +245,13 @@ def weights() -> Flow[list[handles.SetInfo]]:
     """The sets that the caller may see."""
     reply = yield Request(Kind.WEIGHTS_LIST)
     return [handles.set_of(s) for s in parse(pb.WeightSets, reply.body).sets]
+
+
+def purge() -> Flow[tuple[int, int]]:
+    """Contents and bytes removed from the daemon's cache on disk."""
+    reply = yield Request(Kind.WEIGHTS_PURGE)
+    removed = parse(pb.WeightsPurgeReply, reply.message)
+    return removed.contents, removed.bytes
 
 
 def drop(handle: int) -> Flow[None]:

@@ -60,6 +60,7 @@ class Kind(enum.IntEnum):
     WEIGHTS_LIST = 36
     WEIGHTS_DROP = 37
     WEIGHTS_TENSORS = 38
+    WEIGHTS_PURGE = 39
     STATE_ALLOC = 48
     STATE_READ = 49
     STATE_WRITE = 50

@@ -453,7 +453,8 @@ HR_TEST(example_shows_every_key_with_its_default) {
         switch_on(text);
         HR_EXPECT_OK(read_whole(text, &config, &diag), &diag);
         HR_EXPECT_OK(
-                read_whole("[models]\ndirectories = /var/lib/headrace/models\n[device cpu0]\n",
+                read_whole("[models]\ndirectories = /var/lib/headrace/models\n"
+                           "cache_directory = /var/cache/headrace\n[device cpu0]\n",
                            &defaults, &diag),
                 &diag);
         shown = dump_text(&config);
