@@ -98,6 +98,7 @@ static void run(struct hr_wire_span message, struct hr_arena *arena) {
 static void weights(struct hr_wire_span message, struct hr_arena *arena) {
         static struct hr_wire_weights_put put;
         static struct hr_wire_weights_load load;
+        struct hr_wire_state_restore restore;
         struct hr_wire_state_alloc alloc;
 
         if (hr_wire_weights_put_decode(message, arena, NULL, &put) == HR_OK) {
@@ -110,6 +111,8 @@ static void weights(struct hr_wire_span message, struct hr_arena *arena) {
         }
         if (hr_wire_state_alloc_decode(message, arena, NULL, &alloc) == HR_OK)
                 check_rules(alloc.rules, alloc.rule_count);
+        if (hr_wire_state_restore_decode(message, arena, NULL, &restore) == HR_OK)
+                check_rules(restore.rules, restore.rule_count);
 }
 
 static void manifest(struct hr_wire_span message, struct hr_arena *arena) {
