@@ -7,6 +7,10 @@
 #include <inttypes.h>
 #include <string.h>
 
+/* Four extents of so many bits, and elements of so many bytes, make a tensor below 2^63 bytes. */
+#define SMALL_EXTENT_BITS 15
+#define SMALL_ELEMENT_BYTES 8
+
 hr_status hr_tensor_set_contiguous(struct hr_tensor *tensor, struct hr_diag *diag) {
         const struct hr_type_info *info = hr_type_info(tensor->type);
         uint64_t stride;
@@ -14,6 +18,16 @@ hr_status hr_tensor_set_contiguous(struct hr_tensor *tensor, struct hr_diag *dia
         if (!info)
                 return hr_fail_reason(diag, HR_E_INVALID, "DTYPE", "%" PRIu32 " is no type",
                                       tensor->type);
+        /* Nearly all: no element is part of a block, and no product can leave 63 bits. */
+        if (HR_LIKELY(info->block_elements == 1 && info->block_bytes <= SMALL_ELEMENT_BYTES &&
+                      (uint64_t) (tensor->ne[0] | tensor->ne[1] | tensor->ne[2] | tensor->ne[3]) >>
+                                      SMALL_EXTENT_BITS ==
+                              0)) {
+                tensor->nb[0] = info->block_bytes;
+                for (int i = 1; i < HR_DIMS; i++)
+                        tensor->nb[i] = tensor->nb[i - 1] * (uint64_t) tensor->ne[i - 1];
+                return HR_OK;
+        }
         for (int i = 0; i < HR_DIMS; i++)
                 if (tensor->ne[i] < 0)
                         return hr_fail_reason(diag, HR_E_INVALID, "SIZE",

@@ -259,65 +259,80 @@ static hr_status check_node(const struct hr_graph *graph, const struct hr_graph_
         return check_memory(infer);
 }
 
+/* What is counted while the tensors are looked at: they fill more than the caches of a processor, and
+ * are walked over once. */
+struct walk {
+        uint64_t next_source; /* where the sources of the next tensor begin */
+        uint32_t input_count, input_first, input_end;
+        uint32_t output_count, output_first, output_end;
+};
+
 /* Sources lie one node after the other, so that equal graphs have equal bytes. */
-static hr_status check_columns(const struct hr_graph *graph, struct hr_diag *diag) {
-        uint64_t next = 0;
+static hr_status walk_take(struct walk *walk, const struct hr_graph *graph, uint32_t id,
+                           struct hr_diag *diag) {
+        const struct hr_tensor *tensor = &graph->tensors[id];
 
-        for (uint32_t id = 0; id < graph->leaf_count + graph->node_count; id++) {
-                const struct hr_tensor *tensor = &graph->tensors[id];
-
-                if (tensor->source_first != next || tensor->reserved)
-                        return refuse_tensor(diag, id, "COLUMN", "sources are not in node order");
-                next += tensor->source_count;
+        if (tensor->source_first != walk->next_source || tensor->reserved)
+                return refuse_tensor(diag, id, "COLUMN", "sources are not in node order");
+        walk->next_source += tensor->source_count;
+        if (walk->next_source > graph->source_count)
+                return refuse_tensor(diag, id, "COLUMN", "more sources than the graph has");
+        if (tensor->leaf_kind == HR_LEAF_INPUT) {
+                if (walk->input_count++ == 0)
+                        walk->input_first = id;
+                walk->input_end = id + 1;
         }
-        if (next != graph->source_count)
-                return hr_fail_reason(diag, HR_E_INVALID, "COLUMN",
-                                      "%" PRIu32 " sources, the nodes name %" PRIu64,
-                                      graph->source_count, next);
+        if (tensor->flags & HR_TENSOR_OUTPUT) {
+                if (walk->output_count++ == 0)
+                        walk->output_first = id;
+                walk->output_end = id + 1;
+        }
         return HR_OK;
 }
 
 /* Lists inputs and outputs in id order. */
-static hr_status list_ends(struct hr_graph *graph, struct hr_diag *diag) {
-        uint32_t count = graph->leaf_count + graph->node_count;
-        uint32_t input_count = 0, output_count = 0;
-
-        for (uint32_t id = 0; id < count; id++) {
-                input_count += graph->tensors[id].leaf_kind == HR_LEAF_INPUT;
-                output_count += (graph->tensors[id].flags & HR_TENSOR_OUTPUT) != 0;
-        }
+static hr_status list_ends(struct hr_graph *graph, const struct walk *walk, struct hr_diag *diag) {
         free(graph->inputs);
         free(graph->outputs);
-        graph->inputs = calloc(input_count + (size_t) 1, sizeof *graph->inputs);
-        graph->outputs = calloc(output_count + (size_t) 1, sizeof *graph->outputs);
+        graph->inputs = calloc(walk->input_count + (size_t) 1, sizeof *graph->inputs);
+        graph->outputs = calloc(walk->output_count + (size_t) 1, sizeof *graph->outputs);
         if (!graph->inputs || !graph->outputs)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the lists of a graph");
         graph->input_count = graph->output_count = 0;
-        for (uint32_t id = 0; id < count; id++) {
-                if (graph->tensors[id].leaf_kind == HR_LEAF_INPUT) {
-                        graph->tensors[id].flags |= HR_TENSOR_INPUT;
-                        graph->inputs[graph->input_count++] = id;
-                }
+        for (uint32_t id = walk->input_first; id < walk->input_end; id++) {
+                if (graph->tensors[id].leaf_kind != HR_LEAF_INPUT)
+                        continue;
+                graph->tensors[id].flags |= HR_TENSOR_INPUT;
+                graph->inputs[graph->input_count++] = id;
+        }
+        for (uint32_t id = walk->output_first; id < walk->output_end; id++)
                 if (graph->tensors[id].flags & HR_TENSOR_OUTPUT)
                         graph->outputs[graph->output_count++] = id;
-        }
         return HR_OK;
 }
 
 hr_status hr_graph_validate(struct hr_graph *graph, const struct hr_graph_limits *limits,
                             struct hr_diag *diag) {
+        struct walk walk = { 0 };
+
         HR_ASSERT(!graph->frozen);
         if (graph->extra_count)
                 return hr_fail_reason(diag, HR_E_INVALID, "LEAF", "tensors outside the graph");
-        HR_TRY(check_columns(graph, diag));
         for (uint32_t id = 0; id < graph->leaf_count; id++) {
+                HR_TRY(walk_take(&walk, graph, id, diag));
                 HR_TRY(check_size(graph, limits, id, diag));
                 HR_TRY(check_leaf(graph, id, diag));
         }
         HR_TRY(check_state_names(graph, diag));
-        for (uint32_t node = 0; node < graph->node_count; node++)
+        for (uint32_t node = 0; node < graph->node_count; node++) {
+                HR_TRY(walk_take(&walk, graph, graph->leaf_count + node, diag));
                 HR_TRY(check_node(graph, limits, graph->leaf_count + node, diag));
-        HR_TRY(list_ends(graph, diag));
+        }
+        if (walk.next_source != graph->source_count)
+                return hr_fail_reason(diag, HR_E_INVALID, "COLUMN",
+                                      "%" PRIu32 " sources, the nodes name %" PRIu64,
+                                      graph->source_count, walk.next_source);
+        HR_TRY(list_ends(graph, &walk, diag));
         graph->frozen = true;
         return HR_OK;
 }

@@ -249,7 +249,8 @@ static hr_status graph_fill_views(const struct hr_columns *columns, struct hr_gr
                                   struct hr_diag *diag) {
         const struct hr_column *at = columns->at;
         uint64_t count = hr_column_count(&at[GRAPH_VIEW_TENSOR]);
-        uint32_t tensors = hr_graph_tensor_count(graph);
+        uint32_t tensors = hr_graph_tensor_count(graph), before = 0;
+        bool in_order = true; /* else all tensors are walked over, which is slow where they are many */
 
         for (uint64_t i = 0; i < count; i++) {
                 uint32_t id = hr_column_u32(&at[GRAPH_VIEW_TENSOR], i);
@@ -263,9 +264,12 @@ static hr_status graph_fill_views(const struct hr_columns *columns, struct hr_gr
                         return column_fail(diag, "view_tensor", id, "named twice");
                 graph->tensors[id].view_base = base;
                 graph->tensors[id].view_offset = hr_column_u64(&at[GRAPH_VIEW_OFFSET], i);
+                in_order = in_order && id >= before;
+                before = id;
         }
-        for (uint32_t i = 0; count > 0 && i < tensors; i++) {
-                struct hr_tensor *view = &graph->tensors[i];
+        for (uint64_t i = 0; count > 0 && i < (in_order ? count : tensors); i++) {
+                uint32_t id = in_order ? hr_column_u32(&at[GRAPH_VIEW_TENSOR], i) : (uint32_t) i;
+                struct hr_tensor *view = &graph->tensors[id];
                 const struct hr_tensor *base;
 
                 if (view->view_base == HR_TENSOR_NONE)
@@ -274,7 +278,7 @@ static hr_status graph_fill_views(const struct hr_columns *columns, struct hr_gr
                 if (base->view_base == HR_TENSOR_NONE)
                         continue;
                 if (!hr_add_u64(view->view_offset, base->view_offset, &view->view_offset))
-                        return view_fail(diag, i, "its offset wraps");
+                        return view_fail(diag, id, "its offset wraps");
                 view->view_base = base->view_base;
         }
         return HR_OK;

@@ -77,7 +77,7 @@ static uint8_t flags_of(const struct hr_planner *planner, uint32_t tensor) {
                 return (uint8_t) (flags | HR_PLAN_IS_VIEW);
         if (t->op == HR_OP_NONE)
                 return (uint8_t) flags;
-        if (!hr_tensor_is_empty(t))
+        if (planner->plan->span[tensor] > 0) /* not empty */
                 flags |= HR_PLAN_IS_STEP;
         if (t->view_base != HR_TENSOR_NONE || planner->in->tensor_buffer[tensor] != HR_NO_BUFFER)
                 flags |= HR_PLAN_WRITES_GIVEN;
@@ -91,6 +91,7 @@ static hr_status describe_tensors(struct hr_planner *planner) {
         for (uint32_t i = 0; i < plan->tensor_count; ++i) {
                 const struct hr_tensor *t = &planner->graph->tensors[i];
 
+                HR_TRY(hr_tensor_span(t, planner->diag, &plan->span[i]));
                 planner->tensors[i] = (struct hr_plan_tensor){
                         .source_first = t->source_first,
                         .source_count = t->source_count,
@@ -108,7 +109,6 @@ static hr_status describe_tensors(struct hr_planner *planner) {
                                 planner->outputs_first = i;
                         planner->outputs_end = i + 1;
                 }
-                HR_TRY(hr_tensor_span(t, planner->diag, &plan->span[i]));
         }
         return HR_OK;
 }

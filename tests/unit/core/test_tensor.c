@@ -101,3 +101,34 @@ HR_TEST(ops_have_stable_numbers) {
         HR_EXPECT_STREQ(hr_op_name(99999), "?");
         HR_EXPECT(hr_op_is_view(HR_OP_PERMUTE) && !hr_op_is_view(HR_OP_CONT));
 }
+
+/* Around the extents up to which no product is checked; the products are counted in 128 bits. */
+HR_TEST(tensor_strides_of_any_extents) {
+        static const int64_t extents[] = { 0, 1, 2, 3, 32767, 32768, 32769, 1 << 20 };
+        static const uint32_t types[] = { HR_TYPE_F32, HR_TYPE_F16, HR_TYPE_I64, HR_TYPE_Q4_0 };
+        const uint32_t count = HR_ARRAY_LENGTH(extents);
+
+        for (uint32_t i = 0; i < HR_ARRAY_LENGTH(types) * count * count * count * count; i++) {
+                uint32_t rest = i / (uint32_t) HR_ARRAY_LENGTH(types), wide = 0;
+                struct hr_tensor tensor = { .type = types[i % HR_ARRAY_LENGTH(types)] };
+                const struct hr_type_info *info = hr_type_info(tensor.type);
+                unsigned __int128 stride[HR_DIMS + 1] = { info->block_bytes };
+                hr_status status;
+
+                for (uint32_t d = 0; d < HR_DIMS; d++, rest /= count) {
+                        tensor.ne[d] = extents[rest % count] * (d ? 1 : info->block_elements);
+                        stride[d + 1] = stride[d] * (unsigned __int128) (tensor.ne[d] /
+                                                                         (d ? 1 : info->block_elements));
+                        wide += stride[d + 1] > INT64_MAX;
+                }
+                status = hr_tensor_set_contiguous(&tensor, NULL);
+                if (stride[HR_DIMS] > INT64_MAX) {
+                        HR_EXPECT_EQ(status, HR_E_INVALID);
+                } else if (status == HR_OK) {
+                        for (uint32_t d = 0; d < HR_DIMS; d++)
+                                HR_EXPECT_EQ(tensor.nb[d], (uint64_t) stride[d]);
+                } else {
+                        HR_EXPECT(wide > 0); /* nothing in it, but a row of it would not fit */
+                }
+        }
+}
