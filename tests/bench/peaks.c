@@ -51,7 +51,7 @@ static void part_read(void *arg) {
                 uint64_t left = ROUNDS;                                                            \
                                                                                                    \
                 __asm__ volatile(CLEAR_ALL                                                         \
-                                 "1:\n\t" ALL_CHAINS(step) "dec %0\n\tjnz 1b\n\tvzeroupper"          \
+                                 "1:\n\t" ALL_CHAINS(step) "dec %0\n\tjnz 1b\n\tvzeroupper"        \
                                  : "+r"(left)                                                      \
                                  :                                                                 \
                                  : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6",   \
