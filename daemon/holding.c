@@ -162,7 +162,8 @@ const struct hr_holding *hr_holding_find(const struct hr_server *server,
         HR_LIST_FOR_EACH(link, &server->holdings) {
                 const struct hr_holding *holding = HR_CONTAINER_OF(link, struct hr_holding, link);
 
-                if (holding->principal == principal && holding->upload && is_receiving(holding) &&
+                /* One that is being dropped has given its upload to the engine. */
+                if (holding->principal == principal && is_receiving(holding) && holding->upload &&
                     holding->has_digest && hr_digest_equal(holding->digest, digest))
                         return holding;
         }
