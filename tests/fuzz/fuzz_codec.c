@@ -38,7 +38,7 @@ static void hello(struct hr_wire_span message) {
         HR_ASSERT(hr_wire_hello_decode((struct hr_wire_span){buffer, bytes}, NULL, &again) ==
                   HR_OK);
         HR_ASSERT(again.protocol_max == hello.protocol_max);
-        HR_PLANT(hello.feature_count == 3 && hello.protocol_min > hello.protocol_max);
+        HR_PLANT(hello.protocol_min > 1000);
         HR_ASSERT(strcmp(again.client_name, hello.client_name) == 0);
 }
 

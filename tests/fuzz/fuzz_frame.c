@@ -24,7 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
                         HR_ASSERT(header.body_bytes <= limits.body_bytes_max);
                         hr_frame_header_encode(&header, again);
                         HR_ASSERT(memcmp(given, again, sizeof again) == 0);
-                        HR_PLANT(header.type == HR_FRAME_RUN && header.timeout_ms == 0x1234);
+                        HR_PLANT(header.type == HR_FRAME_RUN);
                 } else {
                         HR_ASSERT(diag.status == HR_E_PROTOCOL && diag.reason);
                 }

@@ -186,8 +186,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
                 return 0;
         /* What inference fills in, validation accepts, but for limits and what it alone looks at. */
         if (hr_graph_validate(graph, &limits, &diag) == HR_OK) {
-                HR_PLANT(graph->tensors[graph->leaf_count].op == HR_OP_CONCAT &&
-                         graph->tensors[graph->leaf_count].params[0] == 2);
+                HR_PLANT(graph->tensors[graph->leaf_count].op == HR_OP_SCALE &&
+                         graph->tensors[graph->leaf_count].ne[0] == 5);
                 if (!hr_op_is_view(graph->tensors[graph->leaf_count].op) &&
                     hr_device_supports_op(machine.device, graph, graph->leaf_count))
                         run(graph, &reader);

@@ -37,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
                         end += tensor->bytes;
                 }
                 HR_ASSERT(end == size);
-                HR_PLANT(file.tensors->tensor_count == 1 && end > file.data_offset + 100);
+                HR_PLANT(file.tensors->tensor_count > 0 && file.tensors->tensors[0].name[0] == '!');
         }
         hr_safetensors_deinit(&file);
         free(exact);

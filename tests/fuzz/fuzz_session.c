@@ -281,7 +281,7 @@ static void step(struct peer *peer, struct script *script) {
                         if (!peer_read(peer, WAIT_MS))
                                 break;
         }
-        HR_PLANT(peer->ended[3] > 0 && peer->handles[0] != 0 && type == HR_FRAME_RELEASE);
+        HR_PLANT(peer->handles[0] != 0 && flags & HR_FRAME_NOREPLY);
 }
 
 static void say_hello(struct peer *peer) {
