@@ -99,6 +99,8 @@ static void multiply_one(const uint8_t *base, uint64_t stride, const uint8_t *co
 static void float_dot_bf16(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
                            const uint8_t *columns, uint64_t column_stride, uint32_t width,
                            int64_t k, float *spare, float *ret_out, uint64_t out_stride) {
+        const uint32_t abreast = width > 1 || stride >= LONG_ROW ? ROWS : 1;
+
         if (type != HR_TYPE_BF16) {
                 CPU_ISA(float_dot)(type, base, stride, rows, columns, column_stride, width, k,
                                    spare, ret_out, out_stride);
@@ -107,7 +109,7 @@ static void float_dot_bf16(uint32_t type, const uint8_t *base, uint64_t stride, 
         for (uint32_t from = 0, to; from < rows; from = to) {
                 int64_t first = 0;
 
-                to = HR_MIN(from + (width >= MANY ? rows : width > 1 ? ROWS : 1), rows);
+                to = HR_MIN(from + (width >= MANY ? rows : abreast), rows);
                 do { /* once when k is 0: zeros */
                         int64_t end = k - first > CHUNK ? first + CHUNK : k;
 

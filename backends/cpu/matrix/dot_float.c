@@ -4,7 +4,7 @@
  * float_dot keeps one accumulator vector per result and walks k in order, so that a result's bits
  * depend on its row and column alone. Chunks of k are summed one after the other, so that a block
  * of rows stays in the first-level cache while the columns pass, and with many columns their chunk
- * in the second-level one while all rows do. With a single column rows go one by one: nobody
+ * in the second-level one while all rows do. With a single column short rows go one by one: nobody
  * fetches ahead as well as the processor itself, where it sees one stream. Rows of f16 and bf16 are
  * widened while they are loaded; by plain C, where that is slow and many columns use them, before:
  * side by side but not a power of two apart, where they would fall into the same few places of the
@@ -185,14 +185,14 @@ struct piece {
         uint32_t type;
         uint64_t stride, column_stride, out_stride;
         const uint8_t *columns;
-        uint32_t width;
+        uint32_t width, abreast; /* 1: row by row, else ROWS */
         float *spare;
 };
 
 static uint32_t multiply_rows(const struct piece *piece, const uint8_t *base, uint32_t rows,
                               int64_t first, int64_t end, float *ret_out) {
         const bool widen = piece->type != HR_TYPE_F32 && piece->width > FEW;
-        const uint32_t step = rows >= ROWS && piece->width > 1 ? ROWS : 1;
+        const uint32_t step = rows >= ROWS && piece->abreast > 1 ? ROWS : 1;
         rows_fn four = dot_4_f32, one = dot_1_f32;
         const uint8_t *row[ROWS];
 
@@ -209,8 +209,10 @@ static uint32_t multiply_rows(const struct piece *piece, const uint8_t *base, ui
 void CPU_ISA(float_dot)(uint32_t type, const uint8_t *base, uint64_t stride, uint32_t rows,
                         const uint8_t *columns, uint64_t column_stride, uint32_t width, int64_t k,
                         float *spare, float *ret_out, uint64_t out_stride) {
-        const struct piece piece = {type, stride, column_stride, out_stride, columns, width, spare};
-        const uint32_t together = width >= MANY ? rows : width > 1 ? ROWS : 1;
+        const uint32_t abreast = width > 1 || stride >= LONG_ROW ? ROWS : 1;
+        const struct piece piece = {type,    stride, column_stride, out_stride,
+                                    columns, width,  abreast,       spare};
+        const uint32_t together = width >= MANY ? rows : abreast;
 
         for (uint32_t from = 0, to; from < rows; from = to) {
                 int64_t first = 0;

@@ -26,6 +26,10 @@ LANES_INLINE void prefetch_next(const uint8_t *base, uint64_t stride, uint64_t a
 /* Columns of a register block up to which reading the rows may be what takes longest. */
 #define FEW_AT_ONCE 4
 
+/* From so many bytes on a single column goes past several rows of floats at once: it is long, too,
+ * and would have to be read again for each. */
+#define LONG_ROW 8192
+
 /* The same for rows of floats: what follows a block of rows comes in a line at `next`, which is
  * soon where `near`; else what is soon is farther on in the row itself. */
 LANES_INLINE void prefetch_row(const uint8_t *next, bool near, const uint8_t *here) {
