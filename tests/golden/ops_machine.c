@@ -218,9 +218,8 @@ hr_status ops_run_check_bands(struct ops_run *run, struct hr_diag *diag, uint32_
                 if (!bytes)
                         return hr_fail(diag, HR_E_EXHAUSTED, "no memory");
                 status = buffer_read(run, buffer, bytes, diag);
-                for (uint64_t i = 0; i < BAND && status == HR_OK; i++)
-                        is_kept &= bytes[i] == PATTERN &&
-                                   bytes[buffer->bytes - 1 - i] == PATTERN;
+                for (uint64_t i = 1; i <= BAND && status == HR_OK; i++)
+                        is_kept &= bytes[i - 1] == PATTERN && bytes[buffer->bytes - i] == PATTERN;
                 free(bytes);
                 *ret_tensor = k;
                 HR_TRY(status);
