@@ -51,7 +51,7 @@ static void tower_open(struct tower *tower, bool uploads) {
         scene_init(&tower->scene, WIDTH);
         at = scene_leaf(&tower->scene, HR_LEAF_INPUT, "x");
         for (uint32_t l = 0; l < tower->layers; ++l) {
-                char name[8];
+                char name[16];
 
                 snprintf(name, sizeof name, "w%u", l);
                 leaves[l] = scene_leaf(&tower->scene, HR_LEAF_WEIGHT, name);
