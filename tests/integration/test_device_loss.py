@@ -48,6 +48,8 @@ def fleet(launch: Callable[..., Daemon], tmp_path: Path) -> Iterator[Fleet]:
             device("fake1", backend="fake"),
             device("cpu0", backend="cpu", threads=1),
         ),
+        # A run is to find that a device is lost, not the pulse between two of them.
+        sections={"daemon": {"heartbeat": "3600s"}},
     )
     yield Fleet(daemon, tmp_path)
 
