@@ -126,7 +126,8 @@ def test_by_weight_whatever_the_number_of_sessions(busy: Daemon) -> None:
         for sessions in (light, heavy)
     ]
     assert parts[1] > 40
-    assert 0.25 * parts[1] <= parts[0] <= 0.42 * parts[1], parts
+    # A third, give or take the ends; by principals alone it were as many, by sessions 3.5 times.
+    assert 0.2 * parts[1] <= parts[0] <= 0.55 * parts[1], parts
 
 
 def test_a_small_one_waits_for_the_run_on_the_device_only(busy: Daemon) -> None:
