@@ -2,8 +2,7 @@
  * One peer: its life, the events of its socket, and its requests in flight.
  *
  * hr_conn_close() only marks; the taking down happens in hr_conns_reap(), outside of every call
- * chain that may still hold the connection or one of its requests. The handle's memory goes in its
- * close callback.
+ * chain that may still hold the connection or one of its requests.
  */
 #include "daemon/conn.h"
 
@@ -14,16 +13,16 @@
 #include "daemon/conn_priv.h"
 #include "daemon/request.h"
 
-static void conn_poll_cb(uv_poll_t *handle, int status, int events) {
-        struct hr_conn *conn = handle->data;
+static void conn_watch_cb(void *arg, int events) {
+        struct hr_conn *conn = arg;
 
-        if (status < 0) {
+        if (events == 0) {
                 hr_conn_close(conn);
                 return;
         }
-        if (events & UV_WRITABLE)
+        if (events & HR_LOOP_WRITABLE)
                 hr_conn_flush(conn);
-        if (conn->over || !(events & UV_READABLE))
+        if (conn->over || !(events & HR_LOOP_READABLE))
                 return;
         if (conn->lingering)
                 hr_conn_linger(conn);
@@ -39,13 +38,13 @@ void hr_conn_poll_update(struct hr_conn *conn) {
                 return;
         if (conn->lingering ||
             (conn->stage != HR_CONN_DEAF && !conn->eof && !hr_conn_is_clogged(conn)))
-                events |= UV_READABLE;
+                events |= HR_LOOP_READABLE;
         if (!hr_list_is_empty(&conn->outputs) || hr_stream_has_unsent(&conn->stream))
-                events |= UV_WRITABLE;
+                events |= HR_LOOP_WRITABLE;
         if (events == conn->polled)
                 return;
         conn->polled = events;
-        if (events ? uv_poll_start(&conn->poll, events, conn_poll_cb) : uv_poll_stop(&conn->poll))
+        if (!hr_watch_want(conn->watch, events))
                 hr_conn_close(conn);
 }
 
@@ -74,13 +73,13 @@ hr_status hr_conn_open(struct hr_server *server, int fd, bool is_tcp,
         hr_list_init(&conn->requests);
         hr_list_init(&conn->outputs);
         conn->opened_ns = conn->read_ns = conn->write_ns = hr_clock_now_ns();
-        if (uv_poll_init(&server->loop, &conn->poll, fd) != 0) {
+        conn->watch = hr_watch_new(server->loop, fd, conn_watch_cb, conn);
+        if (!conn->watch) {
                 hr_stream_deinit(&conn->stream);
                 conn->principal = hr_principal_unref(conn->principal);
                 free(conn);
                 return hr_fail(diag, HR_E_UNAVAILABLE, "a socket cannot be watched");
         }
-        conn->poll.data = conn;
         hr_list_append(&server->conns, &conn->link);
         server->stats.connections++;
         server->stats.connections_total++;
@@ -96,16 +95,8 @@ void hr_conn_close(struct hr_conn *conn) {
         conn->stage = HR_CONN_DEAF;
         conn->body_to = NULL;
         conn->body_request = NULL;
-        (void) uv_poll_stop(&conn->poll);
+        (void) hr_watch_want(conn->watch, 0);
         hr_list_append(&conn->server->conns_over, &conn->over_link);
-}
-
-static void conn_freed_cb(uv_handle_t *handle) {
-        struct hr_conn *conn = handle->data;
-        struct hr_server *server = conn->server;
-
-        free(conn);
-        hr_server_conn_gone(server);
 }
 
 static void conn_leave_session(struct hr_conn *conn) {
@@ -126,6 +117,7 @@ static void conn_leave_session(struct hr_conn *conn) {
 }
 
 static void conn_take_down(struct hr_conn *conn) {
+        struct hr_server *server = conn->server;
         struct hr_list *link;
 
         while ((link = conn->requests.next) != &conn->requests)
@@ -137,10 +129,12 @@ static void conn_take_down(struct hr_conn *conn) {
         conn_leave_session(conn);
         conn->principal = hr_principal_unref(conn->principal);
         hr_list_remove(&conn->link);
-        conn->server->stats.connections--;
-        uv_close((uv_handle_t *) &conn->poll, conn_freed_cb);
+        server->stats.connections--;
+        conn->watch = hr_watch_free(conn->watch);
         hr_stream_deinit(&conn->stream); /* not before: the number may be somebody else's by then */
-        hr_server_accept_update(conn->server);
+        free(conn);
+        hr_server_accept_update(server);
+        hr_server_conn_gone(server);
 }
 
 void hr_conns_reap(struct hr_server *server) {

@@ -10,11 +10,9 @@
  * closes. A half-closed peer gets its replies, then the close. A peer that has vanished takes its
  * requests with it.
  *
- * Ownership: the server's list; freed in the close callback of its handle. Thread: loop.
+ * Ownership: the server's list; freed by hr_conns_reap(). Thread: loop.
  */
 #pragma once
-
-#include <uv.h>
 
 #include "core/list.h"
 #include "daemon/server.h"
@@ -30,7 +28,7 @@ typedef enum hr_conn_stage {
 } hr_conn_stage;
 
 struct hr_conn {
-        uv_poll_t poll;
+        struct hr_watch *watch;
         struct hr_server *server;
         struct hr_list link;         /* in the server's list */
         struct hr_list session_link; /* in the session's */

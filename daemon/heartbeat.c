@@ -44,7 +44,7 @@ struct pulse {
 
 struct hr_heartbeat {
         struct hr_server *server;
-        uv_timer_t timer;
+        struct hr_timer *timer;
         bool stopping;
         uint64_t period_ns, due_ns, lag_ns;
         bool feeds; /* a watchdog waits to be fed */
@@ -229,8 +229,8 @@ static bool devices_move(struct hr_heartbeat *heartbeat) {
         return all_move;
 }
 
-static void tick_cb(uv_timer_t *timer) {
-        struct hr_heartbeat *heartbeat = timer->data;
+static void tick_cb(void *arg) {
+        struct hr_heartbeat *heartbeat = arg;
         uint64_t now_ns = hr_clock_now_ns();
         bool moves = devices_move(heartbeat);
 
@@ -240,7 +240,8 @@ static void tick_cb(uv_timer_t *timer) {
         if (!beat_is_under_way(heartbeat)) {
                 beat_judge(heartbeat, now_ns);
                 if (heartbeat->beat == 1) {
-                        uv_timer_set_repeat(timer, heartbeat->period_ns / HR_NS_PER_MS);
+                        hr_timer_start(heartbeat->timer, tick_cb, FIRST_LOOK_MS,
+                                       heartbeat->period_ns / HR_NS_PER_MS);
                         heartbeat->due_ns = 0;
                 }
                 if (heartbeat->feeds)
@@ -259,10 +260,12 @@ hr_status hr_heartbeat_new(struct hr_server *server, struct hr_diag *diag,
         struct hr_heartbeat *heartbeat = calloc(1, sizeof *heartbeat);
         uint64_t watchdog_ns = hr_notify_watchdog_ns();
 
-        if (heartbeat)
+        if (heartbeat) {
                 heartbeat->pulses = calloc(server->device_count, sizeof *heartbeat->pulses);
-        if (!heartbeat || !heartbeat->pulses) {
-                free(heartbeat);
+                heartbeat->timer = hr_timer_new(server->loop, heartbeat);
+        }
+        if (!heartbeat || !heartbeat->pulses || !heartbeat->timer) {
+                (void) hr_heartbeat_free(heartbeat);
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the heartbeat");
         }
         heartbeat->server = server;
@@ -288,9 +291,7 @@ hr_status hr_heartbeat_new(struct hr_server *server, struct hr_diag *diag,
                        "device %s cannot be asked to compute: %s", pulse->device->props.name,
                        why.words);
         }
-        (void) uv_timer_init(&server->loop, &heartbeat->timer);
-        heartbeat->timer.data = heartbeat;
-        (void) uv_timer_start(&heartbeat->timer, tick_cb, 0, FIRST_LOOK_MS);
+        hr_timer_start(heartbeat->timer, tick_cb, 0, FIRST_LOOK_MS);
         *ret_heartbeat = heartbeat;
         return HR_OK;
 }
@@ -318,6 +319,7 @@ void hr_heartbeat_release(struct hr_heartbeat *heartbeat) {
 struct hr_heartbeat *hr_heartbeat_free(struct hr_heartbeat *heartbeat) {
         if (!heartbeat)
                 return NULL;
+        heartbeat->timer = hr_timer_free(heartbeat->timer);
         free(heartbeat->pulses);
         free(heartbeat);
         return NULL;

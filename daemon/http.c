@@ -27,13 +27,12 @@
 struct hr_http {
         struct hr_server *server;
         struct MHD_Daemon *daemon;
-        uv_poll_t poll;
-        uv_timer_t timer;
-        uint32_t pending;      /* answers that wait for the engine */
-        uint32_t open_handles; /* of the loop */
+        struct hr_watch *watch;
+        struct hr_timer *timer;
+        uint32_t pending; /* answers that wait for the engine */
 };
 
-static void timer_cb(uv_timer_t *handle);
+static void timer_cb(void *arg);
 
 /* Lets the library work until nothing is left that could go on at once: it tells of that by a timeout of
  * nothing, its epoll descriptor does not. */
@@ -46,7 +45,7 @@ static void http_run(struct hr_http *http) {
                 is_busy = MHD_get_timeout(http->daemon, &left_ms) == MHD_YES && left_ms == 0;
         }
         if (is_busy)
-                (void) uv_timer_start(&http->timer, timer_cb, 1, TICK_MS);
+                hr_timer_start(http->timer, timer_cb, 1, TICK_MS);
 }
 
 /* One answer under way. */
@@ -199,34 +198,26 @@ static void completed_cb(void *arg, struct MHD_Connection *connection, void **co
         *context = NULL;
 }
 
-static void poll_cb(uv_poll_t *handle, int status, int events) {
-        struct hr_http *http = handle->data;
-
-        (void) status;
+static void watch_cb(void *arg, int events) {
         (void) events;
-        http_run(http);
+        http_run(arg);
 }
 
-static void timer_cb(uv_timer_t *handle) {
-        struct hr_http *http = handle->data;
-
-        http_run(http);
+static void timer_cb(void *arg) {
+        http_run(arg);
 }
 
 static hr_status watch(struct hr_http *http, struct hr_diag *diag) {
         const union MHD_DaemonInfo *info =
                 MHD_get_daemon_info(http->daemon, MHD_DAEMON_INFO_EPOLL_FD);
-        uv_loop_t *loop = &http->server->loop;
+        struct hr_loop *loop = http->server->loop;
 
-        if (!info || uv_poll_init(loop, &http->poll, info->epoll_fd) != 0)
+        http->timer = hr_timer_new(loop, http);
+        if (info)
+                http->watch = hr_watch_new(loop, info->epoll_fd, watch_cb, http);
+        if (!http->timer || !http->watch || !hr_watch_want(http->watch, HR_LOOP_READABLE))
                 return hr_fail(diag, HR_E_UNAVAILABLE, "HTTP cannot be watched");
-        http->poll.data = http->timer.data = http;
-        http->open_handles++;
-        (void) uv_timer_init(loop, &http->timer);
-        http->open_handles++;
-        if (uv_poll_start(&http->poll, UV_READABLE, poll_cb) != 0)
-                return hr_fail(diag, HR_E_UNAVAILABLE, "HTTP cannot be watched");
-        (void) uv_timer_start(&http->timer, timer_cb, TICK_MS, TICK_MS);
+        hr_timer_start(http->timer, timer_cb, TICK_MS, TICK_MS);
         return HR_OK;
 }
 
@@ -271,28 +262,14 @@ bool hr_http_is_idle(const struct hr_http *http) {
         return !http || http->pending == 0;
 }
 
-static void closed_cb(uv_handle_t *handle) {
-        struct hr_http *http = handle->data;
-
-        if (--http->open_handles == 0)
-                free(http);
-}
-
 struct hr_http *hr_http_close(struct hr_http *http) {
-        uint32_t handles;
-
         if (!http)
                 return NULL;
-        handles = http->open_handles;
         HR_ASSERT(http->pending == 0);
-        /* The watcher goes before the descriptor that it watches. */
-        if (handles > 0)
-                uv_close((uv_handle_t *) &http->poll, closed_cb);
+        http->watch = hr_watch_free(http->watch); /* before the descriptor that it watches */
         MHD_stop_daemon(http->daemon);
-        if (handles > 1)
-                uv_close((uv_handle_t *) &http->timer, closed_cb);
-        if (handles == 0)
-                free(http);
+        http->timer = hr_timer_free(http->timer);
+        free(http);
         return NULL;
 }
 

@@ -26,7 +26,7 @@
 #define ACCEPTS_PER_EVENT 16
 
 struct hr_listener {
-        uv_poll_t poll;
+        struct hr_watch *watch;
         struct hr_server *server;
         int fd, lock_fd, spare_fd;
         bool is_tcp, accepting;
@@ -116,10 +116,9 @@ static bool listener_accept_one(struct hr_listener *listener) {
         return true;
 }
 
-static void listener_poll_cb(uv_poll_t *handle, int status, int events) {
-        struct hr_listener *listener = handle->data;
+static void listener_watch_cb(void *arg, int events) {
+        struct hr_listener *listener = arg;
 
-        (void) status;
         (void) events;
         /* Each may be the last that there is a place for. */
         for (int i = 0; i < ACCEPTS_PER_EVENT && listener->accepting; i++) {
@@ -134,10 +133,8 @@ static void listener_poll_cb(uv_poll_t *handle, int status, int events) {
 void hr_listener_accept(struct hr_listener *listener, bool accept) {
         if (listener->accepting == accept || (accept && listener->resting))
                 return;
-        listener->accepting = accept;
-        if (accept ? uv_poll_start(&listener->poll, UV_READABLE, listener_poll_cb)
-                   : uv_poll_stop(&listener->poll))
-                listener->accepting = false;
+        listener->accepting =
+                hr_watch_want(listener->watch, accept ? HR_LOOP_READABLE : 0) && accept;
 }
 
 void hr_listener_rested(struct hr_listener *listener) {
@@ -149,6 +146,7 @@ void hr_listener_rested(struct hr_listener *listener) {
 static struct hr_listener *listener_free(struct hr_listener *listener) {
         if (!listener)
                 return NULL;
+        listener->watch = hr_watch_free(listener->watch);
         if (listener->fd >= 0)
                 (void) close(listener->fd);
         if (listener->spare_fd >= 0)
@@ -180,9 +178,10 @@ static hr_status system_fail(struct hr_diag *diag, const char *what, const char 
 
 static hr_status listener_watch(struct hr_listener *listener, const char *name,
                                 struct hr_diag *diag) {
-        if (uv_poll_init(&listener->server->loop, &listener->poll, listener->fd) != 0)
+        listener->watch = hr_watch_new(listener->server->loop, listener->fd, listener_watch_cb,
+                                       listener);
+        if (!listener->watch)
                 return hr_fail(diag, HR_E_PRECONDITION, "%s cannot be watched", name);
-        listener->poll.data = listener;
         return HR_OK;
 }
 
@@ -319,10 +318,6 @@ hr_status hr_listener_listen(struct hr_listener *listener, struct hr_diag *diag)
         return HR_OK;
 }
 
-static void listener_closed_cb(uv_handle_t *handle) {
-        (void) listener_free(handle->data);
-}
-
 struct hr_listener *hr_listener_close(struct hr_listener *listener) {
         struct stat found;
 
@@ -331,8 +326,5 @@ struct hr_listener *hr_listener_close(struct hr_listener *listener) {
         if (listener->path && lstat(listener->path, &found) == 0 &&
             found.st_dev == listener->device && found.st_ino == listener->inode)
                 (void) unlink(listener->path);
-        uv_close((uv_handle_t *) &listener->poll, listener_closed_cb);
-        (void) close(listener->fd);
-        listener->fd = -1;
-        return NULL;
+        return listener_free(listener);
 }

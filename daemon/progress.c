@@ -36,13 +36,13 @@ static void progress_look(struct hr_progress *progress) {
         progress_send(progress, done, total);
 }
 
-static void timer_cb(uv_timer_t *timer) {
-        struct hr_server *server = timer->data;
+static void timer_cb(void *arg) {
+        struct hr_server *server = arg;
 
         HR_LIST_FOR_EACH(link, &server->progresses)
         progress_look(HR_CONTAINER_OF(link, struct hr_progress, link));
         if (hr_list_is_empty(&server->progresses))
-                (void) uv_timer_stop(timer);
+                hr_timer_stop(server->progress_timer);
 }
 
 void hr_progress_begin(struct hr_progress *progress, struct hr_request *request,
@@ -55,10 +55,8 @@ void hr_progress_begin(struct hr_progress *progress, struct hr_request *request,
         progress->job = job;
         progress->phase = phase;
         hr_list_append(&server->progresses, &progress->link);
-        if (uv_is_active((uv_handle_t *) &server->progress_timer))
-                return;
-        uv_update_time(&server->loop);
-        (void) uv_timer_start(&server->progress_timer, timer_cb, PERIOD_MS, PERIOD_MS);
+        if (!hr_timer_is_running(server->progress_timer))
+                hr_timer_start(server->progress_timer, timer_cb, PERIOD_MS, PERIOD_MS);
 }
 
 void hr_progress_complete(struct hr_progress *progress) {

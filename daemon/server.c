@@ -16,7 +16,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "backends/registry.h"
@@ -36,15 +35,14 @@
 
 /* ---- deadlines ------------------------------------------------------------------------------- */
 
-static void deadline_cb(uv_timer_t *timer);
+static void deadline_cb(void *arg);
 
 static void deadlines_arm(struct hr_server *server, uint64_t deadline_ns) {
         uint64_t now_ns = hr_clock_now_ns();
         uint64_t ms = deadline_ns > now_ns ? (deadline_ns - now_ns) / HR_NS_PER_MS + 1 : 0;
 
         server->armed_ns = deadline_ns;
-        uv_update_time(&server->loop);
-        (void) uv_timer_start(&server->deadline_timer, deadline_cb, ms, 0);
+        hr_timer_start(server->deadline_timer, deadline_cb, ms, 0);
 }
 
 void hr_server_deadline_add(struct hr_server *server, struct hr_list *link, uint64_t deadline_ns) {
@@ -53,8 +51,8 @@ void hr_server_deadline_add(struct hr_server *server, struct hr_list *link, uint
                 deadlines_arm(server, deadline_ns);
 }
 
-static void deadline_cb(uv_timer_t *timer) {
-        struct hr_server *server = timer->data;
+static void deadline_cb(void *arg) {
+        struct hr_server *server = arg;
         uint64_t now_ns = hr_clock_now_ns();
         uint64_t next_ns = 0;
 
@@ -74,8 +72,8 @@ static void deadline_cb(uv_timer_t *timer) {
                 deadlines_arm(server, next_ns);
 }
 
-static void tick_cb(uv_timer_t *timer) {
-        struct hr_server *server = timer->data;
+static void tick_cb(void *arg) {
+        struct hr_server *server = arg;
         uint64_t now_ns = hr_clock_now_ns();
         bool waiting;
 
@@ -86,13 +84,13 @@ static void tick_cb(uv_timer_t *timer) {
         waiting = hr_sessions_expire(server, now_ns, false);
         waiting |= hr_holdings_expire(server, now_ns, false);
         if (!waiting && hr_list_is_empty(&server->conns))
-                (void) uv_timer_stop(&server->tick);
+                hr_timer_stop(server->tick);
         hr_server_accept_update(server);
 }
 
 static void tick_start(struct hr_server *server) {
-        if (!uv_is_active((uv_handle_t *) &server->tick))
-                (void) uv_timer_start(&server->tick, tick_cb, TICK_MS, TICK_MS);
+        if (!hr_timer_is_running(server->tick))
+                hr_timer_start(server->tick, tick_cb, TICK_MS, TICK_MS);
 }
 
 void hr_server_tick(struct hr_server *server) {
@@ -136,8 +134,8 @@ static void go_away_send(struct hr_conn *conn) {
                      });
 }
 
-static void drain_timeout_cb(uv_timer_t *timer) {
-        struct hr_server *server = timer->data;
+static void drain_timeout_cb(void *arg) {
+        struct hr_server *server = arg;
 
         hr_log(HR_LOG_WARNING, "server", "drain time has passed, cancelling requests=%llu",
                (unsigned long long) server->stats.requests_in_flight);
@@ -163,8 +161,8 @@ void hr_server_drain(struct hr_server *server, const char *why) {
         listeners_close(server);
         HR_LIST_FOR_EACH(link, &server->conns)
         go_away_send(HR_CONTAINER_OF(link, struct hr_conn, link));
-        (void) uv_timer_start(&server->drain_timer, drain_timeout_cb,
-                              server->config->drain_timeout_ns / HR_NS_PER_MS, 0);
+        hr_timer_start(server->drain_timer, drain_timeout_cb,
+                       server->config->drain_timeout_ns / HR_NS_PER_MS, 0);
 }
 
 /* What is left of a drain: first the requests, then the connections, then what the sessions held.
@@ -215,8 +213,8 @@ static void config_reload(struct hr_server *server) {
         hr_notify_ready("Serving with %u devices", server->device_count);
 }
 
-static void signal_cb(uv_signal_t *handle, int number) {
-        struct hr_server *server = handle->data;
+static void signal_cb(void *arg, int number) {
+        struct hr_server *server = arg;
 
         if (number == SIGHUP) {
                 config_reload(server);
@@ -225,30 +223,13 @@ static void signal_cb(uv_signal_t *handle, int number) {
         hr_server_drain(server, number == SIGINT ? "SIGINT" : "SIGTERM");
 }
 
-static void signal_kept_cb(uv_signal_t *handle, int number) {
-        (void) handle; /* its loop never runs */
-        (void) number;
-}
-
 /* ---- the loop -------------------------------------------------------------------------------- */
 
-/* The news are looked for after every turn of the loop. */
-static void wake_cb(uv_poll_t *handle, int status, int events) {
-        struct hr_server *server = handle->data;
-        uint64_t count;
-
-        (void) status;
-        (void) events;
-        (void) read(server->wake_fd, &count, sizeof count);
-}
-
-/* Thread: any. Not a uv_async_t: that makes the loop spin, and give up the processor, until the
- * sender is back from its system call, from which the loop itself has often displaced it. */
+/* The news are looked for after every turn of the loop. Thread: any. */
 static void server_wake(void *arg) {
         struct hr_server *server = arg;
-        const uint64_t one = 1;
 
-        (void) write(server->wake_fd, &one, sizeof one);
+        hr_loop_wake(server->loop);
 }
 
 /* Everything that is not an event of the kernel. */
@@ -268,60 +249,44 @@ static void server_loop(struct hr_server *server) {
                 if (server->stopping)
                         break;
                 if (hr_clock_now_ns() - server->active_ns < spin_ns) {
-                        (void) uv_run(&server->loop, UV_RUN_NOWAIT);
+                        hr_loop_turn(server->loop, false);
                         (void) sched_yield(); /* whoever shares the processor goes first */
                         continue;
                 }
                 hr_engine_loop_awake(server->engine, false);
                 if (!hr_engine_has_news(server->engine))
-                        (void) uv_run(&server->loop, UV_RUN_ONCE);
+                        hr_loop_turn(server->loop, true);
         }
         hr_engine_loop_awake(server->engine, true);
 }
 
 /* ---- start and end --------------------------------------------------------------------------- */
 
-/* With the last watcher of a signal its default comes back, and a second SIGTERM would kill what is
- * about to end well. So there is one more, on a loop that never runs and is never closed. */
-static hr_status signal_keep(uv_signal_t *keeper, int number, struct hr_diag *diag) {
-        if (keeper->loop) /* kept since an earlier server of this process */
-                return HR_OK;
-        if (uv_signal_init(uv_default_loop(), keeper) != 0 ||
-            uv_signal_start(keeper, signal_kept_cb, number) != 0)
-                return hr_fail(diag, HR_E_UNAVAILABLE, "signals cannot be watched");
+static hr_status loop_init(struct hr_server *server, struct hr_diag *diag) {
+        static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+        struct hr_timer **const timers[] = {&server->tick, &server->deadline_timer,
+                                            &server->drain_timer, &server->progress_timer,
+                                            &server->tap_timer};
+
+        HR_TRY(hr_loop_new(diag, &server->loop));
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(timers); i++) {
+                *timers[i] = hr_timer_new(server->loop, server);
+                if (!*timers[i])
+                        return hr_fail(diag, HR_E_EXHAUSTED, "no memory for timers");
+        }
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(numbers); i++)
+                HR_TRY(hr_loop_signal(server->loop, numbers[i], signal_cb, server, diag));
+        (void) signal(SIGPIPE, SIG_IGN);
         return HR_OK;
 }
 
-static hr_status loop_init(struct hr_server *server, struct hr_diag *diag) {
-        static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
-        static uv_signal_t keepers[HR_ARRAY_LENGTH(numbers)];
-        uv_timer_t *const timers[] = {&server->tick, &server->deadline_timer, &server->drain_timer,
-                                      &server->progress_timer, &server->tap_timer};
-
-        if (uv_loop_init(&server->loop) != 0)
-                return hr_fail(diag, HR_E_UNAVAILABLE, "no event loop");
-        server->loop_is_made = true;
-        server->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-        if (server->wake_fd < 0 ||
-            uv_poll_init(&server->loop, &server->wake, server->wake_fd) != 0)
-                return hr_fail(diag, HR_E_UNAVAILABLE, "no descriptor for the event loop");
-        server->wake.data = server;
-        if (uv_poll_start(&server->wake, UV_READABLE, wake_cb) != 0)
-                return hr_fail(diag, HR_E_UNAVAILABLE, "the event loop cannot be woken");
-        for (size_t i = 0; i < HR_ARRAY_LENGTH(timers); i++) {
-                (void) uv_timer_init(&server->loop, timers[i]);
-                timers[i]->data = server;
-        }
-        for (size_t i = 0; i < HR_ARRAY_LENGTH(numbers); i++) {
-                if (uv_signal_init(&server->loop, &server->signals[i]) != 0)
-                        return hr_fail(diag, HR_E_UNAVAILABLE, "signals cannot be watched");
-                HR_TRY(signal_keep(&keepers[i], numbers[i], diag));
-                server->signals[i].data = server;
-                if (uv_signal_start(&server->signals[i], signal_cb, numbers[i]) != 0)
-                        return hr_fail(diag, HR_E_UNAVAILABLE, "signals cannot be watched");
-        }
-        (void) signal(SIGPIPE, SIG_IGN);
-        return HR_OK;
+static void loop_deinit(struct hr_server *server) {
+        server->tick = hr_timer_free(server->tick);
+        server->deadline_timer = hr_timer_free(server->deadline_timer);
+        server->drain_timer = hr_timer_free(server->drain_timer);
+        server->progress_timer = hr_timer_free(server->progress_timer);
+        server->tap_timer = hr_timer_free(server->tap_timer);
+        server->loop = hr_loop_free(server->loop);
 }
 
 /* Why no GPU is among the devices that were found, once. */
@@ -477,12 +442,6 @@ static hr_status server_open(struct hr_server *server, struct hr_diag *diag) {
         return listeners_open(server, diag);
 }
 
-static void handle_close_cb(uv_handle_t *handle, void *arg) {
-        (void) arg;
-        if (!uv_is_closing(handle))
-                uv_close(handle, NULL);
-}
-
 /* The start backwards; copes with a start that got half-way. */
 static void server_close(struct hr_server *server) {
         listeners_close(server);
@@ -498,15 +457,8 @@ static void server_close(struct hr_server *server) {
                 server->devices[i] = hr_device_unref(server->devices[i]);
         free(server->devices);
         free(server->stats.device_splits);
-        if (server->loop_is_made) {
-                uv_walk(&server->loop, handle_close_cb, NULL);
-                while (uv_run(&server->loop, UV_RUN_DEFAULT) != 0) {
-                }
-                (void) uv_loop_close(&server->loop);
-        }
-        server->heartbeat = hr_heartbeat_free(server->heartbeat); /* its timer is closed */
-        if (server->wake_fd >= 0)
-                (void) close(server->wake_fd);
+        server->heartbeat = hr_heartbeat_free(server->heartbeat);
+        loop_deinit(server);
         server->tls_context = hr_tls_context_free(server->tls_context);
         if (server->idle_requests.next)
                 hr_requests_deinit(server);
@@ -523,7 +475,6 @@ hr_status hr_server_run(const struct hr_config *config, hr_reload_fn reload, voi
         server->config = config;
         server->reload = reload;
         server->reload_arg = arg;
-        server->wake_fd = -1;
         status = server_open(server, diag);
         if (status == HR_OK) {
                 hr_log(HR_LOG_NOTICE, "server", "headraced %s ready devices=%u start_ms=%.1f",

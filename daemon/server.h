@@ -11,9 +11,8 @@
  */
 #pragma once
 
-#include <uv.h>
-
 #include "daemon/engine.h"
+#include "daemon/loop.h"
 #include "daemon/metrics.h"
 #include "daemon/session.h"
 #include "proto/codec.h"
@@ -54,7 +53,7 @@ struct hr_server {
         const struct hr_config *config; /* reload may change what only the loop reads */
         hr_status (*reload)(void *arg, struct hr_diag *diag, struct hr_config_changes *ret_changes);
         void *reload_arg;
-        uv_loop_t loop;
+        struct hr_loop *loop;
         struct hr_device **devices;
         uint32_t device_count;
         struct hr_fleet *fleet;
@@ -78,15 +77,9 @@ struct hr_server {
         uint8_t boot_id[HR_WIRE_BOOT_ID_BYTES];
         uint64_t started_ns;
         uint64_t active_ns; /* last activity, for spinning */
-        bool loop_is_made;
         bool draining, cancelled, stopping;
-        uv_poll_t wake;
-        int wake_fd; /* becomes readable when a thread has news for the loop */
-        uv_signal_t signals[3];
-        uv_timer_t tick; /* connections' deadlines */
-        uv_timer_t deadline_timer;
-        uv_timer_t drain_timer;
-        uv_timer_t progress_timer, tap_timer;
+        struct hr_timer *tick; /* connections' deadlines */
+        struct hr_timer *deadline_timer, *drain_timer, *progress_timer, *tap_timer;
         struct hr_server_stats stats;
         struct hr_frame_limits frame_limits;
         struct hr_principals *principals;

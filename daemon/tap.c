@@ -81,8 +81,8 @@ bool hr_tap_answer(struct hr_request *request, uint32_t tap, bool stop_there) {
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-static void timer_cb(uv_timer_t *timer) {
-        struct hr_server *server = timer->data;
+static void timer_cb(void *arg) {
+        struct hr_server *server = arg;
         uint64_t now_ns = hr_clock_now_ns();
 
         HR_LIST_FOR_EACH(link, &server->tap_waits) {
@@ -92,15 +92,13 @@ static void timer_cb(uv_timer_t *timer) {
                         stop(wait->request, HR_E_DEADLINE, "TAP_TIMEOUT");
         }
         if (hr_list_is_empty(&server->tap_waits))
-                (void) uv_timer_stop(timer);
+                hr_timer_stop(server->tap_timer);
 }
 
 static void watch(struct hr_server *server, struct hr_tap_wait *wait) {
         hr_list_append(&server->tap_waits, &wait->link);
-        if (uv_is_active((uv_handle_t *) &server->tap_timer))
-                return;
-        uv_update_time(&server->loop);
-        (void) uv_timer_start(&server->tap_timer, timer_cb, PERIOD_MS, PERIOD_MS);
+        if (!hr_timer_is_running(server->tap_timer))
+                hr_timer_start(server->tap_timer, timer_cb, PERIOD_MS, PERIOD_MS);
 }
 
 /* ---- the push -------------------------------------------------------------------------------- */

@@ -35,7 +35,8 @@ CLEAN = {
     "scheduler/plan.c": '#include "scheduler/plan.h"\n#include "core/thread.h"\n',
     "proto/frame.h": "#pragma once\n",
     "proto/codec.c": '#include <pb_decode.h>\n#include "headrace.pb.h"\n#include "proto/frame.h"\n',
-    "daemon/main.c": '#include <uv.h>\n#include "scheduler/scheduler.h"\n#include "proto/frame.h"\n',
+    "daemon/loop.c": "#include <uv.h>\n",
+    "daemon/main.c": '#include "scheduler/scheduler.h"\n#include "proto/frame.h"\n',
     "client/c/client.c": '#include "proto/frame.h"\n#include "core/status.h"\n',
     "tests/unit/core/test_x.c": '#include <uv.h>\n#include "scheduler/plan.h"\n',
     **{
@@ -77,6 +78,7 @@ FORBIDDEN_EXTERNALS = [
     ("core/thread.c", "pb.h"),
     ("core/thread.c", "uv.h"),
     ("proto/codec.c", "uv.h"),
+    ("daemon/main.c", "uv.h"),
     ("backends/cpu/avx2.c", "cblas.h"),
     ("scheduler/plan.c", "cuda.h"),
     ("backends/cpu/avx2.c", "cuda_runtime.h"),

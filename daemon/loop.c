@@ -1,0 +1,254 @@
+/*
+ * libuv. Each handle lies in memory of its own that goes in its close callback, so that owners need
+ * not outlive their call to free it.
+ *
+ * The wake is an eventfd: a uv_async_t makes the loop spin, and give up the processor, until the
+ * sender is back from its system call, from which the loop itself has often displaced it.
+ */
+#include "daemon/loop.h"
+
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+#include <uv.h>
+
+#define SIGNALS_MAX 4
+
+struct signal_watch {
+        uv_signal_t handle;
+        void (*fn)(void *arg, int number);
+        void *arg;
+};
+
+struct hr_loop {
+        uv_loop_t uv;
+        int wake_fd;
+        uv_poll_t wake;
+        struct signal_watch signals[SIGNALS_MAX];
+        unsigned signal_count;
+};
+
+struct hr_watch {
+        uv_poll_t handle;
+        hr_watch_fn fn;
+        void *arg;
+};
+
+struct hr_timer {
+        uv_timer_t handle;
+        hr_timer_fn fn;
+        void *arg;
+};
+
+/* ---- the loop -------------------------------------------------------------------------------- */
+
+static void wake_cb(uv_poll_t *handle, int status, int events) {
+        struct hr_loop *loop = handle->data;
+        uint64_t count;
+
+        (void) status;
+        (void) events;
+        (void) read(loop->wake_fd, &count, sizeof count);
+}
+
+void hr_loop_wake(struct hr_loop *loop) {
+        const uint64_t one = 1;
+
+        (void) write(loop->wake_fd, &one, sizeof one);
+}
+
+static hr_status wake_init(struct hr_loop *loop, struct hr_diag *diag) {
+        loop->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+        if (loop->wake_fd < 0 || uv_poll_init(&loop->uv, &loop->wake, loop->wake_fd) != 0)
+                return hr_fail(diag, HR_E_UNAVAILABLE, "no descriptor for the event loop");
+        loop->wake.data = loop;
+        if (uv_poll_start(&loop->wake, UV_READABLE, wake_cb) != 0)
+                return hr_fail(diag, HR_E_UNAVAILABLE, "the event loop cannot be woken");
+        return HR_OK;
+}
+
+hr_status hr_loop_new(struct hr_diag *diag, struct hr_loop **ret_loop) {
+        struct hr_loop *loop = calloc(1, sizeof *loop);
+        hr_status status;
+
+        if (!loop)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the event loop");
+        loop->wake_fd = -1;
+        if (uv_loop_init(&loop->uv) != 0) {
+                free(loop);
+                return hr_fail(diag, HR_E_UNAVAILABLE, "no event loop");
+        }
+        status = wake_init(loop, diag);
+        if (status != HR_OK) {
+                (void) hr_loop_free(loop);
+                return status;
+        }
+        *ret_loop = loop;
+        return HR_OK;
+}
+
+/* Watches and timers have gone: what is left is the loop's own. */
+static void handle_close_cb(uv_handle_t *handle, void *arg) {
+        (void) arg;
+        if (!uv_is_closing(handle))
+                uv_close(handle, NULL);
+}
+
+struct hr_loop *hr_loop_free(struct hr_loop *loop) {
+        if (!loop)
+                return NULL;
+        uv_walk(&loop->uv, handle_close_cb, NULL);
+        while (uv_run(&loop->uv, UV_RUN_DEFAULT) != 0) {
+        }
+        (void) uv_loop_close(&loop->uv);
+        if (loop->wake_fd >= 0)
+                (void) close(loop->wake_fd);
+        free(loop);
+        return NULL;
+}
+
+void hr_loop_turn(struct hr_loop *loop, bool may_sleep) {
+        (void) uv_run(&loop->uv, may_sleep ? UV_RUN_ONCE : UV_RUN_NOWAIT);
+}
+
+/* ---- signals --------------------------------------------------------------------------------- */
+
+static void signal_cb(uv_signal_t *handle, int number) {
+        struct signal_watch *watch = handle->data;
+
+        watch->fn(watch->arg, number);
+}
+
+static void signal_kept_cb(uv_signal_t *handle, int number) {
+        (void) handle; /* its loop never runs */
+        (void) number;
+}
+
+/* With the last watcher of a signal its default comes back, and a second SIGTERM would kill what is
+ * about to end well. So there is one more, on a loop that never runs and is never closed. */
+static hr_status signal_keep(int number, struct hr_diag *diag) {
+        static uv_signal_t keepers[SIGNALS_MAX];
+        static int numbers[SIGNALS_MAX];
+        unsigned i = 0;
+
+        while (i < SIGNALS_MAX && numbers[i] != 0 && numbers[i] != number)
+                i++;
+        HR_ASSERT(i < SIGNALS_MAX);
+        if (numbers[i] == number) /* kept since an earlier loop of this process */
+                return HR_OK;
+        if (uv_signal_init(uv_default_loop(), &keepers[i]) != 0 ||
+            uv_signal_start(&keepers[i], signal_kept_cb, number) != 0)
+                return hr_fail(diag, HR_E_UNAVAILABLE, "signals cannot be watched");
+        numbers[i] = number;
+        return HR_OK;
+}
+
+hr_status hr_loop_signal(struct hr_loop *loop, int number, void (*fn)(void *arg, int number),
+                         void *arg, struct hr_diag *diag) {
+        struct signal_watch *watch = &loop->signals[loop->signal_count];
+
+        HR_ASSERT(loop->signal_count < SIGNALS_MAX);
+        HR_TRY(signal_keep(number, diag));
+        if (uv_signal_init(&loop->uv, &watch->handle) != 0)
+                return hr_fail(diag, HR_E_UNAVAILABLE, "signals cannot be watched");
+        loop->signal_count++;
+        watch->handle.data = watch;
+        watch->fn = fn;
+        watch->arg = arg;
+        if (uv_signal_start(&watch->handle, signal_cb, number) != 0)
+                return hr_fail(diag, HR_E_UNAVAILABLE, "signals cannot be watched");
+        return HR_OK;
+}
+
+/* ---- descriptors ----------------------------------------------------------------------------- */
+
+static void watch_cb(uv_poll_t *handle, int status, int events) {
+        struct hr_watch *watch = handle->data;
+        int ours = 0;
+
+        if (events & UV_READABLE)
+                ours |= HR_LOOP_READABLE;
+        if (events & UV_WRITABLE)
+                ours |= HR_LOOP_WRITABLE;
+        watch->fn(watch->arg, status < 0 ? 0 : ours);
+}
+
+struct hr_watch *hr_watch_new(struct hr_loop *loop, int fd, hr_watch_fn fn, void *arg) {
+        struct hr_watch *watch = calloc(1, sizeof *watch);
+
+        if (!watch)
+                return NULL;
+        if (uv_poll_init(&loop->uv, &watch->handle, fd) != 0) {
+                free(watch);
+                return NULL;
+        }
+        watch->handle.data = watch;
+        watch->fn = fn;
+        watch->arg = arg;
+        return watch;
+}
+
+bool hr_watch_want(struct hr_watch *watch, int events) {
+        int theirs = 0;
+
+        if (events & HR_LOOP_READABLE)
+                theirs |= UV_READABLE;
+        if (events & HR_LOOP_WRITABLE)
+                theirs |= UV_WRITABLE;
+        return (theirs ? uv_poll_start(&watch->handle, theirs, watch_cb)
+                       : uv_poll_stop(&watch->handle)) == 0;
+}
+
+static void watch_closed_cb(uv_handle_t *handle) {
+        free(handle->data);
+}
+
+struct hr_watch *hr_watch_free(struct hr_watch *watch) {
+        if (watch)
+                uv_close((uv_handle_t *) &watch->handle, watch_closed_cb);
+        return NULL;
+}
+
+/* ---- timers ---------------------------------------------------------------------------------- */
+
+static void timer_cb(uv_timer_t *handle) {
+        struct hr_timer *timer = handle->data;
+
+        timer->fn(timer->arg);
+}
+
+struct hr_timer *hr_timer_new(struct hr_loop *loop, void *arg) {
+        struct hr_timer *timer = calloc(1, sizeof *timer);
+
+        if (!timer)
+                return NULL;
+        (void) uv_timer_init(&loop->uv, &timer->handle);
+        timer->handle.data = timer;
+        timer->arg = arg;
+        return timer;
+}
+
+void hr_timer_start(struct hr_timer *timer, hr_timer_fn fn, uint64_t after_ms,
+                    uint64_t period_ms) {
+        timer->fn = fn;
+        uv_update_time(timer->handle.loop);
+        (void) uv_timer_start(&timer->handle, timer_cb, after_ms, period_ms);
+}
+
+void hr_timer_stop(struct hr_timer *timer) {
+        (void) uv_timer_stop(&timer->handle);
+}
+
+bool hr_timer_is_running(const struct hr_timer *timer) {
+        return uv_is_active((const uv_handle_t *) &timer->handle);
+}
+
+static void timer_closed_cb(uv_handle_t *handle) {
+        free(handle->data);
+}
+
+struct hr_timer *hr_timer_free(struct hr_timer *timer) {
+        if (timer)
+                uv_close((uv_handle_t *) &timer->handle, timer_closed_cb);
+        return NULL;
+}
