@@ -102,30 +102,33 @@ static void find_sets(struct overlap *overlap) {
         }
 }
 
-/* The best path up to a split, itself included where it may be. */
+/* The best path up to a split, itself included where it may be: a path that the split makes longer
+ * goes on before one of that length that it does not. */
 static void extend(struct overlap *overlap, uint32_t s) {
         const struct hr_plan *plan = overlap->planner->plan;
         uint64_t *end = set_of(overlap, overlap->end, s);
-        const uint64_t *best = NULL;
+        const uint64_t *open = set_of(overlap, overlap->open, s), *best = NULL;
+        bool counts = plan->splits[s].step_count > 0, adds = counts;
 
         for (uint32_t e = overlap->first[s]; e < overlap->first[s + 1]; ++e) {
                 const uint64_t *at = set_of(overlap, overlap->end, overlap->from[e]);
-                uint32_t length = overlap->length[overlap->from[e]];
+                bool lengthens = counts && !sets_meet(overlap, at, open);
+                uint32_t length = overlap->length[overlap->from[e]] + lengthens;
 
                 if (!best || length > overlap->length[s] ||
                     (length == overlap->length[s] &&
                      set_count(overlap, at) < set_count(overlap, best))) {
                         best = at;
                         overlap->length[s] = length;
+                        adds = lengthens;
                 }
         }
         if (best)
                 set_join(overlap, end, best);
-        if (plan->splits[s].step_count == 0 ||
-            sets_meet(overlap, end, set_of(overlap, overlap->open, s)))
-                return;
-        ++overlap->length[s];
-        set_join(overlap, end, set_of(overlap, overlap->begun, s));
+        else
+                overlap->length[s] = counts;
+        if (adds)
+                set_join(overlap, end, set_of(overlap, overlap->begun, s));
 }
 
 static hr_status find_longest(struct hr_planner *planner, uint32_t *ret_length) {

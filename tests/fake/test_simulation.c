@@ -392,6 +392,28 @@ static uint64_t maze_time(struct maze *maze, uint32_t n_copies, uint32_t *ret_sl
         return ends[39];
 }
 
+/* Where two paths of equal length meet, the one on which runs follow each other closer counts: d1
+ * begins and ends a run, but what d0 has to do needs nothing from it. */
+HR_TEST(a_path_beside_the_first_split_counts) {
+        struct maze maze = {.node_ns = {0, 2 * MS, 2 * MS}};
+        struct hr_fake_config config = {
+                .sizes_only = true, .peer = true, .compute_ns = cost, .arg = maze.node_ns};
+        uint32_t slots = 0, ignored, x, a, b;
+
+        studio_init(&maze.studio, 2, &config);
+        scene_init(&maze.scene, 64);
+        x = scene_leaf(&maze.scene, HR_LEAF_INPUT, "x");
+        a = scene_node(&maze.scene, HR_OP_ADD, x, x, 1);
+        b = scene_node(&maze.scene, HR_OP_ADD, x, x, 0);
+        scene_output(&maze.scene, scene_node(&maze.scene, HR_OP_MUL, a, b, 1));
+        scene_finish(&maze.scene);
+        HR_EXPECT_EQ(maze_time(&maze, 1, &ignored), 40 * 4 * MS);
+        HR_EXPECT_EQ(maze_time(&maze, 0, &slots), 41 * 2 * MS);
+        HR_EXPECT_EQ(slots, 2);
+        scene_deinit(&maze.scene);
+        studio_deinit(&maze.studio);
+}
+
 /* The number that the plan decides on never loses against one, and 16 slots gain little more. */
 HR_TEST_LIMIT(decided_slots_never_lose, 60) {
         uint64_t seed = studio_seed();
@@ -424,5 +446,5 @@ HR_TEST_LIMIT(decided_slots_never_lose, 60) {
         printf("%u of %u with several slots, %u more than 3 %% behind 16\n", several, rounds,
                behind);
         HR_EXPECT(several > rounds / 4);
-        HR_EXPECT(behind <= rounds / 50);
+        HR_EXPECT(behind <= rounds / 300);
 }
