@@ -8,10 +8,8 @@
  */
 #include "daemon/conn_priv.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #include "core/clock.h"
 #include "daemon/rpc.h"
@@ -260,8 +258,6 @@ void hr_conn_read(struct hr_conn *conn) {
 
 /* After the last frame of a TCP connection: whatever comes is dropped. */
 void hr_conn_linger(struct hr_conn *conn) {
-        ssize_t got = recv(conn->stream.fd, conn->server->window, HR_WINDOW_BYTES, MSG_DONTWAIT);
-
-        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
+        if (!hr_stream_drop(&conn->stream, conn->server->window, HR_WINDOW_BYTES))
                 hr_conn_close(conn);
 }

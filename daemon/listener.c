@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +42,7 @@ static int spare_open(void) {
 
 /* ---- accepting ------------------------------------------------------------------------------- */
 
+/* Tells the peer, and closes. */
 static void refuse(int fd, const char *words) {
         uint8_t frame[HR_FRAME_HEADER_BYTES + HR_WIRE_ERROR_BYTES_MAX];
         struct hr_diag diag = {0};
@@ -51,8 +51,10 @@ static void refuse(int fd, const char *words) {
         (void) hr_fail_reason(&diag, HR_E_UNAVAILABLE, "CONNECTIONS", "%s", words);
         diag.retry_after_ms = 1000;
         if (hr_wire_error_encode(&diag, NULL, frame + HR_FRAME_HEADER_BYTES,
-                                 HR_WIRE_ERROR_BYTES_MAX, &bytes) != HR_OK)
+                                 HR_WIRE_ERROR_BYTES_MAX, &bytes) != HR_OK) {
+                hr_stream_refuse(fd, NULL, 0);
                 return;
+        }
         hr_frame_header_encode(
                 &(struct hr_frame_header){
                         .type = HR_FRAME_GOAWAY | HR_FRAME_REPLY,
@@ -62,13 +64,14 @@ static void refuse(int fd, const char *words) {
                         .timeout_ms = hr_status_grpc_code(diag.status),
                 },
                 frame);
-        (void) send(fd, frame, HR_FRAME_HEADER_BYTES + bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+        hr_stream_refuse(fd, frame, HR_FRAME_HEADER_BYTES + bytes);
 }
 
 static void listener_refuse(struct hr_listener *listener, int fd, const char *words) {
-        if (!listener->context)
+        if (listener->context)
+                hr_stream_refuse(fd, NULL, 0);
+        else
                 refuse(fd, words);
-        (void) close(fd);
         listener->server->stats.connections_refused++;
 }
 
@@ -79,7 +82,7 @@ static bool listener_accept_spare(struct hr_listener *listener) {
         if (listener->spare_fd < 0)
                 return false;
         (void) close(listener->spare_fd);
-        fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        fd = hr_stream_accept(listener->fd, listener->is_tcp);
         if (fd >= 0)
                 listener_refuse(listener, fd, "the daemon is out of descriptors");
         listener->spare_fd = spare_open();
@@ -90,8 +93,7 @@ static bool listener_accept_spare(struct hr_listener *listener) {
 static bool listener_accept_one(struct hr_listener *listener) {
         struct hr_server *server = listener->server;
         struct hr_diag diag = {0};
-        int one = 1;
-        int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = hr_stream_accept(listener->fd, listener->is_tcp);
 
         if (fd < 0) {
                 if (errno == EINTR || errno == ECONNABORTED)
@@ -109,8 +111,6 @@ static bool listener_accept_one(struct hr_listener *listener) {
                 listener_refuse(listener, fd, "too many connections");
                 return true;
         }
-        if (listener->is_tcp)
-                (void) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         if (hr_conn_open(server, fd, listener->is_tcp, listener->context, &diag) != HR_OK)
                 hr_log(HR_LOG_WARNING, "listener", "a connection was dropped: %s", diag.words);
         return true;

@@ -35,7 +35,7 @@ typedef void (*hr_watch_fn)(void *arg, int events);
 /* Watches for nothing yet. NULL: it cannot be watched, or there is no memory. */
 struct hr_watch *hr_watch_new(struct hr_loop *loop, int fd, hr_watch_fn fn, void *arg);
 /* What it watches for from now on. False: it cannot. */
-HR_NODISCARD bool hr_watch_want(struct hr_watch *watch, int events);
+bool hr_watch_want(struct hr_watch *watch, int events);
 /* Before the descriptor is closed. Returns NULL; NULL is a no-op. */
 struct hr_watch *hr_watch_free(struct hr_watch *watch);
 

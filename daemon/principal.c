@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "daemon/digest.h"
+#include "daemon/stream.h"
 
 #define GROUPS_MAX 1024
 
@@ -161,11 +162,9 @@ static bool has_id(const struct hr_id_list *list, uint32_t id) {
 /* Whether one of the peer's further groups is on the list. */
 static bool has_group(const struct hr_id_list *list, int fd) {
         gid_t groups[GROUPS_MAX];
-        socklen_t bytes = sizeof groups;
+        size_t count = list->count ? hr_stream_groups(fd, groups, GROUPS_MAX) : 0;
 
-        if (list->count == 0 || getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &bytes) != 0)
-                return false;
-        for (size_t i = 0; i < bytes / sizeof groups[0]; i++)
+        for (size_t i = 0; i < count; i++)
                 if (has_id(list, groups[i]))
                         return true;
         return false;
@@ -174,16 +173,16 @@ static bool has_group(const struct hr_id_list *list, int fd) {
 hr_status hr_principal_of_unix(struct hr_principals *principals, int fd, struct hr_diag *diag,
                                struct hr_principal **ret_principal) {
         const struct hr_config *config = principals->config;
-        struct ucred peer;
-        socklen_t bytes = sizeof peer;
+        uid_t uid;
+        gid_t gid;
 
-        if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0)
+        if (!hr_stream_user(fd, &uid, &gid))
                 return hr_fail(diag, HR_E_UNAUTHENTICATED, "the system does not say who the peer is");
         if (config->principal_count == 0)
-                return principal_without_section(principals, peer.uid, diag, ret_principal);
+                return principal_without_section(principals, uid, diag, ret_principal);
         for (uint32_t i = 0; i < config->principal_count; i++)
-                if (has_id(&config->principals[i].uids, peer.uid) ||
-                    has_id(&config->principals[i].gids, peer.gid) ||
+                if (has_id(&config->principals[i].uids, uid) ||
+                    has_id(&config->principals[i].gids, gid) ||
                     has_group(&config->principals[i].gids, fd)) {
                         *ret_principal = hr_principal_ref(&principals->configured[i]);
                         return HR_OK;

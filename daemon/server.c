@@ -29,6 +29,7 @@
 #include "daemon/inherit.h"
 #include "daemon/listener.h"
 #include "daemon/notify.h"
+#include "daemon/random.h"
 #include "daemon/request.h"
 
 #define TICK_MS 100

@@ -7,30 +7,13 @@
  */
 #include "daemon/session.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "core/clock.h"
 #include "daemon/holding.h"
+#include "daemon/random.h"
 #include "daemon/server.h"
-
-hr_status hr_random(void *bytes, size_t size, struct hr_diag *diag) {
-        uint8_t *at = bytes;
-
-        while (size > 0) {
-                ssize_t got = getrandom(at, size, 0);
-
-                if (got < 0 && errno == EINTR)
-                        continue;
-                if (got <= 0)
-                        return hr_fail(diag, HR_E_UNAVAILABLE, "no random numbers");
-                at += got;
-                size -= (size_t) got;
-        }
-        return HR_OK;
-}
 
 /* ---- handles --------------------------------------------------------------------------------- */
 

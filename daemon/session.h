@@ -166,6 +166,3 @@ void hr_session_discharge(struct hr_session *session, hr_charge_kind kind, uint6
 /* The same for HR_CHARGE_BUFFER_BYTES under its configured limit. */
 HR_NODISCARD hr_status hr_session_charge_buffer(struct hr_session *session, uint64_t bytes,
                                                 struct hr_diag *diag);
-
-/* Random bytes of the system. HR_E_UNAVAILABLE when it has none. Thread: any. */
-HR_NODISCARD hr_status hr_random(void *bytes, size_t size, struct hr_diag *diag);

@@ -2,6 +2,8 @@
 #include "daemon/stream.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +16,44 @@ struct hr_fd_queue {
         uint32_t first, count;
         int fds[HR_STREAM_FDS_MAX];
 };
+
+/* ---- peers ----------------------------------------------------------------------------------- */
+
+int hr_stream_accept(int listening, bool is_tcp) {
+        int fd = accept4(listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int one = 1;
+
+        if (fd >= 0 && is_tcp)
+                (void) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        return fd;
+}
+
+void hr_stream_refuse(int fd, const void *bytes, size_t size) {
+        if (bytes)
+                (void) send(fd, bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+        (void) close(fd);
+}
+
+bool hr_stream_user(int fd, uid_t *ret_uid, gid_t *ret_gid) {
+        struct ucred peer;
+        socklen_t bytes = sizeof peer;
+
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0)
+                return false;
+        *ret_uid = peer.uid;
+        *ret_gid = peer.gid;
+        return true;
+}
+
+size_t hr_stream_groups(int fd, gid_t *groups, size_t capacity) {
+        socklen_t bytes = (socklen_t) (capacity * sizeof *groups);
+
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &bytes) != 0)
+                return 0;
+        return bytes / sizeof *groups;
+}
+
+/* ---- descriptors that come along ------------------------------------------------------------- */
 
 uint32_t hr_stream_fd_count(const struct hr_stream *stream) {
         return stream->fds ? stream->fds->count : 0;
@@ -38,6 +78,8 @@ static void fds_close(struct hr_stream *stream) {
         for (int fd = hr_stream_fd_take(stream); fd >= 0; fd = hr_stream_fd_take(stream))
                 (void) close(fd);
 }
+
+/* ---- life and bytes -------------------------------------------------------------------------- */
 
 hr_status hr_stream_init(struct hr_stream *stream, int fd, bool is_tcp,
                          struct hr_tls_context *context, struct hr_diag *diag) {
@@ -161,6 +203,12 @@ void hr_stream_end(struct hr_stream *stream) {
         if (stream->tls)
                 hr_tls_end(stream->tls, stream->fd);
         (void) shutdown(stream->fd, SHUT_WR);
+}
+
+bool hr_stream_drop(struct hr_stream *stream, void *window, size_t window_bytes) {
+        ssize_t got = recv(stream->fd, window, window_bytes, MSG_DONTWAIT);
+
+        return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
 bool hr_stream_peer_vanished(const struct hr_stream *stream) {

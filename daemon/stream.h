@@ -1,9 +1,11 @@
 /*
- * The bytes of one peer: a Unix or TCP socket, plain or through TLS. Nothing here blocks, and
- * nothing knows frames. Thread: loop.
+ * Peers' sockets, Unix or TCP: who is at the other end, and the bytes, plain or through TLS. Nothing
+ * here blocks, and nothing knows frames. The simulation (tests/simulation) has streams of its own
+ * behind this face. Thread: loop.
  */
 #pragma once
 
+#include <sys/types.h>
 #include <sys/uio.h>
 
 #include "daemon/tls.h"
@@ -16,6 +18,15 @@ struct hr_stream {
         bool takes_fds;     /* of a Unix socket: descriptors that come along are kept */
         struct hr_fd_queue *fds; /* those that no frame has claimed yet; NULL = none */
 };
+
+/* The next connection that waits at a listening socket; -1, and errno. */
+int hr_stream_accept(int listening, bool is_tcp);
+/* Says these bytes as far as that goes at once, NULL = nothing, and closes. */
+void hr_stream_refuse(int fd, const void *bytes, size_t size);
+/* Who opened the other end of a Unix socket. False: the system does not say. */
+HR_NODISCARD bool hr_stream_user(int fd, uid_t *ret_uid, gid_t *ret_gid);
+/* Its further groups, at most capacity of them. */
+size_t hr_stream_groups(int fd, gid_t *groups, size_t capacity);
 
 /* Takes the descriptor. context: NULL = plain. HR_E_EXHAUSTED: the descriptor is still the
  * caller's. */
@@ -45,6 +56,8 @@ bool hr_stream_has_unsent(const struct hr_stream *stream);
 hr_stream_event hr_stream_flush(struct hr_stream *stream);
 /* Nothing more will be sent: says so to the peer. */
 void hr_stream_end(struct hr_stream *stream);
+/* Drops what has come. False: nothing comes any more. */
+HR_NODISCARD bool hr_stream_drop(struct hr_stream *stream, void *window, size_t window_bytes);
 /* A peer that has closed both directions of a Unix socket, or whose TLS ended without saying so, can be
  * told from one that still reads. */
 bool hr_stream_peer_vanished(const struct hr_stream *stream);
