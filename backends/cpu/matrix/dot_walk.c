@@ -12,6 +12,15 @@
 #define AHEAD 32                /* keys by which memory is asked for before it is needed */
 #define HALVES (16 / CPU_LANES) /* vectors that 16 floats take */
 
+/* Wide vectors have a tree of their own for each number of rows; narrow ones one for all, which takes
+ * the compiler a fraction of the time. */
+#define ROWS_APART (CPU_LANES > 4)
+#if CPU_LANES > 4
+#define TREE_INLINE LANES_INLINE
+#else
+#define TREE_INLINE static __attribute__((noinline))
+#endif
+
 /* ---- One row --------------------------------------------------------------------------------- */
 
 /* Element `at` .. of a key as f32. */
@@ -178,7 +187,7 @@ struct scored {
 };
 
 /* Products of elements i, i + 64, ... added up. */
-LANES_INLINE void tree_leaf(const struct scored *s, const int rows, const int i, lanes_f *ret) {
+TREE_INLINE void tree_leaf(const struct scored *s, const int rows, const int i, lanes_f *ret) {
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++)
                 ret[r] = lanes_set_f(0);
@@ -189,7 +198,7 @@ LANES_INLINE void tree_leaf(const struct scored *s, const int rows, const int i,
 }
 
 #define TREE_NODE(name, below, apart)                                                              \
-        LANES_INLINE void tree_##name(const struct scored *s, const int rows, const int i,         \
+        TREE_INLINE void tree_##name(const struct scored *s, const int rows, const int i,         \
                                       lanes_f *ret) {                                              \
                 lanes_f more[4];                                                                   \
                                                                                                    \
@@ -215,7 +224,9 @@ LANES_INLINE void score_rows(const struct scored *s, const int rows, float *ret_
 
 static void score_some(const struct scored *s, uint32_t rows, float *ret_scores,
                        uint64_t score_stride) {
-        if (rows == 4)
+        if (!ROWS_APART)
+                score_rows(s, (int) rows, ret_scores, score_stride);
+        else if (rows == 4)
                 score_rows(s, 4, ret_scores, score_stride);
         else if (rows == 3)
                 score_rows(s, 3, ret_scores, score_stride);
