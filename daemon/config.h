@@ -114,6 +114,7 @@ struct hr_config {
         uint64_t debug;              /* HR_DEBUG_...: what is logged of every plan */
         bool optimize;               /* devices order and join the nodes of their splits */
         const char *realloc; /* "count" or "fail" */
+        const char *revocation; /* "abort" or "finish" */
         uint64_t heartbeat_ns;  /* between two */
         struct hr_address metrics; /* where HTTP answers /metrics, /live and /ready */
         /* [listen] */
@@ -170,7 +171,8 @@ struct hr_config_changes {
         char kept[HR_CONFIG_CHANGES_BYTES]; /* differ, but need a new start */
 };
 /* Compares with a configuration that was read anew, and takes over what may change while the daemon
- * runs. Thread: loop. HR_E_EXHAUSTED: maybe in part. */
-HR_NODISCARD hr_status hr_config_reload(struct hr_config *config, const struct hr_config *fresh,
+ * runs; `fresh` gets what it replaces. Thread: loop. HR_E_EXHAUSTED: maybe in part, but all
+ * principals are the old ones. */
+HR_NODISCARD hr_status hr_config_reload(struct hr_config *config, struct hr_config *fresh,
                                         struct hr_diag *diag,
                                         struct hr_config_changes *ret_changes);

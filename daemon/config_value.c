@@ -37,6 +37,7 @@ const char *const hr_config_sections[SECTION_COUNT] = {
         }
 
 static const char *const realloc_choices[] = {"count", "fail", NULL};
+static const char *const revocation_choices[] = {"abort", "finish", NULL};
 static const char *const arithmetic_choices[] = {"ggml", "fast", NULL};
 static const char *const isa_choices[] = {"auto", "portable", "avx2", "avx512", "avx512bf16", NULL};
 /* In the order of HR_DEBUG_ASSIGNMENTS and what follows. */
@@ -58,6 +59,8 @@ const struct key hr_config_keys[] = {
         {SECTION_DAEMON, "debug", KIND_FLAGS, FIELD(debug), 0, 0, 0, "", debug_choices},
         {SECTION_DAEMON, "optimize", KIND_BOOL, FIELD(optimize), true, 0, 0, NULL, NULL},
         {SECTION_DAEMON, "realloc", KIND_CHOICE, FIELD(realloc), 0, 0, 0, "count", realloc_choices},
+        {SECTION_DAEMON, "revocation", KIND_CHOICE, FIELD(revocation), 0, 0, 0, "abort",
+         revocation_choices},
         {SECTION_DAEMON, "heartbeat", KIND_DURATION, FIELD(heartbeat_ns),
          HR_DEFAULT_HEARTBEAT_MS *MS, MS, DAY, NULL, NULL},
         {SECTION_DAEMON, "metrics", KIND_ADDRESS, FIELD(metrics), 0, 0, 0, NULL, NULL},

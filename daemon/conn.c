@@ -7,6 +7,7 @@
 #include "daemon/conn.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -50,6 +51,17 @@ void hr_conn_poll_update(struct hr_conn *conn) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+hr_status hr_conn_principal(const struct hr_conn *conn, struct hr_diag *diag,
+                            struct hr_principal **ret_principal) {
+        struct hr_principals *table = conn->server->principals;
+
+        if (conn->stream.tls)
+                return hr_fail(diag, HR_E_UNAUTHENTICATED, "TLS alone says nothing about a peer");
+        return conn->stream.is_tcp
+                       ? hr_principal_of_tcp(table, diag, ret_principal)
+                       : hr_principal_of_unix(table, conn->stream.fd, diag, ret_principal);
+}
+
 hr_status hr_conn_open(struct hr_server *server, int fd, bool is_tcp,
                        struct hr_tls_context *context, struct hr_diag *diag) {
         struct hr_conn *conn = calloc(1, sizeof *conn);
@@ -62,9 +74,7 @@ hr_status hr_conn_open(struct hr_server *server, int fd, bool is_tcp,
         conn->server = server;
         status = hr_stream_init(&conn->stream, fd, is_tcp, context, NULL);
         if (status == HR_OK)
-                status = is_tcp ? hr_principal_of_tcp(server->principals, NULL, &conn->principal)
-                                : hr_principal_of_unix(server->principals, fd, NULL,
-                                                       &conn->principal);
+                status = hr_conn_principal(conn, NULL, &conn->principal);
         if (status != HR_OK && status != HR_E_UNAUTHENTICATED) { /* that may show a token */
                 hr_stream_deinit(&conn->stream);
                 free(conn);
@@ -128,6 +138,7 @@ static void conn_take_down(struct hr_conn *conn) {
         conn->message = NULL;
         conn_leave_session(conn);
         conn->principal = hr_principal_unref(conn->principal);
+        explicit_bzero(conn->token_digest, sizeof conn->token_digest);
         hr_list_remove(&conn->link);
         server->stats.connections--;
         conn->watch = hr_watch_free(conn->watch);

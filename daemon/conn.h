@@ -20,6 +20,13 @@
 
 struct hr_request;
 
+/* What has made the peer known. */
+typedef enum hr_conn_known_by {
+        HR_CONN_BY_SOCKET,
+        HR_CONN_BY_CERTIFICATE,
+        HR_CONN_BY_TOKEN,
+} hr_conn_known_by;
+
 typedef enum hr_conn_stage {
         HR_CONN_HEADER,
         HR_CONN_MESSAGE,
@@ -39,6 +46,8 @@ struct hr_conn {
         struct hr_list over_link;
         int polled; /* events asked for */
         struct hr_principal *principal; /* referenced; NULL while nobody knows who it is */
+        hr_conn_known_by known_by;
+        uint8_t token_digest[HR_TOKEN_DIGEST_BYTES]; /* by a token */
         uint64_t refuse_ns; /* when a refused hello is answered and the connection cut; 0 = not
                              * refused */
         bool wants_progress; /* its hello names the feature */
@@ -71,11 +80,17 @@ HR_NODISCARD hr_status hr_conn_open(struct hr_server *server, int fd, bool is_tc
 void hr_conn_close(struct hr_conn *conn);
 /* Takes down the connections that are over. Called by the server between callbacks. */
 void hr_conns_reap(struct hr_server *server);
+/* Who the peer is by its socket alone. As hr_principal_of_unix() and _tcp(). */
+HR_NODISCARD hr_status hr_conn_principal(const struct hr_conn *conn, struct hr_diag *diag,
+                                         struct hr_principal **ret_principal);
 /* Closes when requests and output have ended. */
 void hr_conn_finish(struct hr_conn *conn);
 /* A hello without the right credentials: nothing more is read; after a delay that grows with such
  * hellos its request is answered UNAUTHENTICATED, and the connection closes. */
 void hr_conn_refuse(struct hr_conn *conn);
+/* The peer is not known any more: a GOAWAY says so, then as hr_conn_finish(); aborts: its requests in
+ * flight end with the same error. */
+void hr_conn_revoke(struct hr_conn *conn, bool aborts);
 /* The stream is broken: one error frame, then as hr_conn_finish(). */
 void hr_conn_fail(struct hr_conn *conn, const struct hr_diag *failure);
 

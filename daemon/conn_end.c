@@ -60,14 +60,11 @@ static void conn_log_failure(const struct hr_conn *conn, const struct hr_diag *f
                conn->principal ? conn->principal->name : "", (unsigned long long) count);
 }
 
-void hr_conn_fail(struct hr_conn *conn, const struct hr_diag *failure) {
+/* The last frame that a peer gets for no request of its own. */
+static void conn_send_failure(struct hr_conn *conn, const struct hr_diag *failure) {
         uint8_t message[HR_WIRE_ERROR_BYTES_MAX];
         size_t bytes = 0;
 
-        if (conn->over || conn->finishing)
-                return;
-        conn->server->stats.protocol_errors++;
-        conn_log_failure(conn, failure);
         if (hr_wire_error_encode(failure, NULL, message, sizeof message, &bytes) == HR_OK)
                 hr_conn_send(conn,
                              &(struct hr_send){
@@ -78,6 +75,31 @@ void hr_conn_fail(struct hr_conn *conn, const struct hr_diag *failure) {
                                      .message = message,
                                      .message_bytes = bytes,
                              });
+}
+
+void hr_conn_fail(struct hr_conn *conn, const struct hr_diag *failure) {
+        if (conn->over || conn->finishing)
+                return;
+        conn->server->stats.protocol_errors++;
+        conn_log_failure(conn, failure);
+        conn_send_failure(conn, failure);
+        hr_conn_finish(conn);
+}
+
+void hr_conn_revoke(struct hr_conn *conn, bool aborts) {
+        struct hr_diag diag = {0};
+
+        if (conn->over || conn->finishing)
+                return;
+        (void) hr_fail_reason(&diag, HR_E_PERMISSION, "REVOKED",
+                              "the access that this connection came in by was revoked");
+        HR_LIST_FOR_EACH(link, &conn->requests) {
+                struct hr_request *request = HR_CONTAINER_OF(link, struct hr_request, link);
+
+                if (aborts || request->phase == HR_REQUEST_RECEIVING)
+                        hr_request_abort(request, &diag);
+        }
+        conn_send_failure(conn, &diag);
         hr_conn_finish(conn);
 }
 

@@ -233,7 +233,8 @@ bool hr_holdings_expire(struct hr_server *server, uint64_t now_ns, bool all) {
                 struct hr_holding *holding = HR_CONTAINER_OF(link, struct hr_holding, link);
 
                 left |= !holding->set;
-                if (holding->expires_ns != 0 && (all || now_ns >= holding->expires_ns))
+                if (holding->expires_ns != 0 &&
+                    (all || holding->principal->is_revoked || now_ns >= holding->expires_ns))
                         holding_drop(holding);
         }
         return left;

@@ -18,12 +18,6 @@ struct arguments {
         bool check, dump;
 };
 
-/* What a configuration is read from, and the one that is in force. */
-struct reading {
-        const struct arguments *arguments;
-        struct hr_config *config;
-};
-
 static const char usage_text[] =
         "usage: headraced [--config FILE] [--set SECTION.KEY=VALUE]...\n"
         "\n"
@@ -102,25 +96,17 @@ static void keep_freed_memory(void) {
 }
 
 /* The same file and settings once more, at SIGHUP. */
-static hr_status reload(void *arg, struct hr_diag *diag, struct hr_config_changes *ret_changes) {
-        struct reading *reading = arg;
-        struct hr_config fresh = {0};
-        hr_status status = config_load(reading->arguments, &fresh, diag);
-
-        if (status == HR_OK)
-                status = hr_config_reload(reading->config, &fresh, diag, ret_changes);
-        hr_config_deinit(&fresh);
-        return status;
+static hr_status reload(void *arg, struct hr_diag *diag, struct hr_config *ret_fresh) {
+        return config_load(arg, ret_fresh, diag);
 }
 
 static int serve(const struct arguments *arguments, struct hr_config *config) {
-        struct reading reading = {arguments, config};
         struct hr_diag diag = {0};
         hr_status status;
 
         keep_freed_memory();
         hr_log_set_level(config->log_level);
-        status = hr_server_run(config, reload, &reading, &diag);
+        status = hr_server_run(config, reload, (void *) arguments, &diag);
         if (status == HR_OK)
                 return EX_OK;
         hr_log(HR_LOG_ERROR, "server", "%s reason=%s", diag.words, hr_diag_reason(&diag));

@@ -122,6 +122,7 @@ static void put_server(struct hr_metrics *list, const struct hr_server *server) 
         put(list, "connections_total", stats->connections_total);
         put(list, "connections_refused_total", stats->connections_refused);
         put(list, "unauthenticated_total", stats->unauthenticated);
+        put(list, "revoked_total", stats->revoked);
         put(list, "sessions", stats->sessions);
         put(list, "sessions_total", stats->sessions_total);
         put(list, "objects", stats->objects);

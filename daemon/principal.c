@@ -2,7 +2,8 @@
  * The table of principals.
  *
  * Tokens are compared as SHA-256 digests, all of them, without leaving early: the time says neither
- * whether a token is right nor how much of it. The token itself is wiped by whoever received it.
+ * whether a token is right nor how much of it. The token itself, and its digest, are wiped by whoever
+ * received it.
  */
 #include "daemon/principal.h"
 
@@ -10,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/digest.h"
 #include "daemon/stream.h"
 
 #define GROUPS_MAX 1024
@@ -18,73 +18,59 @@
 struct hr_principals {
         const struct hr_config *config;
         struct hr_share *devices;
-        struct hr_account account; /* what all of them hold together */
-        struct hr_principal *configured; /* one for each section, in order */
-        struct hr_list others;           /* those without a section */
+        struct hr_account account;      /* what all of them hold together */
+        struct hr_list all;
+        struct hr_principal **sections; /* referenced: one for each section, in order */
+        uint32_t section_count;
         uint32_t next_id;
 };
 
-static void account_open(struct hr_principal *principal) {
-        struct hr_principals *table = principal->table;
-
-        hr_account_init(&principal->account, &table->account, "principal_device_bytes",
-                        table->config->limits.principal_device_bytes);
-}
+struct hr_principals_change {
+        struct hr_principal **sections; /* `made` ones are not in the table yet */
+        uint64_t *permissions, *weights;
+        bool *made;
+        uint32_t section_count;
+};
 
 const struct hr_account *hr_principals_account(const struct hr_principals *principals) {
         return &principals->account;
 }
 
-HR_DEFINE_CLEANUP(struct hr_principals *, hr_principals_freep, hr_principals_free)
+/* ---- one principal --------------------------------------------------------------------------- */
 
-hr_status hr_principals_new(const struct hr_config *config, struct hr_share *devices,
-                            struct hr_diag *diag, struct hr_principals **ret_principals) {
-        HR_CLEANUP(hr_principals_freep)
-        struct hr_principals *principals = calloc(1, sizeof *principals);
+/* Not in the table's list yet. */
+static hr_status principal_new(const struct hr_principals *principals, const char *name,
+                               uint64_t weight, struct hr_diag *diag,
+                               struct hr_principal **ret_principal) {
+        struct hr_principal *made = calloc(1, sizeof *made);
+        hr_status status;
 
-        if (!principals)
-                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for principals");
-        hr_list_init(&principals->others);
-        principals->config = config;
-        principals->devices = devices;
-        hr_account_init(&principals->account, NULL, "devices", UINT64_MAX);
-        principals->configured =
-                calloc(HR_MAX(config->principal_count, 1U), sizeof *principals->configured);
-        if (!principals->configured)
-                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for principals");
-        for (uint32_t i = 0; i < config->principal_count; i++) {
-                struct hr_principal *principal = &principals->configured[i];
-
-                *principal = (struct hr_principal){
-                        .table = principals,
-                        .id = principals->next_id++,
-                        .refs = 1,
-                        .uid = UINT32_MAX,
-                        .permissions = config->principals[i].permissions,
-                        .config = &config->principals[i],
-                };
-                (void) snprintf(principal->name, sizeof principal->name, "%s",
-                                config->principals[i].name);
-                account_open(principal);
-                HR_TRY(hr_share_init(&principal->share, devices, config->principals[i].weight,
-                                     devices->device_count, diag));
+        if (!made)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a principal");
+        made->refs = 1;
+        made->uid = UINT32_MAX;
+        (void) snprintf(made->name, sizeof made->name, "%s", name);
+        status = hr_share_init(&made->share, principals->devices, weight,
+                               principals->devices->device_count, diag);
+        if (status != HR_OK) {
+                free(made);
+                return status;
         }
-        *ret_principals = HR_STEAL(principals);
+        *ret_principal = made;
         return HR_OK;
 }
 
-struct hr_principals *hr_principals_free(struct hr_principals *principals) {
-        if (!principals)
-                return NULL;
-        for (uint32_t i = 0; principals->configured && i < principals->config->principal_count;
-             i++) {
-                HR_ASSERT(principals->configured[i].refs <= 1);
-                hr_share_deinit(&principals->configured[i].share);
-        }
-        HR_ASSERT(hr_list_is_empty(&principals->others));
-        free(principals->configured);
-        free(principals);
-        return NULL;
+static void principal_enter(struct hr_principals *principals, struct hr_principal *principal) {
+        principal->table = principals;
+        principal->id = principals->next_id++;
+        hr_account_init(&principal->account, &principals->account, "principal_device_bytes",
+                        principals->config->limits.principal_device_bytes);
+        hr_list_append(&principals->all, &principal->link);
+}
+
+static void principal_free(struct hr_principal *principal) {
+        hr_share_deinit(&principal->share);
+        free(principal);
 }
 
 struct hr_principal *hr_principal_ref(struct hr_principal *principal) {
@@ -99,10 +85,163 @@ struct hr_principal *hr_principal_unref(struct hr_principal *principal) {
         HR_ASSERT(principal->refs > 0);
         if (--principal->refs > 0)
                 return NULL;
-        HR_ASSERT(!principal->config);
+        HR_ASSERT(!principal->has_section);
         hr_list_remove(&principal->link);
-        hr_share_deinit(&principal->share);
-        free(principal);
+        principal_free(principal);
+        return NULL;
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+void hr_principals_discard(struct hr_principals_change *change) {
+        if (!change)
+                return;
+        for (uint32_t i = 0; change->made && i < change->section_count; i++)
+                if (change->made[i])
+                        principal_free(change->sections[i]);
+        free(change->sections);
+        free(change->permissions);
+        free(change->weights);
+        free(change->made);
+        free(change);
+}
+
+static struct hr_principal *find_section(const struct hr_principals *principals, const char *name) {
+        for (uint32_t i = 0; i < principals->section_count; i++)
+                if (strcmp(principals->sections[i]->name, name) == 0)
+                        return principals->sections[i];
+        return NULL;
+}
+
+static hr_status change_fill(const struct hr_principals *principals, const struct hr_config *fresh,
+                             struct hr_diag *diag, struct hr_principals_change *change) {
+        uint32_t room = HR_MAX(fresh->principal_count, 1U);
+
+        change->sections = calloc(room, sizeof *change->sections);
+        change->permissions = calloc(room, sizeof *change->permissions);
+        change->weights = calloc(room, sizeof *change->weights);
+        change->made = calloc(room, sizeof *change->made);
+        if (!change->sections || !change->permissions || !change->weights || !change->made)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for principals");
+        for (uint32_t i = 0; i < fresh->principal_count; i++) {
+                const struct hr_config_principal *section = &fresh->principals[i];
+
+                change->sections[i] = find_section(principals, section->name);
+                change->permissions[i] = section->permissions;
+                change->weights[i] = section->weight;
+                if (!change->sections[i]) {
+                        HR_TRY(principal_new(principals, section->name, section->weight, diag,
+                                             &change->sections[i]));
+                        change->made[i] = true;
+                }
+                change->section_count++;
+        }
+        return HR_OK;
+}
+
+hr_status hr_principals_prepare(const struct hr_principals *principals,
+                                const struct hr_config *fresh, struct hr_diag *diag,
+                                struct hr_principals_change **ret_change) {
+        struct hr_principals_change *change = calloc(1, sizeof *change);
+        hr_status status;
+
+        if (!change)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for principals");
+        status = change_fill(principals, fresh, diag, change);
+        if (status != HR_OK) {
+                hr_principals_discard(change);
+                return status;
+        }
+        *ret_change = change;
+        return HR_OK;
+}
+
+static bool is_among(const struct hr_principals_change *change,
+                     const struct hr_principal *principal) {
+        for (uint32_t i = 0; i < change->section_count; i++)
+                if (change->sections[i] == principal)
+                        return true;
+        return false;
+}
+
+/* Its name may be somebody else's soon: figures show it under another. */
+static void revoke(struct hr_principal *principal) {
+        if (principal->is_revoked)
+                return;
+        principal->is_revoked = true;
+        (void) snprintf(principal->name, sizeof principal->name, "revoked %u", principal->id);
+}
+
+/* The table's references of those whose sections have gone. */
+static void revoke_others(struct hr_principals *principals,
+                          const struct hr_principals_change *change) {
+        HR_LIST_FOR_EACH(link, &principals->all) {
+                struct hr_principal *principal = HR_CONTAINER_OF(link, struct hr_principal, link);
+
+                if (!principal->has_section && change->section_count > 0)
+                        revoke(principal);
+        }
+        for (uint32_t i = 0; i < principals->section_count; i++) {
+                struct hr_principal *principal = principals->sections[i];
+
+                if (is_among(change, principal))
+                        continue;
+                revoke(principal);
+                principal->has_section = false;
+                (void) hr_principal_unref(principal);
+        }
+}
+
+void hr_principals_commit(struct hr_principals *principals, struct hr_principals_change *change) {
+        HR_ASSERT(change->section_count == principals->config->principal_count);
+        revoke_others(principals, change);
+        for (uint32_t i = 0; i < change->section_count; i++) {
+                struct hr_principal *principal = change->sections[i];
+
+                if (change->made[i])
+                        principal_enter(principals, principal);
+                change->made[i] = false;
+                principal->has_section = true;
+                principal->permissions = change->permissions[i];
+                hr_share_set_weight(&principal->share, change->weights[i]);
+        }
+        free(principals->sections);
+        principals->sections = HR_STEAL(change->sections);
+        principals->section_count = change->section_count;
+        hr_principals_discard(change);
+}
+
+HR_DEFINE_CLEANUP(struct hr_principals *, hr_principals_freep, hr_principals_free)
+
+hr_status hr_principals_new(const struct hr_config *config, struct hr_share *devices,
+                            struct hr_diag *diag, struct hr_principals **ret_principals) {
+        HR_CLEANUP(hr_principals_freep)
+        struct hr_principals *principals = calloc(1, sizeof *principals);
+        struct hr_principals_change *change;
+
+        if (!principals)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for principals");
+        hr_list_init(&principals->all);
+        principals->config = config;
+        principals->devices = devices;
+        hr_account_init(&principals->account, NULL, "devices", UINT64_MAX);
+        HR_TRY(hr_principals_prepare(principals, config, diag, &change));
+        hr_principals_commit(principals, change);
+        *ret_principals = HR_STEAL(principals);
+        return HR_OK;
+}
+
+struct hr_principals *hr_principals_free(struct hr_principals *principals) {
+        if (!principals)
+                return NULL;
+        for (uint32_t i = 0; i < principals->section_count; i++) {
+                HR_ASSERT(principals->sections[i]->refs == 1);
+                principals->sections[i]->has_section = false;
+                (void) hr_principal_unref(principals->sections[i]);
+        }
+        HR_ASSERT(hr_list_is_empty(&principals->all));
+        free(principals->sections);
+        free(principals);
         return NULL;
 }
 
@@ -110,39 +249,23 @@ struct hr_principal *hr_principal_unref(struct hr_principal *principal) {
 static hr_status principal_without_section(struct hr_principals *principals, uint32_t uid,
                                            struct hr_diag *diag,
                                            struct hr_principal **ret_principal) {
-        struct hr_principal *made;
-        hr_status status;
+        struct hr_principal *made = NULL;
+        char name[HR_DEVICE_NAME_BYTES_MAX + 1] = "local";
 
-        HR_LIST_FOR_EACH(link, &principals->others) {
+        HR_LIST_FOR_EACH(link, &principals->all) {
                 struct hr_principal *other = HR_CONTAINER_OF(link, struct hr_principal, link);
 
-                if (other->uid == uid) {
+                if (other->uid == uid && !other->has_section && !other->is_revoked) {
                         *ret_principal = hr_principal_ref(other);
                         return HR_OK;
                 }
         }
-        made = calloc(1, sizeof *made);
-        if (!made)
-                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a principal");
-        *made = (struct hr_principal){
-                .table = principals,
-                .id = principals->next_id++,
-                .refs = 1,
-                .uid = uid,
-                .permissions = HR_PERMIT_ALL,
-        };
-        account_open(made);
-        status = hr_share_init(&made->share, principals->devices, HR_SHARE_WEIGHT,
-                               principals->devices->device_count, diag);
-        if (status != HR_OK) {
-                free(made);
-                return status;
-        }
-        if (uid == UINT32_MAX)
-                (void) snprintf(made->name, sizeof made->name, "local");
-        else
-                (void) snprintf(made->name, sizeof made->name, "uid %u", uid);
-        hr_list_append(&principals->others, &made->link);
+        if (uid != UINT32_MAX)
+                (void) snprintf(name, sizeof name, "uid %u", uid);
+        HR_TRY(principal_new(principals, name, HR_SHARE_WEIGHT, diag, &made));
+        made->uid = uid;
+        made->permissions = HR_PERMIT_ALL;
+        principal_enter(principals, made);
         *ret_principal = made;
         return HR_OK;
 }
@@ -184,7 +307,7 @@ hr_status hr_principal_of_unix(struct hr_principals *principals, int fd, struct 
                 if (has_id(&config->principals[i].uids, uid) ||
                     has_id(&config->principals[i].gids, gid) ||
                     has_group(&config->principals[i].gids, fd)) {
-                        *ret_principal = hr_principal_ref(&principals->configured[i]);
+                        *ret_principal = hr_principal_ref(principals->sections[i]);
                         return HR_OK;
                 }
         return refuse(diag);
@@ -201,19 +324,17 @@ hr_status hr_principal_of_tcp(struct hr_principals *principals, struct hr_diag *
 static uint32_t digests_match(const uint8_t *a, const uint8_t *b) {
         volatile uint32_t difference = 0;
 
-        for (size_t i = 0; i < HR_DIGEST_BYTES; i++)
+        for (size_t i = 0; i < HR_TOKEN_DIGEST_BYTES; i++)
                 difference = difference | (uint32_t) (a[i] ^ b[i]);
         return (difference - 1) >> 31;
 }
 
-hr_status hr_principal_of_token(struct hr_principals *principals, const void *token,
-                                size_t token_bytes, struct hr_diag *diag,
+hr_status hr_principal_of_token(struct hr_principals *principals,
+                                const uint8_t digest[HR_TOKEN_DIGEST_BYTES], struct hr_diag *diag,
                                 struct hr_principal **ret_principal) {
         const struct hr_config *config = principals->config;
-        uint8_t digest[HR_DIGEST_BYTES];
         uint32_t found = UINT32_MAX;
 
-        HR_TRY(hr_sha256(token, token_bytes, diag, digest));
         for (uint32_t i = 0; i < config->principal_count; i++) {
                 const struct hr_config_principal *principal = &config->principals[i];
                 uint32_t matches = digests_match(digest, principal->token_digest) &
@@ -221,10 +342,9 @@ hr_status hr_principal_of_token(struct hr_principals *principals, const void *to
 
                 found = matches ? i : found;
         }
-        explicit_bzero(digest, sizeof digest);
         if (found == UINT32_MAX)
                 return refuse(diag);
-        *ret_principal = hr_principal_ref(&principals->configured[found]);
+        *ret_principal = hr_principal_ref(principals->sections[found]);
         return HR_OK;
 }
 
@@ -235,7 +355,7 @@ hr_status hr_principal_of_certificate(struct hr_principals *principals, const ch
         for (uint32_t i = 0; i < config->principal_count; i++)
                 if (config->principals[i].certificate &&
                     strcmp(config->principals[i].certificate, common_name) == 0) {
-                        *ret_principal = hr_principal_ref(&principals->configured[i]);
+                        *ret_principal = hr_principal_ref(principals->sections[i]);
                         return HR_OK;
                 }
         return refuse(diag);
@@ -243,15 +363,9 @@ hr_status hr_principal_of_certificate(struct hr_principals *principals, const ch
 
 const struct hr_principal *hr_principals_next(const struct hr_principals *principals,
                                               const struct hr_principal *principal) {
-        const struct hr_list *next = principal && !principal->config ? principal->link.next
-                                                                     : principals->others.next;
-        ptrdiff_t number = principal && principal->config ? principal - principals->configured : -1;
+        const struct hr_list *next = principal ? principal->link.next : principals->all.next;
 
-        if ((!principal || principal->config) &&
-            number + 1 < (ptrdiff_t) principals->config->principal_count)
-                return &principals->configured[number + 1];
-        return next == &principals->others ? NULL
-                                           : HR_CONTAINER_OF(next, struct hr_principal, link);
+        return next == &principals->all ? NULL : HR_CONTAINER_OF(next, struct hr_principal, link);
 }
 
 hr_status hr_principal_check(const struct hr_principal *principal, uint64_t permissions,

@@ -10,6 +10,7 @@
 
 #include "core/clock.h"
 #include "core/log.h"
+#include "daemon/digest.h"
 #include "daemon/rpc.h"
 
 static const char *const features[] = {"load",  "put",     "state",   "explain",
@@ -55,17 +56,22 @@ static hr_status principal_find(struct hr_conn *conn, struct hr_wire_hello *hell
         char name[HR_TLS_NAME_BYTES];
 
         if (conn->stream.tls && !conn->principal && hr_tls_common_name(conn->stream.tls, name) &&
-            hr_principal_of_certificate(conn->server->principals, name, NULL, &found) == HR_OK)
+            hr_principal_of_certificate(conn->server->principals, name, NULL, &found) == HR_OK) {
                 conn->principal = found;
+                conn->known_by = HR_CONN_BY_CERTIFICATE;
+        }
         if (hello->credentials_bytes > 0) {
-                hr_status status =
-                        hr_principal_of_token(conn->server->principals, hello->credentials,
-                                              hello->credentials_bytes, diag, &found);
+                hr_status status = hr_sha256(hello->credentials, hello->credentials_bytes, diag,
+                                             conn->token_digest);
 
                 explicit_bzero(hello->credentials, sizeof hello->credentials);
+                if (status == HR_OK)
+                        status = hr_principal_of_token(conn->server->principals,
+                                                       conn->token_digest, diag, &found);
                 HR_TRY(status);
-                conn->principal = hr_principal_unref(conn->principal);
+                (void) hr_principal_unref(conn->principal);
                 conn->principal = found;
+                conn->known_by = HR_CONN_BY_TOKEN;
         }
         return conn->principal ? HR_OK
                                : hr_fail(diag, HR_E_UNAUTHENTICATED, "the peer is not known");

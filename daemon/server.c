@@ -30,6 +30,7 @@
 #include "daemon/listener.h"
 #include "daemon/notify.h"
 #include "daemon/random.h"
+#include "daemon/reload.h"
 #include "daemon/request.h"
 
 #define TICK_MS 100
@@ -199,14 +200,12 @@ static void config_reload(struct hr_server *server) {
         if (!server->reload || server->draining)
                 return;
         hr_notify_reloading();
-        if (server->reload(server->reload_arg, &diag, &changes) != HR_OK) {
+        if (hr_server_reload(server, &diag, &changes) != HR_OK) {
                 hr_log(HR_LOG_ERROR, "server", "the configuration stays as it is: %s", diag.words);
                 hr_notify_ready("Serving with %u devices; the configuration file is wrong",
                                 server->device_count);
                 return;
         }
-        hr_log_set_level(server->config->log_level);
-        hr_server_accept_update(server);
         hr_log(HR_LOG_NOTICE, "server", "configuration read again, changed: %s",
                changes.applied[0] ? changes.applied : "nothing");
         if (changes.kept[0])
@@ -466,7 +465,7 @@ static void server_close(struct hr_server *server) {
         free(server);
 }
 
-hr_status hr_server_run(const struct hr_config *config, hr_reload_fn reload, void *arg,
+hr_status hr_server_run(struct hr_config *config, hr_reload_fn reload, void *arg,
                         struct hr_diag *diag) {
         struct hr_server *server = calloc(1, sizeof *server);
         hr_status status;
@@ -474,6 +473,7 @@ hr_status hr_server_run(const struct hr_config *config, hr_reload_fn reload, voi
         if (!server)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the server");
         server->config = config;
+        server->own_config = config;
         server->reload = reload;
         server->reload_arg = arg;
         status = server_open(server, diag);

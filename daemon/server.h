@@ -33,6 +33,7 @@ struct hr_http;
 struct hr_server_stats {
         uint64_t connections, connections_total, connections_refused;
         uint64_t unauthenticated; /* hellos refused */
+        uint64_t revoked;         /* connections whose access a reload has taken */
         uint64_t sessions, sessions_total;
         uint64_t objects;
         uint64_t bytes_in, bytes_out, frames_in, frames_out;
@@ -51,7 +52,8 @@ struct hr_server_stats {
 
 struct hr_server {
         const struct hr_config *config; /* reload may change what only the loop reads */
-        hr_status (*reload)(void *arg, struct hr_diag *diag, struct hr_config_changes *ret_changes);
+        struct hr_config *own_config;   /* the same: for reload */
+        hr_status (*reload)(void *arg, struct hr_diag *diag, struct hr_config *ret_fresh);
         void *reload_arg;
         struct hr_loop *loop;
         struct hr_device **devices;
@@ -90,11 +92,10 @@ struct hr_server {
         uint8_t scratch[HR_WIRE_MESSAGE_BYTES_MAX]; /* a message being encoded */
 };
 
-/* Reads the configuration again and changes the one that the server has; NULL: SIGHUP does nothing. */
-typedef hr_status (*hr_reload_fn)(void *arg, struct hr_diag *diag,
-                                  struct hr_config_changes *ret_changes);
+/* Reads the configuration again, for hr_config_deinit() also on failure; NULL: SIGHUP does nothing. */
+typedef hr_status (*hr_reload_fn)(void *arg, struct hr_diag *diag, struct hr_config *ret_fresh);
 /* Runs until drained. HR_OK after a drain; otherwise diag says why it could not start or go on. */
-HR_NODISCARD hr_status hr_server_run(const struct hr_config *config, hr_reload_fn reload, void *arg,
+HR_NODISCARD hr_status hr_server_run(struct hr_config *config, hr_reload_fn reload, void *arg,
                                      struct hr_diag *diag);
 
 /* A session, or a connection, has gone: maybe the last one of a drain. */

@@ -313,7 +313,7 @@ void hr_session_left(struct hr_session *session) {
         uint64_t grace_ns = session->server->config->session_grace_ns;
 
         HR_ASSERT(hr_list_is_empty(&session->conns));
-        if (grace_ns == 0 || session->server->draining)
+        if (grace_ns == 0 || session->server->draining || session->principal->is_revoked)
                 hr_session_close(session);
         else
                 session->closing_ns = hr_clock_now_ns() + grace_ns;
@@ -327,7 +327,7 @@ bool hr_sessions_expire(struct hr_server *server, uint64_t now_ns, bool all) {
 
                 if (session->closed || !hr_list_is_empty(&session->conns))
                         continue;
-                if (all || now_ns >= session->closing_ns)
+                if (all || session->principal->is_revoked || now_ns >= session->closing_ns)
                         hr_session_close(session);
                 else
                         waiting = true;

@@ -136,8 +136,8 @@ HR_NODISCARD hr_status hr_session_need_workspace(struct hr_session *session, str
 void hr_session_close(struct hr_session *session);
 /* The last connection has left: closes at once, or when the grace time has passed. */
 void hr_session_left(struct hr_session *session);
-/* Closes the sessions whose grace time has passed, or all without connections. False when there are
- * none left that wait. */
+/* Closes the sessions without connections whose grace time has passed or whose principal was revoked,
+ * or all of them. False when there are none left that wait. */
 bool hr_sessions_expire(struct hr_server *server, uint64_t now_ns, bool all);
 /* The live session with that token and principal, or NULL. Compares in constant time. */
 struct hr_session *hr_session_find(struct hr_server *server, const struct hr_principal *principal,

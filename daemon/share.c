@@ -26,6 +26,11 @@ void hr_share_deinit(struct hr_share *share) {
         *share = (struct hr_share){0};
 }
 
+void hr_share_set_weight(struct hr_share *share, uint64_t weight) {
+        HR_ASSERT(weight > 0 && weight <= HR_SHARE_WEIGHT_MAX);
+        atomic_store_explicit(&share->weight, weight, memory_order_relaxed);
+}
+
 /* a - b, 0 where b is ahead; both may have wrapped. */
 static uint64_t ahead(uint64_t a, uint64_t b) {
         uint64_t difference = a - b;
@@ -39,7 +44,8 @@ static uint64_t weighed(const struct hr_share *share, uint64_t cost_ns) {
         /* A run of three weeks and more counts as one of three weeks. */
         if (!hr_mul_u64(cost_ns, HR_SHARE_WEIGHT, &product))
                 product = UINT64_MAX;
-        return HR_MIN(product / share->weight, (uint64_t) INT64_MAX / 4);
+        return HR_MIN(product / atomic_load_explicit(&share->weight, memory_order_relaxed),
+                      (uint64_t) INT64_MAX / 4);
 }
 
 uint64_t hr_share_lag(const struct hr_share *share, uint32_t device) {

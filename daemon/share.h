@@ -16,9 +16,11 @@
  * for what is on the devices, and for nobody's queue.
  *
  * Times are nanoseconds of a share of weight HR_SHARE_WEIGHT; differences of them are compared, so
- * they may wrap. Under the engine's turn, but for init and deinit.
+ * they may wrap. Under the engine's turn, but for init, deinit and the weight.
  */
 #pragma once
+
+#include <stdatomic.h>
 
 #include "core/status.h"
 
@@ -34,7 +36,7 @@ struct hr_share_tag {
 /* Zeroed is valid: no device. Its place in memory stays. */
 struct hr_share {
         struct hr_share *above; /* NULL = the top */
-        uint64_t weight;
+        _Atomic uint64_t weight;
         uint64_t used; /* number of the latest run handed out; 0 = none. The admission's */
         uint32_t device_count;
         struct hr_share_tag *tags; /* per device */
@@ -44,6 +46,8 @@ struct hr_share {
 HR_NODISCARD hr_status hr_share_init(struct hr_share *share, struct hr_share *above,
                                      uint64_t weight, uint32_t device_count, struct hr_diag *diag);
 void hr_share_deinit(struct hr_share *share);
+/* From now on. Thread: any. */
+void hr_share_set_weight(struct hr_share *share, uint64_t weight);
 
 /* How far its next run would start behind the time of that device, 0 = at once. */
 uint64_t hr_share_lag(const struct hr_share *share, uint32_t device);

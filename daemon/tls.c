@@ -23,6 +23,7 @@ struct hr_tls_context {
 };
 
 struct hr_tls {
+        struct hr_tls_context *context;
         SSL *ssl;
         BIO *in, *out; /* the SSL's */
         bool ended;    /* the socket has given its end */
@@ -95,6 +96,13 @@ struct hr_tls_context *hr_tls_context_free(struct hr_tls_context *context) {
         return NULL;
 }
 
+void hr_tls_context_take(struct hr_tls_context *context, struct hr_tls_context *fresh) {
+        SSL_CTX *old = context->ssl;
+
+        context->ssl = fresh->ssl;
+        fresh->ssl = old;
+}
+
 /* ---- connection ------------------------------------------------------------------------------ */
 
 struct hr_tls *hr_tls_new(struct hr_tls_context *context) {
@@ -102,6 +110,7 @@ struct hr_tls *hr_tls_new(struct hr_tls_context *context) {
 
         if (!tls)
                 return NULL;
+        tls->context = context;
         tls->ssl = SSL_new(context->ssl);
         tls->in = BIO_new(BIO_s_mem());
         tls->out = BIO_new(BIO_s_mem());
@@ -267,11 +276,32 @@ bool hr_tls_is_cut_off(const struct hr_tls *tls) {
         return tls->ended && !(SSL_get_shutdown(tls->ssl) & SSL_RECEIVED_SHUTDOWN);
 }
 
+/* A certificate that was verified in the handshake, under what is trusted now. */
+static bool is_trusted_now(const struct hr_tls *tls, X509 *certificate) {
+        X509_STORE_CTX *check;
+        bool trusted;
+
+        if (SSL_get_SSL_CTX(tls->ssl) == tls->context->ssl)
+                return true;
+        if (SSL_CTX_get_verify_mode(tls->context->ssl) == SSL_VERIFY_NONE)
+                return false;
+        check = X509_STORE_CTX_new();
+        trusted = check &&
+                  X509_STORE_CTX_init(check, SSL_CTX_get_cert_store(tls->context->ssl), certificate,
+                                      SSL_get_peer_cert_chain(tls->ssl)) == 1 &&
+                  X509_STORE_CTX_set_default(check, "ssl_client") == 1 &&
+                  X509_verify_cert(check) == 1;
+        X509_STORE_CTX_free(check);
+        ERR_clear_error();
+        return trusted;
+}
+
 bool hr_tls_common_name(const struct hr_tls *tls, char ret_name[HR_TLS_NAME_BYTES]) {
         X509 *certificate = SSL_get0_peer_certificate(tls->ssl);
         int bytes;
 
-        if (!certificate || SSL_get_verify_result(tls->ssl) != X509_V_OK)
+        if (!certificate || SSL_get_verify_result(tls->ssl) != X509_V_OK ||
+            !is_trusted_now(tls, certificate))
                 return false;
         bytes = X509_NAME_get_text_by_NID(X509_get_subject_name(certificate), NID_commonName,
                                           ret_name, HR_TLS_NAME_BYTES);

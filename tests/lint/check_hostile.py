@@ -31,7 +31,7 @@ ROWS = (
     "E01 E02 E04 E05 E07 E08 E10 E11 E13 "
     "F01 F03 F04 F06 F07 F09 F10 F12 F13"
 ).split()
-NOT_BUILT_MAX = 1
+NOT_BUILT_MAX = 0
 ASSERTIONS = {"refused", "cut", "told"}
 GOES_ON = {"served", "run", "reply", "call", "put", "submit", "ping", "frame", "cut", "closed"}
 

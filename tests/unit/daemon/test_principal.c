@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "core/clock.h"
+#include "daemon/digest.h"
 #include "tests/harness.h"
 
 #define TOKEN "0123456789abcdefghijklmnopqrstuv"
@@ -43,31 +44,112 @@ static void fixture_deinit(struct fixture *fixture) {
         hr_config_deinit(&fixture->config);
 }
 
+/* What a hello does with a token. */
+static hr_status known_by_token(struct hr_principals *principals, const void *token, size_t bytes,
+                                struct hr_diag *diag, struct hr_principal **ret_principal) {
+        uint8_t digest[HR_TOKEN_DIGEST_BYTES];
+
+        HR_TRY(hr_sha256(token, bytes, diag, digest));
+        return hr_principal_of_token(principals, digest, diag, ret_principal);
+}
+
 HR_TEST(only_the_whole_token_is_known) {
         struct fixture fixture;
         struct hr_principal *found = NULL;
         char guess[TOKEN_BYTES + 1];
 
         fixture_init(&fixture);
-        HR_EXPECT_OK(hr_principal_of_token(fixture.principals, TOKEN, TOKEN_BYTES, &fixture.diag,
-                                           &found), &fixture.diag);
+        HR_EXPECT_OK(known_by_token(fixture.principals, TOKEN, TOKEN_BYTES, &fixture.diag,
+                                    &found), &fixture.diag);
         HR_EXPECT_STREQ(found->name, "second");
         HR_EXPECT_OK(hr_principal_check(found, HR_PERMIT_RUN, &fixture.diag), &fixture.diag);
         HR_EXPECT_EQ(hr_principal_check(found, HR_PERMIT_ADMIN, &fixture.diag), HR_E_PERMISSION);
         found = hr_principal_unref(found);
         for (unsigned bytes = 0; bytes < TOKEN_BYTES; bytes++)
-                HR_EXPECT_EQ(hr_principal_of_token(fixture.principals, TOKEN, bytes, NULL, &found),
+                HR_EXPECT_EQ(known_by_token(fixture.principals, TOKEN, bytes, NULL, &found),
                              HR_E_UNAUTHENTICATED);
         memcpy(guess, TOKEN, sizeof guess); /* and the zero behind it */
-        HR_EXPECT_EQ(hr_principal_of_token(fixture.principals, guess, sizeof guess, NULL, &found),
+        HR_EXPECT_EQ(known_by_token(fixture.principals, guess, sizeof guess, NULL, &found),
                      HR_E_UNAUTHENTICATED);
         for (unsigned bit = 0; bit < 8 * TOKEN_BYTES; bit++) {
                 memcpy(guess, TOKEN, TOKEN_BYTES);
                 guess[bit / 8] = (char) (guess[bit / 8] ^ (1 << bit % 8));
-                HR_EXPECT_EQ(hr_principal_of_token(fixture.principals, guess, TOKEN_BYTES, NULL,
-                                                   &found), HR_E_UNAUTHENTICATED);
+                HR_EXPECT_EQ(known_by_token(fixture.principals, guess, TOKEN_BYTES, NULL,
+                                            &found), HR_E_UNAUTHENTICATED);
         }
         HR_EXPECT(!found);
+        fixture_deinit(&fixture);
+}
+
+/* Who comes and goes with a new configuration; whoever is still referred to is counted until then. */
+HR_TEST(sections_change) {
+        static const char text[] =
+                "[principal third]\n"
+                "token_sha256 = 1111111111111111111111111111111111111111111111111111111111111111\n"
+                "weight = 300\n"
+                "[principal second]\n"
+                "token_sha256 = 2222222222222222222222222222222222222222222222222222222222222222\n"
+                "permissions = admin\n";
+        struct hr_principal *first = NULL, *second = NULL, *third = NULL;
+        struct hr_principals_change *change = NULL;
+        uint8_t ones[HR_TOKEN_DIGEST_BYTES], twos[HR_TOKEN_DIGEST_BYTES];
+        const struct hr_principal *at = NULL;
+        struct hr_config_changes changes;
+        struct hr_config fresh = {0};
+        struct fixture fixture;
+        uint32_t count = 0;
+
+        memset(ones, 0x11, sizeof ones);
+        memset(twos, 0x22, sizeof twos);
+        fixture_init(&fixture);
+        HR_EXPECT_OK(hr_principal_of_token(fixture.principals, ones, &fixture.diag, &first),
+                     &fixture.diag);
+        HR_EXPECT_STREQ(first->name, "first");
+        HR_EXPECT_OK(known_by_token(fixture.principals, TOKEN, TOKEN_BYTES, &fixture.diag, &second),
+                     &fixture.diag);
+        HR_EXPECT_OK(hr_account_charge(NULL, &first->account, &fixture.config.limits,
+                                       HR_CHARGE_STATES, 2, 0, &fixture.diag), &fixture.diag);
+        HR_EXPECT_OK(hr_config_init(&fresh, &fixture.diag), &fixture.diag);
+        HR_EXPECT_OK(hr_config_read_text(&fresh, "text", text, sizeof text - 1, &fixture.diag),
+                     &fixture.diag);
+        HR_EXPECT_OK(hr_config_finish(&fresh, &fixture.diag), &fixture.diag);
+
+        HR_EXPECT_OK(hr_principals_prepare(fixture.principals, &fresh, &fixture.diag, &change),
+                     &fixture.diag);
+        hr_principals_discard(change); /* as if it had not been */
+        HR_EXPECT(!first->is_revoked);
+        HR_EXPECT_OK(hr_principals_prepare(fixture.principals, &fresh, &fixture.diag, &change),
+                     &fixture.diag);
+        HR_EXPECT_OK(hr_config_reload(&fixture.config, &fresh, &fixture.diag, &changes),
+                     &fixture.diag);
+        HR_EXPECT_STREQ(changes.applied,
+                        "principal.first, principal.second.token_sha256, "
+                        "principal.second.permissions, principal.third");
+        HR_EXPECT_STREQ(changes.kept, "");
+        hr_principals_commit(fixture.principals, change);
+        hr_config_deinit(&fresh);
+
+        HR_EXPECT(first->is_revoked && !second->is_revoked);
+        HR_EXPECT_EQ(second->permissions, HR_PERMIT_ADMIN);
+        HR_EXPECT_EQ(known_by_token(fixture.principals, TOKEN, TOKEN_BYTES, NULL, &third),
+                     HR_E_UNAUTHENTICATED);
+        HR_EXPECT_OK(hr_principal_of_token(fixture.principals, twos, &fixture.diag, &third),
+                     &fixture.diag);
+        HR_EXPECT(third == second);
+        third = hr_principal_unref(third);
+        HR_EXPECT_OK(hr_principal_of_token(fixture.principals, ones, &fixture.diag, &third),
+                     &fixture.diag);
+        HR_EXPECT_STREQ(third->name, "third");
+        HR_EXPECT_EQ(atomic_load(&third->share.weight), 300);
+        while ((at = hr_principals_next(fixture.principals, at)))
+                count++;
+        HR_EXPECT_EQ(count, 3);
+        HR_EXPECT_EQ(hr_account_held(hr_principals_account(fixture.principals), HR_CHARGE_STATES), 2);
+        hr_account_discharge(NULL, &first->account, HR_CHARGE_STATES, 2);
+        first = hr_principal_unref(first);
+        second = hr_principal_unref(second);
+        third = hr_principal_unref(third);
+        HR_EXPECT(!first && !second && !third);
         fixture_deinit(&fixture);
 }
 
@@ -77,7 +159,7 @@ static uint64_t time_of(const struct fixture *fixture, const char *guess) {
         struct hr_principal *found = NULL;
         uint64_t begun = hr_clock_now_ns();
 
-        HR_EXPECT_EQ(hr_principal_of_token(fixture->principals, guess, TOKEN_BYTES, NULL, &found),
+        HR_EXPECT_EQ(known_by_token(fixture->principals, guess, TOKEN_BYTES, NULL, &found),
                      HR_E_UNAUTHENTICATED);
         return hr_clock_now_ns() - begun;
 }
