@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/log.h"
 #include "daemon/stream.h"
 
 #define GROUPS_MAX 1024
@@ -169,6 +170,8 @@ static void revoke(struct hr_principal *principal) {
         if (principal->is_revoked)
                 return;
         principal->is_revoked = true;
+        hr_log(HR_LOG_NOTICE, "principal", "revoked name=\"%s\" shown_as=\"revoked %u\"",
+               principal->name, principal->id);
         (void) snprintf(principal->name, sizeof principal->name, "revoked %u", principal->id);
 }
 

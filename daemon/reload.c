@@ -83,8 +83,8 @@ static hr_status tls_prepare(struct hr_server *server, const struct hr_config *f
         *ret_context = NULL;
         if (!server->tls_context || !fresh->tls_certificate || !fresh->tls_key)
                 return HR_OK;
-        return hr_tls_context_new(fresh->tls_certificate, fresh->tls_key, fresh->tls_client_ca, diag,
-                                  ret_context);
+        return hr_tls_context_new(fresh->tls_certificate, fresh->tls_key, fresh->tls_client_ca,
+                                  diag, ret_context);
 }
 
 hr_status hr_server_reload(struct hr_server *server, struct hr_diag *diag,
