@@ -210,8 +210,9 @@ static bool run_case(const struct plan_record *record, struct totals *totals) {
         hr_status status;
         bool passed;
 
-        if (!plan_problem_read(&problem, record)) {
-                printf("%s: cannot be read\n", record->name);
+        if (plan_problem_read(&problem, record, &diag) != HR_OK) {
+                printf("%s: %s: %s\n", record->path, record->name, diag.words);
+                plan_problem_clear(&problem);
                 return false;
         }
         status = hr_plan_make(&problem.in, &diag, &plan);

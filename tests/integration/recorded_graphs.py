@@ -1,7 +1,7 @@
 """The model graphs among the recorded plans (tests/golden/data/plans), as graphs of the protocol.
 
-A device of its own for each memory of the record that is not the host's; leaves named after where they live, so
-that one rule per device places them.
+A device of its own for each memory of the record that is not the host's; leaves named after where
+they live, so that one rule per device places them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from raw import F16, F32, I32, I64, INPUT, Q8_0, STATE, WEIGHT
 
 PLANS = Path(__file__).resolve().parents[1] / "golden" / "data" / "plans"
 OP_LIST = Path(__file__).resolve().parents[2] / "core" / "op.def"
-FAMILIES = ("bert", "conv", "gpt2", "large", "llama", "llama-fa", "moe-dense", "moe-shared", "moe-sparse")
+FAMILIES = (
+    "bert", "conv", "gpt2", "large", "llama", "llama-fa", "moe-dense", "moe-shared", "moe-sparse",
+)  # fmt: skip
 #        type: number, bytes of a block, elements of a block
 TYPES = {"f32": (F32, 4, 1), "f16": (F16, 2, 1), "i32": (I32, 4, 1), "i64": (I64, 8, 1),
          "q8_0": (Q8_0, 34, 32)}  # fmt: skip
@@ -27,7 +29,8 @@ HOST = "host"
 
 @functools.cache
 def op_numbers() -> dict[str, int]:
-    return {name: int(number) for name, number in re.findall(r"^X\((\w+), (\d+),", OP_LIST.read_text(), re.M)}
+    found = re.findall(r"^X\((\w+), (\d+),", OP_LIST.read_text(), re.M)
+    return {name: int(number) for name, number in found}
 
 
 @dataclass

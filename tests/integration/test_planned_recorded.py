@@ -1,5 +1,5 @@
-"""What a dry run says of the recorded model graphs, on as many devices as they were recorded with, is
-within one per cent of what is measured once their weights, their states and they themselves are there."""
+"""What a dry run says of the recorded model graphs, on as many devices as they were recorded
+with, is within one per cent of what is measured once weights, states and graph are there."""
 
 from __future__ import annotations
 
@@ -41,17 +41,20 @@ def check(conn: Conn, case: Recorded, n_copies: int) -> None:
     assert all(told[name].splits and told[name].compute_bytes for name in case.devices - {HOST})
     weights = conn.put(f"set of {case.name}", case.weights, placement=case.rules)
     with_weights = used(conn)
-    compare({name: one.weights_bytes for name, one in told.items()}, before, with_weights, "weights")
+    promised = {name: one.weights_bytes for name, one in told.items()}
+    compare(promised, before, with_weights, "weights")
     states = []
     if case.states:
         message = pb.StateAlloc(placement=raw.rules(case.rules))
         manifest = raw.manifest(case.states).SerializeToString()
         states = [conn.call(raw.STATE_ALLOC, message, manifest)[0].handle]
     with_states = used(conn)
-    compare({name: one.state_bytes for name, one in told.items()}, with_weights, with_states, "state")
+    promised = {name: one.state_bytes for name, one in told.items()}
+    compare(promised, with_weights, with_states, "state")
     real = conn.submit(case.graph, weights=[weights.handle], states=states, **keys)
     bound = used(conn)
-    compare({name: one.compute_bytes for name, one in told.items()}, with_states, bound, "compute")
+    promised = {name: one.compute_bytes for name, one in told.items()}
+    compare(promised, with_states, bound, "compute")
     assert list(real.devices) == list(dry.devices)
     assert (real.split_count, real.staging_bytes, real.n_copies) == (
         dry.split_count, dry.staging_bytes, dry.n_copies)  # fmt: skip

@@ -501,11 +501,12 @@ static void try_taps(const struct plan_record *record, struct plan_problem *prob
 static void try_record(const struct plan_record *record, void *arg) {
         struct gallery *gallery = arg;
         struct plan_problem problem;
+        struct hr_diag diag = {0};
         uint32_t copies = HR_MAX(record->copies, 1U);
 
         if (gallery->seen++ % gallery->step != 0)
                 return;
-        HR_EXPECT(plan_problem_read(&problem, record));
+        HR_EXPECT_OK(plan_problem_read(&problem, record, &diag), &diag);
         try_rules(record, &problem, HR_RULES_GGML, copies, &gallery->tally);
         try_rules(record, &problem, HR_RULES_HEADRACE, copies, &gallery->tally);
         try_rules(record, &problem, HR_RULES_HEADRACE, copies == 1 ? 2 : 1, &gallery->tally);
