@@ -25,6 +25,7 @@ struct hr_buffer;
 struct hr_queue;
 struct hr_event;
 struct hr_program;
+struct hr_recorder;
 
 typedef enum hr_device_type {
         HR_DEVICE_CPU,
@@ -59,6 +60,7 @@ struct hr_outcome {
         atomic_int phase; /* 0 running, 1 being written, 2 failed: diag is valid, 3 ended well */
         atomic_uint reached; /* steps of the run, in the order of its plan, up to the last one that
                               * has begun; others before it may not have */
+        uint64_t tag; /* of the request that the run belongs to, for what queues record; 0 = none */
         struct hr_diag diag;
 };
 
@@ -115,6 +117,7 @@ struct hr_steps {
         uint32_t count;
         const struct hr_step *steps;
         uint32_t before; /* steps of the plan's splits before this one */
+        uint32_t split;  /* number of the split in its plan */
 };
 
 /* Nodes of one split, as optimize() sees them: they compute something, one after the other, and
@@ -421,6 +424,9 @@ struct hr_queue_ops {
 struct hr_queue {
         const struct hr_queue_ops *ops;
         struct hr_device *device;
+        struct hr_recorder *recorder; /* what its commands are recorded in, by the thread that
+                                       * executes them, where the backend does; set before the first
+                                       * command, outlives the queue; NULL = not recorded */
 };
 
 struct hr_event_ops {

@@ -20,6 +20,9 @@
  * Failures. The outcome of a run that has failed turns its later compute and copy commands into
  * no-ops; waits, records and notifications always happen. Commands without an outcome share the
  * queue's own.
+ *
+ * Spans. What a recorder is there for is timed by the executing thread: the clock is read once per
+ * command, and once more after a pause, since a command begins where the one before has ended.
  */
 #include "core/host.h"
 
@@ -27,6 +30,7 @@
 #include <string.h>
 
 #include "core/host_wait.h"
+#include "core/recorder.h"
 #include "core/thread.h"
 
 #define SEGMENT_COMMANDS 256
@@ -101,6 +105,8 @@ struct host_queue {
         /* Executor's. */
         _Alignas(64) struct segment *head;
         uint32_t head_next;
+        uint64_t now_ns; /* when the latest command ended that was timed; 0 = something else has
+                          * happened since */
 };
 
 /* ---- Events ---------------------------------------------------------------------------------- */
@@ -222,6 +228,42 @@ static void command_compute(struct host_queue *queue, const struct command *comm
                               command->outcome);
 }
 
+static bool wait_is_over(const struct command *command) {
+        return ticket_is_reached(
+                atomic_load_explicit(&command->event->reached.value, memory_order_acquire),
+                command->count);
+}
+
+/* What the command will have been, or false where nothing is to be told of it. */
+static bool command_span(const struct command *command, struct hr_span *span) {
+        switch (command->kind) {
+        case COMMAND_COMPUTE:
+                *span = (struct hr_span){
+                        .kind = HR_SPAN_COMPUTE,
+                        .detail = command->program->steps->split,
+                };
+                break;
+        case COMMAND_COPY:
+                if (command->copy.bytes == 0)
+                        return false;
+                *span = (struct hr_span){.kind = HR_SPAN_COPY, .a = command->copy.bytes};
+                break;
+        case COMMAND_EXPERTS:
+                *span = (struct hr_span){.kind = HR_SPAN_EXPERTS, .detail = command->first};
+                break;
+        case COMMAND_WAIT:
+                *span = (struct hr_span){.kind = HR_SPAN_WAIT};
+                return !wait_is_over(command);
+        case COMMAND_WAIT_FOREIGN:
+                *span = (struct hr_span){.kind = HR_SPAN_WAIT};
+                return true;
+        default:
+                return false;
+        }
+        span->tag = command->outcome->tag;
+        return !hr_outcome_failed(command->outcome);
+}
+
 /* False: the queue ends. */
 static bool command_execute(struct host_queue *queue, const struct command *command) {
         switch (command->kind) {
@@ -258,6 +300,22 @@ static bool command_execute(struct host_queue *queue, const struct command *comm
         return true;
 }
 
+static bool command_record(struct host_queue *queue, const struct command *command) {
+        struct hr_recorder *recorder = queue->queue.recorder;
+        struct hr_span span;
+        bool goes_on;
+
+        if (!recorder || !command_span(command, &span)) {
+                queue->now_ns = 0;
+                return command_execute(queue, command);
+        }
+        span.begin_ns = queue->now_ns ? queue->now_ns : hr_clock_now_ns();
+        goes_on = command_execute(queue, command);
+        span.end_ns = queue->now_ns = hr_clock_now_ns();
+        hr_recorder_add(recorder, &span);
+        return goes_on;
+}
+
 static void segment_give_back(struct host_queue *queue, struct segment *segment) {
         segment->unused = atomic_load_explicit(&queue->executed_segments, memory_order_relaxed);
         while (!atomic_compare_exchange_weak_explicit(&queue->executed_segments, &segment->unused,
@@ -271,6 +329,8 @@ static void queue_main(void *arg) {
         unsigned executed = 0;
 
         for (;;) {
+                if (atomic_load_explicit(&queue->published.value, memory_order_relaxed) == executed)
+                        queue->now_ns = 0;
                 hr_host_word_wait(&queue->published, executed, queue->spin_ns);
                 if (queue->head_next == SEGMENT_COMMANDS) {
                         struct segment *spent = queue->head;
@@ -279,7 +339,7 @@ static void queue_main(void *arg) {
                         queue->head_next = 0;
                         segment_give_back(queue, spent);
                 }
-                if (!command_execute(queue, &queue->head->commands[queue->head_next]))
+                if (!command_record(queue, &queue->head->commands[queue->head_next]))
                         return;
                 queue->head_next++;
                 executed++;

@@ -181,6 +181,12 @@
 /* ---- Daemon
  * ----------------------------------------------------------------------------------- */
 
+/* Spans that the loop and each queue of a device keep, of 48 bytes: some seconds of a busy daemon. */
+#define HR_DEFAULT_TRACE_SPANS UINT64_C(4096)
+#define HR_TRACE_SPANS_MAX (UINT64_C(1) << 20)
+/* Spans that one answer to TRACE tells at most, the latest: some MiB of text, and milliseconds of the
+ * engine's thread. */
+#define HR_TRACE_ANSWER_SPANS 16384U
 /* Contents of uploads on disk, where there is a directory for them: a few large models. */
 #define HR_DEFAULT_CACHE_BYTES (64 * HR_GIB)
 /* Plans kept: a plan of a language model takes about 1 MiB. */

@@ -50,6 +50,7 @@ struct hr_request *hr_request_new(struct hr_conn *conn, const struct hr_frame_he
         request->flags = header->flags;
         request->phase = HR_REQUEST_RECEIVING;
         request->arrived_ns = conn->read_ns;
+        request->tag = ++conn->server->tags;
         if (header->timeout_ms > 0) {
                 request->deadline_ns = conn->read_ns + header->timeout_ms * HR_NS_PER_MS;
                 hr_server_deadline_add(conn->server, &request->deadline_link, request->deadline_ns);
@@ -204,6 +205,49 @@ void hr_request_finish(struct hr_job *job, hr_finish_fn finish) {
         }
 }
 
+/* ---- the flight recorder --------------------------------------------------------------------- */
+
+void hr_request_record(const struct hr_request *request, hr_span_kind kind, uint64_t begin_ns,
+                       uint64_t end_ns) {
+        hr_recorder_add(request->server->recorder, &(struct hr_span){
+                                                           .begin_ns = begin_ns,
+                                                           .end_ns = end_ns,
+                                                           .tag = request->tag,
+                                                           .kind = (uint32_t) kind,
+                                                   });
+}
+
+void hr_request_record_run(const struct hr_request *request, const struct hr_run_job *run) {
+        if (!run->job.started_ns || !run->run.ended_ns)
+                return;
+        hr_request_record(request, HR_SPAN_QUEUE, run->job.posted_ns,
+                          HR_MIN(run->job.started_ns, run->run.started_ns));
+        hr_recorder_add(request->server->recorder, &(struct hr_span){
+                                                           .begin_ns = run->run.started_ns,
+                                                           .end_ns = run->run.ended_ns,
+                                                           .tag = request->tag,
+                                                           .kind = HR_SPAN_RUN,
+                                                           .detail = run->run.slot,
+                                                           .a = run->run.sequence,
+                                                   });
+}
+
+/* The request as a whole. Without a session it was nobody's. */
+static void request_record(const struct hr_request *request, uint32_t code, uint64_t end_ns) {
+        const struct hr_session *session = request->session;
+
+        hr_recorder_add(request->server->recorder,
+                        &(struct hr_span){
+                                .begin_ns = request->arrived_ns,
+                                .end_ns = end_ns,
+                                .tag = request->tag,
+                                .kind = HR_SPAN_REQUEST,
+                                .detail = request->type | code << 8,
+                                .a = request->id,
+                                .b = session ? session->principal->id : UINT32_MAX,
+                        });
+}
+
 /* ---- the terminal reply ---------------------------------------------------------------------- */
 
 /* The reply's last byte is out, or will never be. */
@@ -225,6 +269,7 @@ static void request_end(struct hr_request *request, const struct hr_send *send, 
         hr_list_remove(&request->deadline_link);
         server->stats.requests[request->type][HR_MIN(code, HR_GRPC_CODES - 1)]++;
         server->active_ns = hr_clock_now_ns();
+        request_record(request, code, server->active_ns);
         if (!request->conn) {
                 request_sent(request);
                 return;

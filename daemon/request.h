@@ -14,6 +14,7 @@
 #pragma once
 
 #include "core/arena.h"
+#include "core/recorder.h"
 #include "daemon/conn.h"
 #include "daemon/engine.h"
 #include "daemon/session.h"
@@ -40,6 +41,7 @@ struct hr_request {
         uint16_t flags;
         hr_request_phase phase;
         uint64_t arrived_ns, deadline_ns;
+        uint64_t tag; /* unique while the daemon runs, never 0: what its spans are known by */
         struct hr_arena arena;
         void *context; /* the method's, in the arena */
         /* Body. */
@@ -100,6 +102,11 @@ void hr_request_reply(struct hr_request *request, const void *message, size_t me
                       const void *body, uint64_t body_bytes);
 /* The terminal reply of a failure. */
 void hr_request_fail(struct hr_request *request, const struct hr_diag *failure);
+/* A span of the request for the flight recorder. */
+void hr_request_record(const struct hr_request *request, hr_span_kind kind, uint64_t begin_ns,
+                       uint64_t end_ns);
+/* What a run of it has waited and computed, if it has started at all. */
+void hr_request_record_run(const struct hr_request *request, const struct hr_run_job *run);
 /* Asked to end early (CANCELLED or DEADLINE). */
 void hr_request_stop(struct hr_request *request, hr_status status);
 /* Ends with a failure that the loop has found, now or when the active job has ended. */

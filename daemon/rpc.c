@@ -21,7 +21,7 @@ static const struct hr_method *const services[] = {
         hr_session_methods, hr_weights_methods, hr_upload_methods, hr_region_methods,
         hr_state_methods,   hr_state_copy_methods,
         hr_graph_methods,   hr_reserve_methods, hr_run_methods,
-        hr_admin_methods,   hr_explain_methods, hr_sequence_methods,
+        hr_admin_methods,   hr_explain_methods, hr_sequence_methods, hr_trace_methods,
 };
 
 /* Filled at the first use; the loop is the only user. */

@@ -55,6 +55,7 @@ extern const struct hr_method hr_run_methods[];
 extern const struct hr_method hr_sequence_methods[];
 extern const struct hr_method hr_admin_methods[];
 extern const struct hr_method hr_explain_methods[];
+extern const struct hr_method hr_trace_methods[];
 
 /* Methods without fields and body use these. */
 hr_status hr_method_begin_empty(struct hr_request *request, struct hr_wire_span message,

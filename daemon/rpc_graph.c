@@ -230,6 +230,9 @@ static void submit_done(struct hr_job *job) {
                 return;
         }
         hr_stage_add(&request->server->stats.stages[HR_STAGE_PLAN], job->ended_ns - job->started_ns);
+        hr_request_record(request, HR_SPAN_UPLOAD, request->arrived_ns, job->posted_ns);
+        hr_request_record(request, HR_SPAN_QUEUE, job->posted_ns, job->started_ns);
+        hr_request_record(request, HR_SPAN_PLAN, job->started_ns, job->ended_ns);
         hr_request_finish(job, submit_finish);
 }
 

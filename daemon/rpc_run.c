@@ -241,9 +241,13 @@ static void run_release(struct hr_request *request) {
 
         if (!run)
                 return;
-        if (run->ended_well) /* and the last byte of its outputs is out */
+        if (run->ended_well) { /* and the last byte of its outputs is out */
+                const uint64_t now_ns = hr_clock_now_ns();
+
                 hr_stage_add(&request->server->stats.stages[HR_STAGE_READ_BACK],
-                             hr_clock_now_ns() - run->job.job.ended_ns);
+                             now_ns - run->job.job.ended_ns);
+                hr_request_record(request, HR_SPAN_REPLY, run->job.job.ended_ns, now_ns);
+        }
         if (run->regions[0])
                 inputs_lie_at(run, hr_graph_object(request->object), run->inputs);
         for (size_t i = 0; i < HR_ARRAY_LENGTH(run->regions); i++)
@@ -335,6 +339,8 @@ static void run_end(struct hr_job *job) {
         struct hr_request *request = job->arg;
         const struct hr_graph_run *run = request->context;
 
+        hr_request_record(request, HR_SPAN_UPLOAD, request->arrived_ns, job->posted_ns);
+        hr_request_record_run(request, &run->job);
         if (job->status != HR_OK)
                 hr_written_note(request, request->object, &run->job.run);
         hr_evict_lost(request, request->object, job);
@@ -360,6 +366,7 @@ static hr_status run_start(struct hr_request *request, struct hr_diag *diag) {
                 .outputs = run->output_list,
                 .output_count = run->job.run.output_count,
                 .trace = run->traced ? run->trace : NULL,
+                .tag = request->tag,
         };
         run->job.at_tap = NULL;
         if (run->observed)

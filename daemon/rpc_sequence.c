@@ -377,6 +377,7 @@ static void step_done(struct hr_job *job) {
         struct sequence *sequence = request->context;
 
         step->done = true;
+        hr_request_record_run(request, &step->job);
         hr_evict_lost(request, step->object, job);
         if (sequence->wire.each && request->stopped == HR_OK && !request->failure)
                 replies_tell(request, sequence);
@@ -429,7 +430,8 @@ static void step_prepare(struct hr_request *request, struct sequence *sequence, 
                 .need_count = sequence->wire.steps[index].feed_count,
                 .run = {.inputs = step->inputs,
                         .outputs = step->outputs,
-                        .output_count = step->output_count},
+                        .output_count = step->output_count,
+                        .tag = request->tag},
         };
 }
 

@@ -20,6 +20,7 @@
 
 #include "backends/registry.h"
 #include "core/clock.h"
+#include "core/recorder.h"
 #include "core/log.h"
 #include "daemon/conn.h"
 #include "daemon/graphs.h"
@@ -360,6 +361,10 @@ static hr_status engine_open(struct hr_server *server, struct hr_diag *diag) {
         };
 
         HR_TRY(hr_fleet_new(server->devices, server->device_count, diag, &server->fleet));
+        HR_TRY(hr_fleet_record(server->fleet, (uint32_t) server->config->trace_spans, diag));
+        if (server->config->trace_spans)
+                HR_TRY(hr_recorder_new((uint32_t) server->config->trace_spans, diag,
+                                       &server->recorder));
         copy_faults_log(server->fleet);
         config.fleet = server->fleet;
         HR_TRY(hr_graphs_new(diag, &server->graphs));
@@ -462,6 +467,7 @@ static void server_close(struct hr_server *server) {
         server->tls_context = hr_tls_context_free(server->tls_context);
         if (server->idle_requests.next)
                 hr_requests_deinit(server);
+        server->recorder = hr_recorder_free(server->recorder);
         free(server);
 }
 

@@ -79,6 +79,8 @@ struct hr_server {
         uint8_t boot_id[HR_WIRE_BOOT_ID_BYTES];
         uint64_t started_ns;
         uint64_t active_ns; /* last activity, for spinning */
+        uint64_t tags;      /* requests so far */
+        struct hr_recorder *recorder; /* spans of requests; NULL = none are kept */
         bool draining, cancelled, stopping;
         struct hr_timer *tick; /* connections' deadlines */
         struct hr_timer *deadline_timer, *drain_timer, *progress_timer, *tap_timer;

@@ -462,6 +462,18 @@ HR_NODISCARD hr_status hr_wire_tap_push_encode(const struct hr_wire_tap_push *pu
 HR_NODISCARD hr_status hr_wire_tap_push_decode(struct hr_wire_span message, struct hr_diag *diag,
                                                struct hr_wire_tap_push *ret_push);
 
+/* TraceAsk. */
+struct hr_wire_trace_ask {
+        uint64_t latest_ms;
+        uint32_t spans_max;
+        bool own;
+};
+HR_NODISCARD hr_status hr_wire_trace_ask_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                                struct hr_wire_trace_ask *ret_ask);
+HR_NODISCARD hr_status hr_wire_trace_ask_encode(const struct hr_wire_trace_ask *ask,
+                                                uint8_t *buffer, size_t capacity,
+                                                struct hr_diag *diag, size_t *ret_bytes);
+
 /* Tap: the client's answer. */
 struct hr_wire_tap {
         uint64_t run;

@@ -329,3 +329,26 @@ hr_status hr_wire_tap_encode(const struct hr_wire_tap *tap, uint8_t *buffer, siz
 
         return hr_codec_encode(headrace_v1_Tap_fields, &wire, buffer, capacity, diag, ret_bytes);
 }
+
+/* ---- what the daemon remembers --------------------------------------------------------------- */
+
+hr_status hr_wire_trace_ask_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                   struct hr_wire_trace_ask *ret_ask) {
+        headrace_v1_TraceAsk wire = headrace_v1_TraceAsk_init_zero;
+
+        HR_TRY(hr_codec_decode(message, headrace_v1_TraceAsk_fields, &wire, diag));
+        *ret_ask = (struct hr_wire_trace_ask){wire.latest_ms, wire.spans_max, wire.own};
+        return HR_OK;
+}
+
+hr_status hr_wire_trace_ask_encode(const struct hr_wire_trace_ask *ask, uint8_t *buffer,
+                                   size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        headrace_v1_TraceAsk wire = {
+                .latest_ms = ask->latest_ms,
+                .spans_max = ask->spans_max,
+                .own = ask->own,
+        };
+
+        return hr_codec_encode(headrace_v1_TraceAsk_fields, &wire, buffer, capacity, diag,
+                               ret_bytes);
+}

@@ -59,6 +59,7 @@ typedef enum hr_frame_type {
         HR_FRAME_TAP = 99,
         HR_FRAME_STATS = 113,
         HR_FRAME_QUOTA = 114,
+        HR_FRAME_TRACE = 115,
         HR_FRAME_METRICS = 120,
 } hr_frame_type;
 

@@ -449,6 +449,7 @@ hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run, struct 
         run->sequence = pipeline->sequence++;
         run->slot = index;
         memset(&run->outcome, 0, sizeof run->outcome);
+        run->outcome.tag = run->tag;
         memset(&run->experts, 0, sizeof run->experts);
         /* One share more than there are notifications: the run cannot end while it is submitted. */
         atomic_store_explicit(&run->pending, pipeline->notify_count + 1, memory_order_relaxed);

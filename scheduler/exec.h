@@ -34,6 +34,7 @@ struct hr_fleet {
         struct hr_device **devices;
         struct hr_queue **queues;
         struct hr_queue **uploads; /* per device; NULL until a pipeline needs it */
+        struct hr_recorder **recorders; /* per queue, then per upload queue; NULL = not recorded */
         uint32_t device_count;
         /* Written by the engine under the turn, read by any. */
         atomic_uint_fast64_t epoch;

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/recorder.h"
+
 static hr_status fleet_fill(struct hr_fleet *fleet, struct hr_device *const *devices,
                             uint32_t device_count, struct hr_diag *diag) {
         fleet->devices = calloc(device_count, sizeof *fleet->devices);
@@ -61,6 +63,9 @@ struct hr_fleet *hr_fleet_free(struct hr_fleet *fleet) {
                 hr_queue_free(fleet->queues[d]);
                 hr_device_unref(fleet->devices[d]);
         }
+        for (uint32_t q = 0; fleet->recorders && q < 2 * fleet->device_count; ++q)
+                hr_recorder_free(fleet->recorders[q]);
+        free(fleet->recorders);
         free(fleet->retired);
         if (fleet->desk)
                 hr_arena_deinit(&fleet->desk->arena);
@@ -73,10 +78,35 @@ struct hr_fleet *hr_fleet_free(struct hr_fleet *fleet) {
         return NULL;
 }
 
+hr_status hr_fleet_record(struct hr_fleet *fleet, uint32_t spans, struct hr_diag *diag) {
+        HR_ASSERT(!fleet->recorders);
+        if (spans == 0)
+                return HR_OK;
+        fleet->recorders = calloc((size_t) fleet->device_count * 2, sizeof *fleet->recorders);
+        if (!fleet->recorders)
+                return hr_fail(diag, HR_E_EXHAUSTED, "memory for recorders");
+        for (uint32_t q = 0; q < 2 * fleet->device_count; ++q)
+                HR_TRY(hr_recorder_new(spans, diag, &fleet->recorders[q]));
+        for (uint32_t d = 0; d < fleet->device_count; ++d)
+                fleet->queues[d]->recorder = fleet->recorders[d];
+        return HR_OK;
+}
+
+const struct hr_recorder *hr_fleet_recorder(const struct hr_fleet *fleet, uint32_t queue) {
+        HR_ASSERT(queue < 2 * fleet->device_count);
+        return fleet->recorders ? fleet->recorders[queue] : NULL;
+}
+
 hr_status hr_fleet_upload_queue(struct hr_fleet *fleet, uint32_t device, struct hr_diag *diag) {
+        struct hr_queue *queue = NULL;
+
         if (fleet->uploads[device])
                 return HR_OK;
-        return hr_queue_new_for_uploads(fleet->devices[device], diag, &fleet->uploads[device]);
+        HR_TRY(hr_queue_new_for_uploads(fleet->devices[device], diag, &queue));
+        if (fleet->recorders)
+                queue->recorder = fleet->recorders[fleet->device_count + device];
+        fleet->uploads[device] = queue;
+        return HR_OK;
 }
 
 hr_status hr_fleet_event_take(struct hr_fleet *fleet, uint32_t device, struct hr_diag *diag,

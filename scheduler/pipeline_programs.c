@@ -77,7 +77,11 @@ static hr_status make_program(struct hr_pipeline *pipeline, uint32_t s, uint32_t
                         steps[k].joined = steps[k + 1].joined + 1;
         }
         *list = (struct hr_steps){
-                .count = split->step_count, .steps = steps, .before = split->step_first};
+                .count = split->step_count,
+                .steps = steps,
+                .before = split->step_first,
+                .split = s,
+        };
         HR_TRY(hr_program_new(pipeline->fleet->devices[split->device], list, diag, program));
         pipeline->device_bytes[split->device] += (*program)->scratch_bytes;
         return HR_OK;

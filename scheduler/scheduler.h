@@ -18,10 +18,18 @@
 /* References to devices, one queue each. The last device is of type CPU and supports everything the
  * fleet can run. The epoch moves when a device is retired. */
 struct hr_fleet;
+struct hr_recorder;
 
 HR_NODISCARD hr_status hr_fleet_new(struct hr_device *const *devices, uint32_t device_count,
                                     struct hr_diag *diag, struct hr_fleet **ret_fleet);
 struct hr_fleet *hr_fleet_free(struct hr_fleet *fleet); /* after the last pipeline */
+/* Gives each queue, also those that come later, a recorder of that many spans; 0: none. Before the
+ * first command. HR_E_EXHAUSTED. */
+HR_NODISCARD hr_status hr_fleet_record(struct hr_fleet *fleet, uint32_t spans,
+                                       struct hr_diag *diag);
+/* Of a device's queue, or with the number of devices added: of its upload queue. NULL = none.
+ * Thread: any. */
+const struct hr_recorder *hr_fleet_recorder(const struct hr_fleet *fleet, uint32_t queue);
 uint32_t hr_fleet_device_count(const struct hr_fleet *fleet);
 struct hr_device *hr_fleet_device(const struct hr_fleet *fleet, uint32_t index);
 struct hr_queue *hr_fleet_queue(const struct hr_fleet *fleet, uint32_t index);
@@ -326,6 +334,7 @@ struct hr_run {
         void *tap_data;       /* host memory for the largest tap, when it is */
         struct hr_trace_entry *trace; /* hr_pipeline_command_count() of them, of the caller's; NULL
                                        * = not traced */
+        uint64_t tag; /* of the request, for what devices record */
         /* Set by the executor. */
         uint32_t tap;          /* at_tap: where it waits */
         uint32_t next_command; /* what the tape goes on with */

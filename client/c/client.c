@@ -310,6 +310,41 @@ static enum headrace_status text_take(const struct hr_answer *answer, struct hr_
         return HEADRACE_OK;
 }
 
+/* A text that a question with a message brings. */
+static enum headrace_status ask_text(struct headrace_client *client,
+                                     const struct hr_request *request, int64_t timeout_ms,
+                                     struct headrace_error *error, char **ret_text,
+                                     size_t *ret_bytes) {
+        struct hr_answer answer;
+        struct hr_call *call;
+        void *text = NULL;
+        enum headrace_status status =
+                hr_channel_call(client->channel, request,
+                                hr_client_deadline_of(client, timeout_ms), error, &call, &answer);
+
+        if (status != HEADRACE_OK)
+                return status;
+        status = text_take(&answer, NULL, error, &text, ret_bytes);
+        hr_call_free(client->channel, call);
+        if (status == HEADRACE_OK)
+                *ret_text = text;
+        return status;
+}
+
+enum headrace_status headrace_trace(struct headrace_client *client, uint64_t latest_ms, bool own,
+                                    int64_t timeout_ms, struct headrace_error *error,
+                                    char **ret_text, size_t *ret_bytes) {
+        const struct hr_wire_trace_ask ask = {.latest_ms = latest_ms, .own = own};
+        uint8_t message[32];
+        struct hr_request request = {.kind = HR_FRAME_TRACE, .message = message};
+        struct hr_diag diag = {0};
+
+        if (hr_wire_trace_ask_encode(&ask, message, sizeof message, &diag,
+                                     &request.message_bytes) != HR_OK)
+                return hr_client_fail_diag(error, &diag);
+        return ask_text(client, &request, timeout_ms, error, ret_text, ret_bytes);
+}
+
 enum headrace_status headrace_metrics(struct headrace_client *client, int64_t timeout_ms,
                                       struct headrace_error *error, char **ret_text) {
         void *text = NULL;

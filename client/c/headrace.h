@@ -151,6 +151,14 @@ HEADRACE_API enum headrace_status headrace_stats(struct headrace_client *client,
 HEADRACE_API enum headrace_status headrace_metrics(struct headrace_client *client,
                                                    int64_t timeout_ms,
                                                    struct headrace_error *error, char **ret_text);
+/* What the daemon remembers of itself as Chrome/Perfetto JSON, with a NUL behind it: requests, their
+ * stages and the commands of devices that have ended in the latest milliseconds (0: all of it).
+ * own: only of this principal; otherwise PERMISSION without the right to administer. Free with
+ * headrace_free(). */
+HEADRACE_API enum headrace_status headrace_trace(struct headrace_client *client,
+                                                 uint64_t latest_ms, bool own, int64_t timeout_ms,
+                                                 struct headrace_error *error, char **ret_text,
+                                                 size_t *ret_bytes);
 /* What the session and its principal hold and may hold, as session_held, principal_held and
  * principal_limit. Free with headrace_free(). */
 HEADRACE_API enum headrace_status headrace_quota(struct headrace_client *client, int64_t timeout_ms,

@@ -85,6 +85,12 @@ HR_TEST(questions) {
         OK(headrace_metrics(client, 0, &error, &text));
         HR_EXPECT(strstr(text, "\nheadrace_connections 1"));
         headrace_free(text);
+        OK(headrace_trace(client, 0, false, 0, &error, &text, &bytes));
+        HR_EXPECT(bytes == strlen(text) && strstr(text, "\"name\":\"METRICS\""));
+        headrace_free(text);
+        OK(headrace_trace(client, 60000, true, 0, &error, &text, &bytes));
+        HR_EXPECT(strstr(text, "\"name\":\"TRACE\""));
+        headrace_free(text);
         OK(headrace_sync(client, 0, &error));
         HR_EXPECT(headrace_limits_of(client)->body_bytes_max >= 65536);
         HR_EXPECT_STREQ(headrace_daemon_version(client), headrace_version());

@@ -137,6 +137,7 @@ static void small(struct hr_wire_span message, struct hr_arena *arena) {
         struct hr_wire_run_reply run_reply;
         struct hr_wire_tap_push push;
         struct hr_wire_error error;
+        struct hr_wire_trace_ask ask;
         struct hr_wire_tap tap;
         uint64_t number;
 
@@ -149,6 +150,7 @@ static void small(struct hr_wire_span message, struct hr_arena *arena) {
         (void) !hr_wire_run_reply_decode(message, arena, NULL, &run_reply);
         (void) !hr_wire_tap_push_decode(message, NULL, &push);
         (void) !hr_wire_tap_decode(message, NULL, &tap);
+        (void) !hr_wire_trace_ask_decode(message, NULL, &ask);
         if (hr_wire_error_decode(message, NULL, &error) == HR_OK) {
                 check_text(error.reason, sizeof error.reason);
                 check_text(error.words, sizeof error.words);

@@ -414,6 +414,12 @@ class AsyncClient:
         """The daemon's counters as text in Prometheus' format."""
         return await self.drive(flows.metrics(), timeout)
 
+    async def trace(
+        self, *, latest: float = 0.0, own: bool = False, timeout: float | None = None
+    ) -> str:
+        """What the daemon remembers of itself; see client.Client.trace()."""
+        return await self.drive(flows.trace(latest, own), timeout)
+
     async def sync(self, *, timeout: float | None = None) -> None:
         """Returns when all earlier runs of this session have ended."""
         await self.drive(flows.sync(), timeout)

@@ -1,5 +1,5 @@
-"""The command line: headrace generate | devices | explain | trace | stats | inspect | quantize |
-token.
+"""The command line: headrace generate | devices | explain | trace | history | stats | inspect |
+quantize | token.
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done; 1 the daemon refused or failed;
 2 wrong usage; 3 no daemon, or the connection was lost; 4 a file cannot be used; 130 interrupted.
@@ -181,6 +181,17 @@ def parser() -> argparse.ArgumentParser:
         "--output", "-o", metavar="FILE", default="-", help="Chrome/Perfetto JSON (default: stdout)"
     )
     trace.set_defaults(run=run_trace)
+    history = commands.add_parser(
+        "history", parents=[common], help="what the daemon has done lately, for Perfetto"
+    )
+    history.add_argument(
+        "--latest", type=float, default=0.0, metavar="SECONDS", help="(default: all it remembers)"
+    )
+    history.add_argument("--own", action="store_true", help="only what it did for this principal")
+    history.add_argument(
+        "--output", "-o", metavar="FILE", default="-", help="Chrome/Perfetto JSON (default: stdout)"
+    )
+    history.set_defaults(run=run_history)
     stats = commands.add_parser("stats", parents=[common], help="the daemon's counters")
     stats.add_argument("pattern", nargs="?", default="*", help="glob over the names")
     stats.set_defaults(run=run_stats)
@@ -524,6 +535,22 @@ def run_trace(options: argparse.Namespace) -> int:
                 print(json.dumps(trace.chrome(context.traces)))
             else:
                 save_trace(options.output, context)
+    return 0
+
+
+def run_history(options: argparse.Namespace) -> int:
+    """What the daemon remembers of itself."""
+    if options.latest < 0:
+        raise ValueError("--latest is not negative")
+    with connected(options) as client:
+        text = client.trace(latest=options.latest, own=options.own)
+    if options.output == "-":
+        print(text, end="")
+        return 0
+    try:
+        Path(options.output).write_text(text, "utf-8")
+    except OSError as error:
+        raise FileError(f"the trace: {error}") from error
     return 0
 
 

@@ -380,6 +380,17 @@ class Client:
         """The daemon's counters as text in Prometheus' format."""
         return self.drive(flows.metrics(), timeout)
 
+    def trace(
+        self, *, latest: float = 0.0, own: bool = False, timeout: float | None = None
+    ) -> str:
+        """What the daemon remembers of itself, as Chrome/Perfetto JSON: requests with their stages,
+        the commands of devices, and arrows from each request through them to its reply.
+
+        latest: what has ended in so many seconds; 0: all of it. own: only requests of this
+        principal; otherwise PermissionDenied without the right to administer.
+        """
+        return self.drive(flows.trace(latest, own), timeout)
+
     def sync(self, *, timeout: float | None = None) -> None:
         """Returns when all earlier runs of this session have ended."""
         self.drive(flows.sync(), timeout)

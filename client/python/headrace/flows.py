@@ -136,6 +136,13 @@ def metrics() -> Flow[str]:
     return str(reply.body, "utf-8")
 
 
+def trace(latest: float, own: bool) -> Flow[str]:
+    """What the daemon remembers of itself, as Chrome/Perfetto JSON."""
+    message = pb.TraceAsk(latest_ms=round(latest * 1000), own=own)
+    reply = yield Request(Kind.TRACE, message.SerializeToString())
+    return str(reply.body, "utf-8")
+
+
 # ---- weights -------------------------------------------------------------------------------------
 
 

@@ -80,6 +80,7 @@ class Kind(enum.IntEnum):
     TAP = 99
     STATS = 113
     QUOTA = 114
+    TRACE = 115
     METRICS = 120
 
 

@@ -521,6 +521,17 @@ HR_TEST(taps_round_trip) {
         HR_EXPECT_EQ(hr_wire_tap_decode(span(bytes - 1), &diag, &tap_back), HR_E_INVALID);
 }
 
+HR_TEST(trace_ask_round_trip) {
+        struct hr_wire_trace_ask ask = {UINT64_MAX, 77, true}, back = {0};
+        struct hr_diag diag = {0};
+        size_t bytes = 0;
+
+        HR_EXPECT_OK(hr_wire_trace_ask_encode(&ask, buffer, sizeof buffer, &diag, &bytes), &diag);
+        HR_EXPECT_OK(hr_wire_trace_ask_decode(span(bytes), &diag, &back), &diag);
+        HR_EXPECT(back.latest_ms == UINT64_MAX && back.spans_max == 77 && back.own);
+        HR_EXPECT_EQ(hr_wire_trace_ask_decode(span(bytes - 1), &diag, &back), HR_E_INVALID);
+}
+
 /* More states than fit are named as far as they do; the rest of the error is whole. */
 HR_TEST(error_names_what_a_stopped_run_has_written) {
         static uint32_t written[HR_WIRE_MESSAGE_BYTES_MAX / 4];
