@@ -46,6 +46,7 @@ struct hr_limits {
         uint64_t principal_state_bytes, principal_buffer_bytes, principal_upload_bytes;
         uint64_t principal_weight_bytes, principal_device_bytes, principal_output_bytes;
         uint64_t principal_descriptors;
+        uint64_t principal_misses, principal_cancels; /* per second */
         uint64_t connections, greetings, connection_requests, backlog;
         uint64_t hello_timeout_ns, refusal_delay_ns, progress_timeout_ns, output_timeout_ns, tap_timeout_ns;
 };

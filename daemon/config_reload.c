@@ -18,6 +18,7 @@ static const struct {
         {SECTION_LIMITS, "session_runs"},       {SECTION_LIMITS, "hello_timeout"},
         {SECTION_LIMITS, "refusal_delay"},      {SECTION_LIMITS, "progress_timeout"},
         {SECTION_LIMITS, "output_timeout"},     {SECTION_LIMITS, "tap_timeout"},
+        {SECTION_LIMITS, "principal_misses"},   {SECTION_LIMITS, "principal_cancels"},
         {SECTION_DAEMON, "revocation"},         {SECTION_TLS, "certificate"},
         {SECTION_TLS, "key"},                   {SECTION_TLS, "client_ca"},
 };

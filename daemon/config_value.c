@@ -141,6 +141,8 @@ const struct key hr_config_keys[] = {
               UINT64_C(1) << 60),
         LIMIT(principal_output_bytes, KIND_SIZE, HR_DEFAULT_PRINCIPAL_OUTPUT_BYTES, 64 * HR_KIB,
               UINT64_C(1) << 60),
+        LIMIT(principal_misses, KIND_COUNT, HR_DEFAULT_PRINCIPAL_MISSES, 1, 1000000),
+        LIMIT(principal_cancels, KIND_COUNT, HR_DEFAULT_PRINCIPAL_CANCELS, 1, 1000000),
         LIMIT(connections, KIND_COUNT, HR_DEFAULT_CONNECTIONS, 1, UINT64_C(1) << 20),
         LIMIT(greetings, KIND_COUNT, HR_DEFAULT_GREETINGS, 1, UINT64_C(1) << 20),
         LIMIT(connection_requests, KIND_COUNT, HR_DEFAULT_CONNECTION_REQUESTS, 1,

@@ -50,8 +50,8 @@ void hr_conn_finish(struct hr_conn *conn) {
 }
 
 /* The first few, then ever fewer: peers that break rules on purpose cannot fill the log. */
-static void conn_log_failure(const struct hr_conn *conn, const struct hr_diag *failure) {
-        const uint64_t count = conn->server->stats.protocol_errors;
+static void conn_log_failure(const struct hr_conn *conn, const struct hr_diag *failure,
+                             uint64_t count) {
         const bool shown = count <= 32 || (count & (count - 1)) == 0;
 
         hr_log(shown ? HR_LOG_NOTICE : HR_LOG_DEBUG, "conn",
@@ -81,8 +81,24 @@ void hr_conn_fail(struct hr_conn *conn, const struct hr_diag *failure) {
         if (conn->over || conn->finishing)
                 return;
         conn->server->stats.protocol_errors++;
-        conn_log_failure(conn, failure);
+        conn_log_failure(conn, failure, conn->server->stats.protocol_errors);
         conn_send_failure(conn, failure);
+        hr_conn_finish(conn);
+}
+
+void hr_conn_too_often(struct hr_conn *conn, const char *field, uint64_t per_second) {
+        struct hr_diag diag = {0};
+
+        if (conn->over || conn->finishing)
+                return;
+        (void) hr_fail_reason(&diag, HR_E_EXHAUSTED, "RATE", "%s: more than %llu in a second", field,
+                              (unsigned long long) per_second);
+        diag.field = field;
+        diag.limit = per_second;
+        diag.retry_after_ms = 1000;
+        conn->server->stats.rates_exceeded++;
+        conn_log_failure(conn, &diag, conn->server->stats.rates_exceeded);
+        conn_send_failure(conn, &diag);
         hr_conn_finish(conn);
 }
 
@@ -149,7 +165,7 @@ void hr_conn_stream_failed(struct hr_conn *conn) {
 
                 conn->server->stats.protocol_errors++;
                 (void) hr_fail_reason(&diag, HR_E_PROTOCOL, "TLS", "%s", words);
-                conn_log_failure(conn, &diag);
+                conn_log_failure(conn, &diag, conn->server->stats.protocol_errors);
         }
         hr_conn_close(conn);
 }

@@ -141,6 +141,12 @@
 /* ---- Connections
  * ------------------------------------------------------------------------------ */
 
+/* Requests of one principal, per second, for what is not there: a client of many sessions that comes
+ * back to a daemon without its handles asks for some hundreds. Whoever guesses the 32 random bits of a
+ * handle at this rate needs fifty days. */
+#define HR_DEFAULT_PRINCIPAL_MISSES UINT64_C(1000)
+/* Cancels of one principal, per second: each may make a device's work be for nothing. */
+#define HR_DEFAULT_PRINCIPAL_CANCELS UINT64_C(4000)
 /* Connections at once: each costs about a KiB when idle, and one descriptor. */
 #define HR_DEFAULT_CONNECTIONS UINT64_C(4096)
 /* Connections that have not said hello: a storm fills this, not the table above. */

@@ -134,6 +134,8 @@ static void put_server(struct hr_metrics *list, const struct hr_server *server) 
         put(list, "frames_in_total", stats->frames_in);
         put(list, "frames_out_total", stats->frames_out);
         put(list, "protocol_errors_total", stats->protocol_errors);
+        put(list, "misses_total", stats->misses);
+        put(list, "rates_exceeded_total", stats->rates_exceeded);
         put(list, "data_dropped_total", stats->data_dropped);
         put(list, "fallback_nodes_total", stats->fallback_nodes);
         hr_metrics_put_with(list, "graph_evictions_total", stats->evictions_for_handles, "reason=\"handles\"");

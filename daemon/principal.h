@@ -19,6 +19,7 @@
 
 #include "core/list.h"
 #include "daemon/charge.h"
+#include "daemon/rate.h"
 #include "daemon/share.h"
 
 struct hr_principals;
@@ -34,6 +35,7 @@ struct hr_principal {
         uint64_t permissions;
         struct hr_account account; /* what its sessions hold together */
         struct hr_share share;     /* of the devices; the engine's */
+        struct hr_rate misses, cancels;
         char name[HR_DEVICE_NAME_BYTES_MAX + 1];
 };
 

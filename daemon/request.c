@@ -302,8 +302,21 @@ void hr_request_reply(struct hr_request *request, const void *message, size_t me
         request_end(request, &send, 0);
 }
 
+/* Something was asked for that is not there; a graph that was evicted had been. */
+static void request_missed(struct hr_server *server, struct hr_conn *conn) {
+        uint64_t limit = server->config->limits.principal_misses;
+
+        server->stats.misses++;
+        if (conn && conn->principal &&
+            !hr_rate_take(&conn->principal->misses, limit, hr_clock_now_ns()))
+                hr_conn_too_often(conn, "principal_misses", limit);
+}
+
 void hr_request_fail(struct hr_request *request, const struct hr_diag *failure) {
-        uint8_t message[HR_WIRE_ERROR_BYTES_MAX], *longer = request->server->scratch;
+        const bool is_miss = failure->status == HR_E_NOT_FOUND && !request->digest;
+        struct hr_server *server = request->server;
+        struct hr_conn *conn = request->conn;
+        uint8_t message[HR_WIRE_ERROR_BYTES_MAX], *longer = server->scratch;
         uint32_t code = hr_status_grpc_code(failure->status);
         struct hr_send send = {
                 .header = {.type = (uint8_t) (request->type | HR_FRAME_REPLY),
@@ -324,6 +337,8 @@ void hr_request_fail(struct hr_request *request, const struct hr_diag *failure) 
                                       &send.message_bytes) != HR_OK)
                 HR_ASSERT(false); /* the capacity is the largest error's */
         request_end(request, &send, code);
+        if (is_miss)
+                request_missed(server, conn);
 }
 
 /* ---- giving objects back --------------------------------------------------------------------- */

@@ -162,6 +162,18 @@ static void limits_fill(const struct hr_config *config, struct hr_wire_limits *r
                 .principal_output_bytes_max = limits->principal_output_bytes,
                 .principal_upload_bytes_max = limits->principal_upload_bytes,
                 .principal_descriptors_max = limits->principal_descriptors,
+                .session_regions_max = limits->session_regions,
+                .principal_regions_max = limits->principal_regions,
+                .taps_max = limits->taps,
+                .pins_max = limits->pins,
+                .weights_bytes_max = limits->weights_bytes,
+                .weights_tensors_max = limits->weights_tensors,
+                .metadata_bytes_max = limits->metadata_bytes,
+                .manifest_bytes_max = limits->manifest_bytes,
+                .placement_rules_max = limits->placement_rules,
+                .state_tensors_max = limits->state_tensors,
+                .principal_misses_max = limits->principal_misses,
+                .principal_cancels_max = limits->principal_cancels,
                 .session_grace_ms = config->session_grace_ns / HR_NS_PER_MS,
         };
 }
@@ -275,6 +287,8 @@ static hr_status cancel_start(struct hr_request *request, struct hr_diag *diag) 
         uint64_t id = *(uint64_t *) request->context;
         struct hr_request *target = id == request->id ? NULL : hr_conn_find(request->conn, id);
         bool found = target && target->phase != HR_REQUEST_REPLYING;
+        struct hr_conn *conn = request->conn;
+        uint64_t limit = request->server->config->limits.principal_cancels;
         uint8_t message[16];
         size_t bytes = 0;
 
@@ -282,6 +296,8 @@ static hr_status cancel_start(struct hr_request *request, struct hr_diag *diag) 
         hr_request_reply(request, message, bytes, NULL, 0);
         if (found)
                 hr_request_stop(target, HR_E_CANCELLED);
+        if (!hr_rate_take(&conn->principal->cancels, limit, hr_clock_now_ns()))
+                hr_conn_too_often(conn, "principal_cancels", limit);
         return HR_OK;
 }
 

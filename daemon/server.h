@@ -38,6 +38,7 @@ struct hr_server_stats {
         uint64_t objects;
         uint64_t bytes_in, bytes_out, frames_in, frames_out;
         uint64_t protocol_errors, data_dropped;
+        uint64_t misses, rates_exceeded;
         uint64_t requests[256][HR_GRPC_CODES]; /* by type and the code of their end */
         uint64_t requests_in_flight;
         uint64_t runs_in_flight;

@@ -103,6 +103,18 @@ static bool device_put(pb_ostream_t *stream, const void *data, uint32_t index) {
                 (to)->principal_output_bytes_max = (from)->principal_output_bytes_max;             \
                 (to)->principal_upload_bytes_max = (from)->principal_upload_bytes_max;             \
                 (to)->principal_descriptors_max = (from)->principal_descriptors_max;               \
+                (to)->session_regions_max = (from)->session_regions_max;                           \
+                (to)->principal_regions_max = (from)->principal_regions_max;                       \
+                (to)->taps_max = (from)->taps_max;                                                 \
+                (to)->pins_max = (from)->pins_max;                                                 \
+                (to)->weights_bytes_max = (from)->weights_bytes_max;                               \
+                (to)->weights_tensors_max = (from)->weights_tensors_max;                           \
+                (to)->metadata_bytes_max = (from)->metadata_bytes_max;                             \
+                (to)->manifest_bytes_max = (from)->manifest_bytes_max;                             \
+                (to)->placement_rules_max = (from)->placement_rules_max;                           \
+                (to)->state_tensors_max = (from)->state_tensors_max;                               \
+                (to)->principal_misses_max = (from)->principal_misses_max;                         \
+                (to)->principal_cancels_max = (from)->principal_cancels_max;                       \
                 (to)->session_grace_ms = (from)->session_grace_ms;                                 \
         } while (0)
 

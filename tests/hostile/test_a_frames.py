@@ -19,6 +19,7 @@ from raw import (
     DATA, END, F32, HELLO, INVALID, MORE, NOT_FOUND, PING, PRECONDITION, RANGE, UNSUPPORTED, Conn,
     add_graph, header, pb,
 )  # fmt: skip
+from run_daemon import device
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -310,6 +311,40 @@ def test_A16_cancelled_and_sent_again_at_once(address: str) -> None:
                     assert frame.body == SUM
         assert not conn.held
         assert conn.run(handle, TWO) == SUM
+
+
+@pytest.fixture
+def rig(launch_behind: Any) -> Any:
+    return launch_behind
+
+
+def test_A16_cancelled_too_often(rig: Any) -> None:
+    """Runs and cancels as fast as they go: a second's worth, then the connection ends, and every request that
+    was taken has had its one answer."""
+    address = rig(
+        devices=[device("host", threads=1)], sections={"limits": {"principal_cancels": 50}}
+    )
+    with Conn(address) as watcher, Conn(address) as conn:
+        handle = conn.submit(add_graph()).handle
+        runs = []
+        for _ in range(300):
+            runs.append(conn.send(raw.RUN, pb.Run(handle=handle), TWO))
+            conn.send(raw.CANCEL, pb.Cancel(request_id=runs[-1]), flags=END | raw.NOREPLY)
+        *answers, last = conn.closed()
+        if last.call_id in runs:  # one that was in flight when the error was sent
+            answers, last = [*answers, last], next(one for one in answers if one.call_id >> 63)
+            answers.remove(last)
+        error = refused(last, raw.EXHAUSTED, "RATE")
+        assert (error.field, error.limit) == ("principal_cancels", 50)
+        assert 50 <= len(answers) < 300
+        assert len({one.call_id for one in answers}) == len(answers)
+        for one in answers:
+            if one.flags & raw.ERROR:
+                refused(one, raw.CANCELLED, "CANCELLED")
+            else:
+                assert one.body == SUM
+        assert watcher.stats()["rates_exceeded_total"] == 1
+        served(watcher)
 
 
 def test_A17_cancel_of_what_is_not_there(address: str) -> None:

@@ -5,14 +5,32 @@ from __future__ import annotations
 
 import random
 import struct
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import raw
+from devices import THREE_DEVICES
 from expect import refused, served
-from raw import F32, NOT_FOUND, Conn, add_graph, pb
+from raw import EXHAUSTED, F32, NOT_FOUND, Conn, add_graph, pb
 
 pytestmark = pytest.mark.usefixtures("guarded")
+
+
+@pytest.fixture(scope="module")
+def daemon(door: str, start_behind: Any) -> Iterator[Any]:
+    """One that lets its principals guess as much as these tests do."""
+    running = start_behind(
+        door, devices=THREE_DEVICES, sections={"limits": {"principal_misses": 1000000}}
+    )
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def rig(launch_behind: Any) -> Any:
+    return launch_behind
 
 TENSORS = [("w", F32, [4], struct.pack("<4f", 1, 2, 3, 4))]
 
@@ -91,6 +109,53 @@ def test_B05_guessed_neighbours(address: str) -> None:
             guesser.send(raw.EXPLAIN, pb.Explain(handle=guess), call_id=1000 + guess % 2**40)
             refused(guesser.frame(), NOT_FOUND, "GRAPH")
         served(guesser)
+
+
+def test_B05_guessing_is_cut_off(rig: Any) -> None:
+    """A second's worth of misses is answered, then the connection ends; others of that principal that guess
+    as well are cut at once, and those that do not are served."""
+    address = rig(devices=THREE_DEVICES, sections={"limits": {"principal_misses": 50}})
+    with Conn(address) as watcher, Conn(address) as guesser, Conn(address) as second:
+        owned = Owned(watcher)
+        before = watcher.stats()
+        guesses = 400
+        for guess in range(guesses):
+            guesser.send(raw.EXPLAIN, pb.Explain(handle=owned.graph ^ guess << 32 ^ 1))
+        *answers, last = guesser.closed()
+        assert 50 <= len(answers) < guesses
+        for answer in answers:
+            refused(answer, NOT_FOUND, "GRAPH")
+        error = refused(last, EXHAUSTED, "RATE")
+        assert (error.field, error.limit, error.retry_after_ms) == ("principal_misses", 50, 1000)
+        for _ in range(1000):  # a miss may have been earned again by now
+            refused(second.fails(raw.EXPLAIN, pb.Explain(handle=1)), NOT_FOUND, "GRAPH")
+            try:
+                second.ping()
+            except raw.Closed:
+                break
+        else:
+            raise AssertionError("the second one was never cut")
+        served(watcher)
+        after = watcher.stats()
+        assert after["rates_exceeded_total"] == before["rates_exceeded_total"] + 2
+        assert after["misses_total"] >= before["misses_total"] + len(answers)
+        time.sleep(1.1)
+        for _ in range(20):
+            refused(watcher.fails(raw.EXPLAIN, pb.Explain(handle=1)), NOT_FOUND, "GRAPH")
+        served(watcher)
+
+
+def test_B05_evicted_graphs_are_no_guesses(rig: Any) -> None:
+    address = rig(
+        devices=THREE_DEVICES, sections={"limits": {"principal_misses": 5, "session_graphs": 4}}
+    )
+    with Conn(address) as conn:
+        first = conn.submit(add_graph(8)).handle
+        for size in range(16, 24):
+            conn.submit(add_graph(size))
+        for _ in range(40):
+            refused(conn.fails(raw.EXPLAIN, pb.Explain(handle=first)), NOT_FOUND, "GRAPH")
+        served(conn)
 
 
 def test_B05_session_token_is_needed_to_join(address: str) -> None:

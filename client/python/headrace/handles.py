@@ -67,6 +67,18 @@ class Limits:
     principal_output_bytes_max: int
     principal_upload_bytes_max: int
     principal_descriptors_max: int
+    session_regions_max: int
+    principal_regions_max: int
+    taps_max: int
+    pins_max: int
+    weights_bytes_max: int
+    weights_tensors_max: int
+    metadata_bytes_max: int
+    manifest_bytes_max: int
+    placement_rules_max: int
+    state_tensors_max: int
+    principal_misses_max: int
+    principal_cancels_max: int
     session_grace_ms: int
 
 

@@ -1,6 +1,7 @@
 /* Handles and charges: what a session may hold and how it is found again. */
 #include "daemon/session.h"
 
+#include "daemon/random.h"
 #include "tests/harness.h"
 
 static struct hr_object objects[1000];
