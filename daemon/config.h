@@ -35,7 +35,7 @@ struct hr_limits {
         /* The others. */
         uint64_t device_runs, device_ahead_ns;
         uint64_t taps, pins, session_device_bytes, session_buffer_bytes;
-        uint64_t weights_bytes, weights_tensors, session_weights, session_uploads;
+        uint64_t weights_bytes, weights_tensors, session_weights, session_uploads, kept_sets;
         uint64_t session_regions, principal_regions;
         uint64_t upload_window_bytes, resident_bytes;
         uint64_t metadata_bytes, metadata_keys, manifest_bytes, placement_rules;
@@ -102,6 +102,13 @@ struct hr_address {
         bool is_loopback;
 };
 
+/* Which sets the service manager keeps beyond the end of the process. */
+typedef enum hr_keep {
+        HR_KEEP_NONE,
+        HR_KEEP_HOST, /* uploads whose contents are used in host memory */
+        HR_KEEP_ALL,  /* all uploads: contents that devices have copied stay in host memory, too */
+} hr_keep;
+
 struct hr_config {
         bool devices_are_found; /* none was given */
         /* [daemon] */
@@ -110,6 +117,8 @@ struct hr_config {
         uint64_t session_grace_ns, upload_grace_ns;
         char *cache_directory; /* of uploads on disk; NULL = none */
         uint64_t cache_bytes;
+        const char *keep; /* "none", "host", "all": uploads that outlive the process */
+        uint64_t keep_grace_ns; /* how long they wait for a session afterwards */
         uint64_t spin_ns;            /* loop and engine */
         uint64_t plan_cache_bytes;
         uint64_t debug;              /* HR_DEBUG_...: what is logged of every plan */
@@ -163,6 +172,7 @@ HR_NODISCARD hr_status hr_config_set(struct hr_config *config, const char *assig
 HR_NODISCARD hr_status hr_config_finish(struct hr_config *config, struct hr_diag *diag);
 /* Is a session's reallocation of compute memory refused? */
 bool hr_config_realloc_fails(const struct hr_config *config);
+hr_keep hr_config_keep(const struct hr_config *config);
 /* Prints the effective values as an INI file that reads back to the same configuration. */
 void hr_config_dump(const struct hr_config *config, FILE *stream);
 

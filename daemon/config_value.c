@@ -38,6 +38,8 @@ const char *const hr_config_sections[SECTION_COUNT] = {
 
 static const char *const realloc_choices[] = {"count", "fail", NULL};
 static const char *const revocation_choices[] = {"abort", "finish", NULL};
+/* In the order of hr_keep. */
+static const char *const keep_choices[] = {"none", "host", "all", NULL};
 static const char *const arithmetic_choices[] = {"ggml", "fast", NULL};
 static const char *const isa_choices[] = {"auto", "portable", "avx2", "avx512", "avx512bf16", NULL};
 /* In the order of HR_DEBUG_ASSIGNMENTS and what follows. */
@@ -81,6 +83,9 @@ const struct key hr_config_keys[] = {
         {SECTION_MODELS, "cache_directory", KIND_PATH, FIELD(cache_directory), 0, 0, 4096, NULL, NULL},
         {SECTION_MODELS, "cache_bytes", KIND_SIZE, FIELD(cache_bytes), HR_DEFAULT_CACHE_BYTES, 0,
          UINT64_C(1) << 60, NULL, NULL},
+        {SECTION_MODELS, "keep", KIND_CHOICE, FIELD(keep), 0, 0, 0, "host", keep_choices},
+        {SECTION_MODELS, "keep_grace", KIND_DURATION, FIELD(keep_grace_ns),
+         HR_DEFAULT_KEEP_GRACE_MS *MS, 0, DAY, NULL, NULL},
         {SECTION_MODELS, "directories", KIND_DIRECTORIES, 0, 0, 0, 0, NULL, NULL},
 
         LIMIT(message_bytes, KIND_SIZE, HR_DEFAULT_MESSAGE_BYTES, HR_KIB, 64 * HR_KIB),
@@ -105,6 +110,7 @@ const struct key hr_config_keys[] = {
         LIMIT(session_buffer_bytes, KIND_SIZE, HR_DEFAULT_SESSION_BUFFER_BYTES, HR_MIB, HR_TIB),
         LIMIT(weights_bytes, KIND_SIZE, HR_DEFAULT_WEIGHTS_BYTES, 0, UINT64_C(1) << 60),
         LIMIT(weights_tensors, KIND_COUNT, HR_DEFAULT_WEIGHTS_TENSORS, 1, UINT64_C(1) << 30),
+        LIMIT(kept_sets, KIND_COUNT, HR_DEFAULT_KEPT_SETS, 0, 1024),
         LIMIT(session_regions, KIND_COUNT, HR_DEFAULT_SESSION_REGIONS, 0, UINT64_C(1) << 20),
         LIMIT(principal_regions, KIND_COUNT, HR_DEFAULT_PRINCIPAL_REGIONS, 0, UINT64_C(1) << 30),
         LIMIT(session_weights, KIND_COUNT, HR_DEFAULT_SESSION_WEIGHTS, 0, UINT64_C(1) << 20),
@@ -593,4 +599,13 @@ void hr_config_dump(const struct hr_config *config, FILE *stream) {
 
 bool hr_config_realloc_fails(const struct hr_config *config) {
         return strcmp(config->realloc, "fail") == 0;
+}
+
+hr_keep hr_config_keep(const struct hr_config *config) {
+        unsigned i = 0;
+
+        while (keep_choices[i] && strcmp(config->keep, keep_choices[i]) != 0)
+                i++;
+        HR_ASSERT(i <= HR_KEEP_ALL);
+        return (hr_keep) i;
 }

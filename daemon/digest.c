@@ -90,3 +90,22 @@ void hr_digest_hex(const uint8_t digest[HR_DIGEST_BYTES], char ret_hex[HR_DIGEST
         }
         ret_hex[2 * HR_DIGEST_BYTES] = '\0';
 }
+
+static int hex_digit(char digit) {
+        return digit >= '0' && digit <= '9'   ? digit - '0'
+               : digit >= 'a' && digit <= 'f' ? digit - 'a' + 10
+                                              : -1;
+}
+
+bool hr_digest_read(const char *text, size_t length, uint8_t ret_digest[HR_DIGEST_BYTES]) {
+        if (length != HR_DIGEST_HEX_BYTES - 1)
+                return false;
+        for (unsigned i = 0; i < HR_DIGEST_BYTES; i++) {
+                const int high = hex_digit(text[2 * i]), low = hex_digit(text[2 * i + 1]);
+
+                if (high < 0 || low < 0)
+                        return false;
+                ret_digest[i] = (uint8_t) (high << 4 | low);
+        }
+        return true;
+}

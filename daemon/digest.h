@@ -37,3 +37,6 @@ HR_NODISCARD hr_status hr_tree_digest_finish(struct hr_tree_digest *tree, struct
 bool hr_digest_equal(const uint8_t a[HR_DIGEST_BYTES], const uint8_t b[HR_DIGEST_BYTES]);
 /* Lower-case hexadecimal, NUL-terminated. */
 void hr_digest_hex(const uint8_t digest[HR_DIGEST_BYTES], char ret_hex[HR_DIGEST_HEX_BYTES]);
+/* The digest that hr_digest_hex() has written; false for any other text. ret_digest may be written
+ * in part. */
+bool hr_digest_read(const char *text, size_t length, uint8_t ret_digest[HR_DIGEST_BYTES]);

@@ -241,24 +241,11 @@ static struct entry *entry_add(struct hr_disk_cache *cache, const uint8_t digest
 
 /* ---- start and end --------------------------------------------------------------------------- */
 
-static int hex_digit(char digit) {
-        return digit >= '0' && digit <= '9'   ? digit - '0'
-               : digit >= 'a' && digit <= 'f' ? digit - 'a' + 10
-                                              : -1;
-}
-
 /* The digest in the name of a file of ours. */
 static bool name_digest(const char *name, const char *suffix, uint8_t ret_digest[HR_DIGEST_BYTES]) {
         if (strlen(name) != NAME_BYTES - 1 || strcmp(name + HR_DIGEST_HEX_BYTES - 1, suffix) != 0)
                 return false;
-        for (unsigned i = 0; i < HR_DIGEST_BYTES; i++) {
-                const int high = hex_digit(name[2 * i]), low = hex_digit(name[2 * i + 1]);
-
-                if (high < 0 || low < 0)
-                        return false;
-                ret_digest[i] = (uint8_t) (high << 4 | low);
-        }
-        return true;
+        return hr_digest_read(name, HR_DIGEST_HEX_BYTES - 1, ret_digest);
 }
 
 /* Puts a file that was found where its last use says. */

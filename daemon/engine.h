@@ -35,6 +35,7 @@
 
 struct hr_engine;
 struct hr_image;
+struct hr_inherited;
 struct hr_job;
 typedef void (*hr_job_fn)(struct hr_job *job);
 
@@ -134,6 +135,7 @@ struct hr_transfer_job {
 struct hr_engine_config {
         const struct hr_config *config;
         struct hr_fleet *fleet;
+        struct hr_inherited *inherited; /* the store takes its sets out of it; NULL = none */
         /* Tells the loop that hr_engine_poll() would find something. Thread: any. */
         void (*wake_loop)(void *arg);
         void *arg;
@@ -182,6 +184,7 @@ void hr_engine_turn_give(struct hr_engine *engine);
 /* The devices as a whole, of which principals have shares. Any thread may take its address. */
 struct hr_share *hr_engine_share(struct hr_engine *engine);
 struct hr_fleet *hr_engine_fleet(struct hr_engine *engine);
-struct hr_weights_store *hr_engine_store(struct hr_engine *engine);   /* thread: engine */
+/* Thread: engine, except for what the store says of others. */
+struct hr_weights_store *hr_engine_store(struct hr_engine *engine);
 struct hr_plan_cache *hr_engine_plan_cache(struct hr_engine *engine); /* thread: engine */
 struct hr_engine_stats hr_engine_stats(struct hr_engine *engine);

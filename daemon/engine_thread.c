@@ -152,6 +152,7 @@ HR_DEFINE_CLEANUP(struct hr_engine *, hr_engine_freep, hr_engine_free)
 hr_status hr_engine_new(const struct hr_engine_config *config, struct hr_diag *diag,
                         struct hr_engine **ret_engine) {
         HR_CLEANUP(hr_engine_freep) struct hr_engine *engine = calloc(1, sizeof *engine);
+        const struct hr_limits *limits = &config->config->limits;
         struct hr_weights_store_config store_config;
 
         if (!engine)
@@ -173,10 +174,18 @@ hr_status hr_engine_new(const struct hr_engine_config *config, struct hr_diag *d
         hr_list_init(&engine->kept);
         store_config = (struct hr_weights_store_config){
                 .fleet = config->fleet,
-                .bytes_max = config->config->limits.weights_bytes,
-                .resident_bytes_max = config->config->limits.resident_bytes,
+                .bytes_max = limits->weights_bytes,
+                .resident_bytes_max = limits->resident_bytes,
                 .cache_directory = engine->config->cache_directory,
                 .cache_bytes_max = engine->config->cache_bytes,
+                .keep = hr_config_keep(engine->config),
+                .kept_sets_max = limits->kept_sets,
+                .manifest_limits =
+                        {
+                                .tensors_max = limits->weights_tensors,
+                                .tensor_bytes_max = limits->tensor_bytes,
+                                .total_bytes_max = limits->upload_bytes,
+                        },
                 .wake = store_wake,
                 .arg = engine,
         };
@@ -185,6 +194,7 @@ hr_status hr_engine_new(const struct hr_engine_config *config, struct hr_diag *d
                                  config->config->limits.device_ahead_ns, diag));
         HR_TRY(hr_plan_cache_new(config->config->plan_cache_bytes, diag, &engine->plan_cache));
         HR_TRY(hr_weights_store_new(&store_config, diag, &engine->store));
+        hr_weights_store_take_back(engine->store, config->inherited);
         HR_TRY(hr_thread_start(&engine->thread, "hr-engine", engine_main, engine, diag));
         *ret_engine = HR_STEAL(engine);
         return HR_OK;

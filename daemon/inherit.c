@@ -1,7 +1,7 @@
 /*
  * Where the build has no libsystemd, nothing is ever inherited.
  *
- * A name ("FileDescriptorName=") decides only between plain TCP and TLS: what a socket is, the
+ * A socket's name ("FileDescriptorName=") decides only between plain TCP and TLS: what it is, the
  * system says. Of two of a kind the first is kept.
  */
 #include "daemon/inherit.h"
@@ -16,6 +16,8 @@
 #ifdef HR_HAVE_SYSTEMD
 #include <fcntl.h>
 #include <systemd/sd-daemon.h>
+
+#include "daemon/keep.h"
 
 /* HR_INHERITED_KINDS: it is none that can be used. */
 static hr_inherited_kind kind_of(int fd, const char *name) {
@@ -46,19 +48,55 @@ static void take_one(struct hr_inherited *inherited, int fd, const char *name) {
         }
         inherited->fd[kind] = fd;
 }
+
+/* What an earlier daemon has left. Takes the name. */
+static void take_kept(struct hr_inherited *inherited, int fd, char *name) {
+        struct hr_inherited_kept *more = realloc(
+                inherited->kept, ((size_t) inherited->kept_count + 1) * sizeof *inherited->kept);
+
+        if (!more) {
+                (void) close(fd);
+                free(name);
+                return;
+        }
+        inherited->kept = more;
+        inherited->kept[inherited->kept_count++] = (struct hr_inherited_kept){fd, name};
+}
 #endif
 
 void hr_inherited_take(struct hr_inherited *ret_inherited) {
+        *ret_inherited = (struct hr_inherited){0};
         for (int i = 0; i < HR_INHERITED_KINDS; i++)
                 ret_inherited->fd[i] = -1;
 #ifdef HR_HAVE_SYSTEMD
+        uint8_t digest[HR_DIGEST_BYTES];
         char **names = NULL;
         int count = sd_listen_fds_with_names(1, &names); /* sets close-on-exec */
 
+        if (count < 0)
+                hr_log(HR_LOG_WARNING, "inherit",
+                       "what the service manager passes is not there: %s", strerror(-count));
         for (int i = 0; i < count; i++)
-                take_one(ret_inherited, SD_LISTEN_FDS_START + i, names ? names[i] : NULL);
+                if (names && names[i] && hr_keep_name_read(names[i], digest) != HR_KEEP_FOREIGN)
+                        take_kept(ret_inherited, SD_LISTEN_FDS_START + i, names[i]);
+                else
+                        take_one(ret_inherited, SD_LISTEN_FDS_START + i, names ? names[i] : NULL);
         for (int i = 0; names && names[i]; i++)
-                free(names[i]);
+                if (i >= count || hr_keep_name_read(names[i], digest) == HR_KEEP_FOREIGN)
+                        free(names[i]);
         free(names);
 #endif
+}
+
+void hr_inherited_deinit(struct hr_inherited *inherited) {
+        for (int i = 0; i < HR_INHERITED_KINDS; i++)
+                if (inherited->fd[i] >= 0)
+                        (void) close(inherited->fd[i]);
+        for (uint32_t i = 0; i < inherited->kept_count; i++) {
+                if (inherited->kept[i].fd >= 0)
+                        (void) close(inherited->kept[i].fd);
+                free(inherited->kept[i].name);
+        }
+        free(inherited->kept);
+        *inherited = (struct hr_inherited){.fd = {-1, -1, -1}};
 }

@@ -193,6 +193,12 @@
 /* Spans that one answer to TRACE tells at most, the latest: some MiB of text, and milliseconds of the
  * engine's thread. */
 #define HR_TRACE_ANSWER_SPANS 16384U
+/* Sets that were left with the service manager and that no client has asked for yet: clients come
+ * back within seconds, but some compute for minutes between two calls. */
+#define HR_DEFAULT_KEEP_GRACE_MS UINT64_C(600000)
+/* Each is two descriptors there; the unit's FileDescriptorStoreMax= is twice this. */
+#define HR_DEFAULT_KEPT_SETS UINT64_C(256)
+
 /* Contents of uploads on disk, where there is a directory for them: a few large models. */
 #define HR_DEFAULT_CACHE_BYTES (64 * HR_GIB)
 /* Plans kept: a plan of a language model takes about 1 MiB. */

@@ -193,6 +193,10 @@ static void put_engine(struct hr_metrics *list) {
         put(list, "weight_failures_total", list->store.failures);
         put(list, "weight_bytes_hashed_total", list->store.bytes_hashed);
         put(list, "weight_bytes_copied_total", list->store.bytes_copied);
+        put(list, "weight_sets_kept", list->store.given);
+        put(list, "weight_sets_waiting", list->store.waiting);
+        put(list, "weight_sets_taken_back_total", list->store.taken_back);
+        put(list, "weight_take_back_failures_total", list->store.take_back_failures);
         put(list, "weight_cache_entries", list->store.cache.entries);
         put(list, "weight_cache_bytes", list->store.cache.bytes);
         hr_metrics_put_with(list, "weight_cache_total", list->store.cache.hits, "event=\"hit\"");

@@ -18,3 +18,10 @@ HR_PRINTF(1, 2) void hr_notify_stopping(const char *format, ...);
 uint64_t hr_notify_watchdog_ns(void);
 /* Everything moves. */
 void hr_notify_watchdog(void);
+
+/* Gives the manager a copy of a descriptor, to be passed to the next daemon under that name (at
+ * most 100 printable characters without ':'). False when it could not be told. Whether it has room,
+ * it does not say. Waits for a manager that is busy, but not long. Thread: any. */
+bool hr_notify_store(const char *name, int fd);
+/* Whatever it has under that name it may close. Thread: any. */
+void hr_notify_remove(const char *name);

@@ -473,6 +473,31 @@ hr_status hr_placement_init(struct hr_placement *placement, const struct hr_mani
         return status;
 }
 
+hr_status hr_placement_init_given(struct hr_placement *placement,
+                                  const struct hr_manifest *manifest, uint32_t device_count,
+                                  const uint32_t *devices, struct hr_diag *diag) {
+        struct hr_placement made = {
+                .tensor_count = manifest->tensor_count,
+                .device_count = device_count,
+                .devices = calloc((size_t) manifest->tensor_count + 1, sizeof *made.devices),
+                .shares = calloc((size_t) device_count + 1, sizeof *made.shares),
+        };
+
+        if (!made.devices || !made.shares) {
+                hr_placement_deinit(&made);
+                return hr_fail(diag, HR_E_EXHAUSTED, "placement of %u tensors",
+                               manifest->tensor_count);
+        }
+        for (uint32_t i = 0; i < manifest->tensor_count; i++) {
+                HR_ASSERT(devices[i] < device_count);
+                made.devices[i] = devices[i];
+                made.shares[devices[i]].planned_bytes += manifest->tensors[i].bytes;
+                made.shares[devices[i]].requested_bytes += manifest->tensors[i].bytes;
+        }
+        *placement = made;
+        return HR_OK;
+}
+
 void hr_placement_deinit(struct hr_placement *placement) {
         free(placement->devices);
         free(placement->shares);

@@ -55,6 +55,11 @@ HR_NODISCARD hr_status hr_placement_init(struct hr_placement *placement,
                                          const struct hr_fleet *fleet,
                                          const struct hr_placement_rule *rules,
                                          uint32_t rule_count, struct hr_diag *diag);
+/* The same when it is known: a device of the fleet per tensor. HR_E_EXHAUSTED. */
+HR_NODISCARD hr_status hr_placement_init_given(struct hr_placement *placement,
+                                               const struct hr_manifest *manifest,
+                                               uint32_t device_count, const uint32_t *devices,
+                                               struct hr_diag *diag);
 void hr_placement_deinit(struct hr_placement *placement);
 
 /* The same without a fleet: device names and free bytes are given. Two devices with equal `memory`

@@ -161,6 +161,7 @@ void hr_server_drain(struct hr_server *server, const char *why) {
         hr_notify_stopping("Draining, requests in flight: %llu, connections: %llu",
                            (unsigned long long) server->stats.requests_in_flight,
                            (unsigned long long) server->stats.connections);
+        hr_weights_store_leave(hr_engine_store(server->engine));
         listeners_close(server);
         HR_LIST_FOR_EACH(link, &server->conns)
         go_away_send(HR_CONTAINER_OF(link, struct hr_conn, link));
@@ -180,7 +181,8 @@ static void drain_step(struct hr_server *server) {
         (void) hr_sessions_expire(server, 0, true);
         (void) hr_holdings_expire(server, 0, true);
         if (hr_list_is_empty(&server->conns) && hr_list_is_empty(&server->sessions) &&
-            hr_list_is_empty(&server->holdings) && hr_http_is_idle(server->http) &&
+            hr_list_is_empty(&server->holdings) && !server->is_releasing &&
+            hr_http_is_idle(server->http) &&
             hr_heartbeat_is_idle(server->heartbeat))
                 server->stopping = true;
 }
@@ -267,7 +269,7 @@ static hr_status loop_init(struct hr_server *server, struct hr_diag *diag) {
         static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
         struct hr_timer **const timers[] = {&server->tick, &server->deadline_timer,
                                             &server->drain_timer, &server->progress_timer,
-                                            &server->tap_timer};
+                                            &server->tap_timer, &server->keep_timer};
 
         HR_TRY(hr_loop_new(diag, &server->loop));
         for (size_t i = 0; i < HR_ARRAY_LENGTH(timers); i++) {
@@ -287,6 +289,7 @@ static void loop_deinit(struct hr_server *server) {
         server->drain_timer = hr_timer_free(server->drain_timer);
         server->progress_timer = hr_timer_free(server->progress_timer);
         server->tap_timer = hr_timer_free(server->tap_timer);
+        server->keep_timer = hr_timer_free(server->keep_timer);
         server->loop = hr_loop_free(server->loop);
 }
 
@@ -353,6 +356,38 @@ static void copy_faults_log(const struct hr_fleet *fleet) {
                 }
 }
 
+/* ---- what an earlier daemon has left ---------------------------------------------------------- */
+
+/* Thread: engine. */
+static void release_work(struct hr_job *job) {
+        const struct hr_server *server = job->arg;
+
+        hr_weights_store_release(hr_engine_store(server->engine));
+        hr_engine_job_end(job);
+}
+
+static void release_done(struct hr_job *job) {
+        struct hr_server *server = job->arg;
+
+        server->is_releasing = false;
+}
+
+/* Clients have had time to come back. */
+static void keep_cb(void *arg) {
+        struct hr_server *server = arg;
+
+        if (server->draining)
+                return;
+        server->is_releasing = true;
+        server->releasing = (struct hr_job){
+                .kind = HR_JOB_WORK,
+                .work = release_work,
+                .done = release_done,
+                .arg = server,
+        };
+        hr_engine_post(server->engine, &server->releasing);
+}
+
 static hr_status engine_open(struct hr_server *server, struct hr_diag *diag) {
         struct hr_engine_config config = {
                 .config = server->config,
@@ -367,8 +402,12 @@ static hr_status engine_open(struct hr_server *server, struct hr_diag *diag) {
                                        &server->recorder));
         copy_faults_log(server->fleet);
         config.fleet = server->fleet;
+        config.inherited = &server->inherited;
         HR_TRY(hr_graphs_new(diag, &server->graphs));
         HR_TRY(hr_engine_new(&config, diag, &server->engine));
+        if (server->inherited.kept_count > 0)
+                hr_timer_start(server->keep_timer, keep_cb,
+                               server->config->keep_grace_ns / HR_NS_PER_MS, 0);
         return hr_principals_new(server->config, hr_engine_share(server->engine), diag,
                                  &server->principals);
 }
@@ -397,22 +436,21 @@ static hr_status listener_open(struct hr_server *server, hr_inherited_kind kind,
 
 static hr_status listeners_open(struct hr_server *server, struct hr_diag *diag) {
         const struct hr_config *config = server->config;
-        struct hr_inherited inherited;
+        struct hr_inherited *inherited = &server->inherited;
         hr_status status = HR_OK;
 
-        hr_inherited_take(&inherited);
         if (config->tls_certificate && config->tls_key)
                 status = hr_tls_context_new(config->tls_certificate, config->tls_key,
                                             config->tls_client_ca, diag, &server->tls_context);
-        else if (inherited.fd[HR_INHERITED_TLS] >= 0)
+        else if (inherited->fd[HR_INHERITED_TLS] >= 0)
                 status = hr_fail_reason(diag, HR_E_PRECONDITION, "TLS",
                                         "a socket for TLS is inherited, but tls.certificate and "
                                         "tls.key are not given");
-        for (int i = 0; i < HR_INHERITED_KINDS; i++) {
-                if (status == HR_OK)
-                        status = listener_open(server, (hr_inherited_kind) i, inherited.fd[i], diag);
-                else if (inherited.fd[i] >= 0)
-                        (void) close(inherited.fd[i]);
+        for (int i = 0; status == HR_OK && i < HR_INHERITED_KINDS; i++) {
+                const int fd = inherited->fd[i];
+
+                inherited->fd[i] = -1;
+                status = listener_open(server, (hr_inherited_kind) i, fd, diag);
         }
         HR_TRY(status);
         /* The Unix socket last: who can connect to it finds the others open, too. */
@@ -438,6 +476,7 @@ static hr_status server_open(struct hr_server *server, struct hr_diag *diag) {
                 .body_bytes_max = (uint32_t) limits->body_bytes,
         };
         server->started_ns = hr_clock_now_ns();
+        hr_inherited_take(&server->inherited);
         HR_TRY(hr_random(server->boot_id, sizeof server->boot_id, diag));
         HR_TRY(loop_init(server, diag));
         HR_TRY(devices_open(server, diag));
@@ -465,6 +504,7 @@ static void server_close(struct hr_server *server) {
         server->heartbeat = hr_heartbeat_free(server->heartbeat);
         loop_deinit(server);
         server->tls_context = hr_tls_context_free(server->tls_context);
+        hr_inherited_deinit(&server->inherited);
         if (server->idle_requests.next)
                 hr_requests_deinit(server);
         server->recorder = hr_recorder_free(server->recorder);

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "daemon/engine.h"
+#include "daemon/inherit.h"
 #include "daemon/loop.h"
 #include "daemon/metrics.h"
 #include "daemon/session.h"
@@ -62,6 +63,7 @@ struct hr_server {
         struct hr_fleet *fleet;
         struct hr_engine *engine;
         struct hr_graphs *graphs; /* by digest; thread: engine */
+        struct hr_inherited inherited; /* until what is in it has been taken */
         struct hr_heartbeat *heartbeat;
         struct hr_http *http; /* NULL = none */
         struct hr_listener *listeners[3];
@@ -85,6 +87,9 @@ struct hr_server {
         bool draining, cancelled, stopping;
         struct hr_timer *tick; /* connections' deadlines */
         struct hr_timer *deadline_timer, *drain_timer, *progress_timer, *tap_timer;
+        struct hr_timer *keep_timer; /* sets that were taken back wait until then */
+        bool is_releasing;           /* ... and the engine lets them go */
+        struct hr_job releasing;
         struct hr_server_stats stats;
         struct hr_frame_limits frame_limits;
         struct hr_principals *principals;

@@ -50,6 +50,7 @@ struct hr_weights *hr_weights_unref(struct hr_weights *set) {
                 return NULL;
         HR_ASSERT(set->refs > 0 && !set->work);
         if (--set->refs == 0) {
+                hr_weights_take_away(set);
                 set->store->stats.sets--;
                 set->store->stats.bytes -= set->bytes;
                 hr_weights_set_free(set);
@@ -377,6 +378,7 @@ static void set_finish(struct hr_weights *set) {
         if (!set->from_file && set->has_digest && work->image && !work->is_cached)
                 hr_disk_cache_put(store->cache, set->digest, work->image, set->contents_bytes);
         set->work = NULL;
+        hr_weights_give(set); /* first: what has been answered for outlives the process */
         answer_all(work, set, false);
         hr_weights_work_free(work);
 }
@@ -458,6 +460,8 @@ hr_status hr_weights_store_new(const struct hr_weights_store_config *config, str
 struct hr_weights_store *hr_weights_store_free(struct hr_weights_store *store) {
         if (!store)
                 return NULL;
+        hr_weights_store_leave(store);
+        hr_weights_store_release(store);
         HR_ASSERT(hr_list_is_empty(&store->answered));
         HR_LIST_FOR_EACH(link, &store->working) {
                 struct hr_weights *set = HR_CONTAINER_OF(link, struct hr_weights, link);
@@ -528,7 +532,7 @@ struct hr_weights *hr_weights_store_find(struct hr_weights_store *store, const c
         HR_LIST_FOR_EACH(link, &store->ready) {
                 struct hr_weights *set = HR_CONTAINER_OF(link, struct hr_weights, link);
 
-                if (strcmp(set->name, name) == 0 && !hr_weights_is_torn(set))
+                if (strcmp(set->name, name) == 0 && !set->is_displaced && !hr_weights_is_torn(set))
                         found = set;
         }
         return found;

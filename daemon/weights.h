@@ -37,6 +37,7 @@
 #include <stdatomic.h>
 
 #include "core/list.h"
+#include "daemon/config.h"
 #include "daemon/digest.h"
 #include "daemon/disk_cache.h"
 #include "daemon/gguf.h"
@@ -44,6 +45,7 @@
 #include "daemon/safetensors.h"
 
 struct hr_image;
+struct hr_inherited;
 struct hr_upload;
 
 /* ---- A set ----------------------------------------------------------------------------------- */
@@ -81,6 +83,10 @@ struct hr_weights {
         struct hr_file_identity identity; /* of a file */
         char *path;                       /* of a file, relative to its directory */
         struct hr_weights_work *work;     /* while it is being made; NULL when it is ready */
+        bool is_given;      /* the service manager has it (weights_keep.c) */
+        bool is_taken_back; /* from it, with a reference of the store's */
+        bool is_displaced;  /* ... and lies elsewhere than it did: nobody finds it by name */
+        uint8_t record[HR_DIGEST_BYTES]; /* the name of its record there */
         struct hr_weights_store *store;
         struct hr_list link;
 };
@@ -108,6 +114,9 @@ struct hr_weights_store_config {
         uint64_t resident_bytes_max;     /* of one file that are read ahead of their first use */
         const char *cache_directory;     /* NULL = no cache on disk */
         uint64_t cache_bytes_max;
+        hr_keep keep;
+        uint64_t kept_sets_max;
+        struct hr_manifest_limits manifest_limits; /* of sets that are taken back */
         void (*wake)(void *arg);         /* thread: any; must not call back into the store */
         void *arg;
 };
@@ -118,6 +127,9 @@ struct hr_weights_store_stats {
         uint64_t loads, uploads, failures; /* since the start */
         uint64_t shared;                   /* jobs answered by an equal set */
         uint64_t bytes_hashed, bytes_copied;
+        uint64_t given;              /* sets that the service manager has */
+        uint64_t taken_back, take_back_failures; /* since the start; failures: descriptors */
+        uint64_t waiting;            /* taken back, and held by the store itself */
         struct hr_disk_cache_stats cache;
 };
 
@@ -130,6 +142,13 @@ struct hr_weights_store *hr_weights_store_free(struct hr_weights_store *store);
  * when something was done: call again after serving others. False: nothing to do until `wake`. */
 bool hr_weights_store_step(struct hr_weights_store *store);
 struct hr_weights_store_stats hr_weights_store_stats(const struct hr_weights_store *store);
+/* Takes back the sets that an earlier daemon has left with the service manager. What is of no use
+ * is closed, there as well, and logged. Before the first step. */
+void hr_weights_store_take_back(struct hr_weights_store *store, struct hr_inherited *inherited);
+/* Sets that were taken back and that no session holds go; the others with their last handle. */
+void hr_weights_store_release(struct hr_weights_store *store);
+/* The process ends: what the manager has stays with it, whatever goes from now on. Thread: any. */
+void hr_weights_store_leave(struct hr_weights_store *store);
 /* The ready set of that name that became ready last, or NULL; no reference is taken. */
 struct hr_weights *hr_weights_store_find(struct hr_weights_store *store, const char *name);
 /* Iterates over the ready sets, oldest first: NULL starts; returns NULL at the end. */

@@ -53,16 +53,18 @@ struct hr_weights *hr_weights_set_free(struct hr_weights *set) {
         return NULL;
 }
 
-static bool device_uses_host_memory(const struct hr_fleet *fleet, uint32_t index) {
+bool hr_weights_uses_host_memory(const struct hr_fleet *fleet, uint32_t index) {
         return hr_fleet_device(fleet, index)->props.kind == &hr_host_kind;
 }
 
-hr_status hr_weights_check_room(const struct hr_weights_store *store, uint64_t bytes,
+hr_status hr_weights_check_room(struct hr_weights_store *store, uint64_t bytes,
                                 struct hr_diag *diag) {
-        uint64_t sum = store->stats.bytes + store->stats.working_bytes;
+        do {
+                uint64_t sum = store->stats.bytes + store->stats.working_bytes;
 
-        if (hr_add_u64(sum, bytes, &sum) && sum <= store->config.bytes_max)
-                return HR_OK;
+                if (hr_add_u64(sum, bytes, &sum) && sum <= store->config.bytes_max)
+                        return HR_OK;
+        } while (hr_weights_make_way(store));
         if (diag && diag->status == HR_OK) {
                 diag->limit = store->config.bytes_max;
                 diag->actual = bytes;
@@ -119,6 +121,14 @@ static void release_image(void *arg) {
         (void) hr_image_unref(arg);
 }
 
+/* Whether to try again: the device had no memory, but a set has made way. */
+static bool may_try_again(const struct hr_weights *set, hr_status status, struct hr_diag *diag) {
+        if (status != HR_E_EXHAUSTED || !hr_weights_make_way(set->store))
+                return false;
+        hr_diag_clear(diag);
+        return true;
+}
+
 /* Gives device `index` a window on the mapped contents. */
 static hr_status open_window(struct hr_weights *set, uint32_t index, struct hr_diag *diag) {
         struct hr_weights_work *work = set->work;
@@ -168,8 +178,11 @@ hr_status hr_weights_set_place(struct hr_weights *set, struct hr_diag *diag) {
         for (uint32_t i = 0; status == HR_OK && i < device_count; i++) {
                 if (device_bytes[i] == 0)
                         continue;
-                status = hr_buffer_new(hr_fleet_device(set->store->config.fleet, i),
-                                       device_bytes[i], HR_USAGE_WEIGHTS, diag, &set->buffers[i]);
+                do
+                        status = hr_buffer_new(hr_fleet_device(set->store->config.fleet, i),
+                                               device_bytes[i], HR_USAGE_WEIGHTS, diag,
+                                               &set->buffers[i]);
+                while (may_try_again(set, status, diag));
                 set->placement.shares[i].held_bytes = device_bytes[i];
         }
         free(device_bytes);
@@ -201,9 +214,11 @@ static hr_status place_in_place(struct hr_weights *set, const bool *used, bool i
                         continue;
                 }
                 image = hr_image_ref(work->image);
-                status = hr_buffer_adopt(hr_fleet_device(set->store->config.fleet, i), image->base,
-                                         image->bytes, HR_USAGE_WEIGHTS, release_image, image, diag,
-                                         &set->buffers[i]);
+                do
+                        status = hr_buffer_adopt(hr_fleet_device(set->store->config.fleet, i),
+                                                 image->base, image->bytes, HR_USAGE_WEIGHTS,
+                                                 release_image, image, diag, &set->buffers[i]);
+                while (may_try_again(set, status, diag));
                 if (status != HR_OK) {
                         (void) hr_image_unref(image);
                         return status;
@@ -225,7 +240,7 @@ hr_status hr_weights_set_allocate(struct hr_weights *set, uint64_t bytes, struct
                 return hr_fail(diag, HR_E_EXHAUSTED, "layout of a weight set");
         mark_devices_used(set, used);
         for (uint32_t i = 0; i < set->placement.device_count; i++)
-                all_host &= !used[i] || device_uses_host_memory(set->store->config.fleet, i);
+                all_host &= !used[i] || hr_weights_uses_host_memory(set->store->config.fleet, i);
         if (filled)
                 work->image = hr_image_ref(filled);
         else
@@ -249,7 +264,7 @@ hr_status hr_weights_set_map(struct hr_weights *set, const struct hr_weights_fil
                 const uint32_t index = set->placement.devices[i];
 
                 if (!set->buffers[index] &&
-                    device_uses_host_memory(set->store->config.fleet, index))
+                    hr_weights_uses_host_memory(set->store->config.fleet, index))
                         HR_TRY(open_window(set, index, diag));
                 if (!set->image && set->buffers[index])
                         set->image = hr_image_ref(file->image);

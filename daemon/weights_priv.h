@@ -63,6 +63,7 @@ struct hr_weights_store {
         struct hr_workers *openers;  /* open files */
         struct hr_mpsc opened;       /* files that they have opened, or could not */
         struct hr_disk_cache *cache; /* NULL = none */
+        atomic_bool is_leaving;
         struct hr_weights_store_stats stats;
 };
 
@@ -77,9 +78,11 @@ struct set_plan {
         bool is_upload;
 };
 
-/* HR_E_EXHAUSTED (reason WEIGHTS_BYTES) when the store has no room for so many bytes more. */
-HR_NODISCARD hr_status hr_weights_check_room(const struct hr_weights_store *store, uint64_t bytes,
+/* HR_E_EXHAUSTED (reason WEIGHTS_BYTES) when the store has no room for so many bytes more, even
+ * after sets that nobody has taken since the start have gone. */
+HR_NODISCARD hr_status hr_weights_check_room(struct hr_weights_store *store, uint64_t bytes,
                                              struct hr_diag *diag);
+bool hr_weights_uses_host_memory(const struct hr_fleet *fleet, uint32_t index);
 /* A set with tables and placement, without memory. */
 HR_NODISCARD hr_status hr_weights_set_begin(const struct set_plan *plan, struct hr_diag *diag,
                                             struct hr_weights **ret_set);
@@ -120,3 +123,11 @@ bool hr_weights_opened_portion(struct hr_weights_store *store);
 bool hr_weights_upload_verified(struct hr_weights *set, bool *ret_did);
 /* A ready upload with equal name, tensors, places and digest, or NULL. */
 struct hr_weights *hr_weights_same_upload(const struct hr_weights *set);
+
+/* Of weights_keep.c. A set that has become ready is given to the service manager, if it can be... */
+void hr_weights_give(struct hr_weights *set);
+/* ... and taken away from it before it is freed. */
+void hr_weights_take_away(struct hr_weights *set);
+/* A set that was taken back and that nobody holds goes, for one that is wanted. False: there is
+ * none. */
+bool hr_weights_make_way(struct hr_weights_store *store);

@@ -87,7 +87,16 @@ static void set_is_filled(struct hr_weights *set, const uint8_t digest[HR_DIGEST
         set->work->is_sealing = true;
 }
 
-/* From what another set has. False: that would not do. */
+/* Whether its contents stay in host memory. */
+static bool contents_stay(const struct hr_weights *set) {
+        bool stays = set->store->config.keep == HR_KEEP_ALL;
+
+        for (uint32_t i = 0; i < set->placement.device_count; i++)
+                stays |= set->work->in_place[i];
+        return stays;
+}
+
+/* From what another set has, which is held meanwhile. */
 static hr_status put_from(struct hr_weights *set, struct hr_weights *other, struct hr_diag *diag) {
         set_is_filled(set, other->digest);
         if (!hr_weights_set_is_lost(other) && same_places(set, other)) {
@@ -95,7 +104,10 @@ static hr_status put_from(struct hr_weights *set, struct hr_weights *other, stru
                 return HR_OK;
         }
         HR_TRY(hr_weights_set_allocate(set, set->manifest->total_bytes, other->image, false, diag));
-        return hr_weights_set_place(set, diag);
+        HR_TRY(hr_weights_set_place(set, diag));
+        if (contents_stay(set))
+                set->image = hr_image_ref(set->work->image);
+        return HR_OK;
 }
 
 /* An upload of the owner's that is under way and may be joined, or NULL. */
@@ -226,6 +238,7 @@ static hr_status put_set(struct hr_weights *set, const struct hr_upload_request 
                          struct hr_upload **ret_upload) {
         struct hr_weights_store *store = set->store;
         struct hr_weights *there = NULL;
+        hr_status status;
 
         if (request->digest)
                 there = find_contents(store, set, request->digest);
@@ -235,7 +248,10 @@ static hr_status put_set(struct hr_weights *set, const struct hr_upload_request 
                 return HR_OK;
         }
         store->stats.shared++;
-        HR_TRY(put_from(set, there, diag));
+        (void) hr_weights_ref(there);
+        status = put_from(set, there, diag);
+        (void) hr_weights_unref(there);
+        HR_TRY(status);
         job->already = true;
         return HR_OK;
 }
@@ -358,12 +374,9 @@ static void seal_run(struct hr_task *task) {
 /* Contents that stay in memory are sealed, by a worker: unmapping takes time. */
 static void seal_begin(struct hr_weights *set) {
         struct hr_weights_work *work = set->work;
-        bool stays = false;
 
-        for (uint32_t i = 0; i < set->placement.device_count; i++)
-                stays |= work->in_place[i];
         work->is_sealing = true;
-        if (!stays || work->failure.status != HR_OK)
+        if (!contents_stay(set) || work->failure.status != HR_OK)
                 return;
         set->image = hr_image_ref(work->image);
         if (work->is_sealed) /* it came so */
