@@ -226,11 +226,13 @@ static const char *principal_name(const struct hr_flight *flight, uint64_t id) {
         return "?";
 }
 
-static void origin_write(struct writer *writer, const struct hr_span *origin) {
+/* Whose trace it is part of, and the span that the reply has named. */
+static void origin_write(struct writer *writer, const struct hr_span *origin, uint64_t tag) {
         fprintf(writer->out,
-                ",\"traceparent\":\"00-%016llx%016llx-%016llx-%02x\"",
+                ",\"traceparent\":\"00-%016llx%016llx-%016llx-%02x\",\"span\":\"%016llx\"",
                 (unsigned long long) origin->a, (unsigned long long) origin->b,
-                (unsigned long long) origin->end_ns, origin->detail & 0xff);
+                (unsigned long long) origin->end_ns, origin->detail & 0xff,
+                (unsigned long long) (writer->flight->span_seed + tag));
 }
 
 /* What the request's own slice says about it. */
@@ -241,7 +243,7 @@ static void request_args(struct writer *writer, const struct group *group) {
                 (unsigned long long) request->a, request->detail >> 8);
         name_write(writer->out, principal_name(writer->flight, request->b));
         if (group->origin)
-                origin_write(writer, group->origin);
+                origin_write(writer, group->origin, request->tag);
 }
 
 static void slice_name(struct writer *writer, const struct hr_span *span) {

@@ -24,6 +24,7 @@ struct hr_flight {
         uint64_t since_ns;  /* of the end of a span; 0 = all */
         uint64_t principal; /* whose requests; HR_FLIGHT_EVERYBODY: also what belongs to none */
         uint32_t spans_max; /* the latest ones */
+        uint64_t span_seed; /* hr_server.span_seed */
         const char *(*type_name)(uint8_t type);
         const struct hr_flight_name *principals;
         uint32_t principal_count;

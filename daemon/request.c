@@ -232,10 +232,37 @@ void hr_request_record_run(const struct hr_request *request, const struct hr_run
                                                    });
 }
 
+const char *hr_request_traceparent(struct hr_request *request) {
+        char *text;
+
+        if (!request->origin.known)
+                return NULL;
+        text = hr_arena_alloc(&request->arena, HR_TRACEPARENT_BYTES, 1);
+        if (text)
+                hr_origin_write(&request->origin, request->server->span_seed + request->tag, text);
+        return text;
+}
+
+static void origin_record(const struct hr_request *request) {
+        const struct hr_origin *origin = &request->origin;
+
+        hr_recorder_add(request->server->recorder, &(struct hr_span){
+                                                           .begin_ns = request->arrived_ns,
+                                                           .end_ns = origin->span,
+                                                           .tag = request->tag,
+                                                           .kind = HR_SPAN_ORIGIN,
+                                                           .detail = origin->flags,
+                                                           .a = origin->trace[0],
+                                                           .b = origin->trace[1],
+                                                   });
+}
+
 /* The request as a whole. Without a session it was nobody's. */
 static void request_record(const struct hr_request *request, uint32_t code, uint64_t end_ns) {
         const struct hr_session *session = request->session;
 
+        if (request->origin.known)
+                origin_record(request);
         hr_recorder_add(request->server->recorder,
                         &(struct hr_span){
                                 .begin_ns = request->arrived_ns,

@@ -17,6 +17,7 @@
 #include "core/recorder.h"
 #include "daemon/conn.h"
 #include "daemon/engine.h"
+#include "daemon/origin.h"
 #include "daemon/session.h"
 
 struct hr_method;
@@ -41,6 +42,7 @@ struct hr_request {
         uint16_t flags;
         hr_request_phase phase;
         uint64_t arrived_ns, deadline_ns;
+        struct hr_origin origin;
         uint64_t tag; /* unique while the daemon runs, never 0: what its spans are known by */
         struct hr_arena arena;
         void *context; /* the method's, in the arena */
@@ -107,6 +109,9 @@ void hr_request_record(const struct hr_request *request, hr_span_kind kind, uint
                        uint64_t end_ns);
 /* What a run of it has waited and computed, if it has started at all. */
 void hr_request_record_run(const struct hr_request *request, const struct hr_run_job *run);
+/* The request's own traceparent for its reply, in its arena: the caller's trace, and a span of the
+ * daemon's, which TRACE names too. NULL: its caller has given none, or there is no memory. */
+const char *hr_request_traceparent(struct hr_request *request);
 /* Asked to end early (CANCELLED or DEADLINE). */
 void hr_request_stop(struct hr_request *request, hr_status status);
 /* Ends with a failure that the loop has found, now or when the active job has ended. */

@@ -96,6 +96,7 @@ static hr_status submit_begin(struct hr_request *request, struct hr_wire_span me
         request->context = binding;
         submit = &binding->submit;
         HR_TRY(hr_wire_submit_decode(message, &request->arena, diag, submit));
+        hr_origin_parse(submit->traceparent, &request->origin);
         HR_TRY(hr_binding_begin(request, binding, diag));
         /* Those on their way may be as many as those there: a handle is made room for at the end.
          */
@@ -176,6 +177,7 @@ static hr_status submit_reply(struct hr_request *request, uint64_t handle,
                 .reallocs = binding->session_reallocs,
                 .realloc = realloc_of(request),
                 .reserved = binding->reserved,
+                .traceparent = hr_request_traceparent(request),
         };
         size_t bytes = 0;
 

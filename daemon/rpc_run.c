@@ -206,6 +206,7 @@ static hr_status run_begin(struct hr_request *request, struct hr_wire_span messa
 
         (void) header;
         HR_TRY(hr_wire_run_decode(message, &request->arena, diag, &wire));
+        hr_origin_parse(wire.traceparent, &request->origin);
         HR_TRY(hr_request_take_object(request, wire.handle, HR_OBJECT_GRAPH, diag));
         object = hr_graph_object(request->object);
         if (wire.input_bytes != 0 && wire.input_bytes != object->input_total)
@@ -292,6 +293,7 @@ static hr_status run_finish(struct hr_request *request, struct hr_diag *diag) {
                 .expert_copies = atomic_load(&experts->copies),
                 .expert_bytes = atomic_load(&experts->bytes),
                 .moves = run->job.moves,
+                .traceparent = hr_request_traceparent(request),
         };
         size_t bytes = 0;
 

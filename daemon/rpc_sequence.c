@@ -250,6 +250,7 @@ static hr_status sequence_begin(struct hr_request *request, struct hr_wire_span 
         if (!sequence)
                 return out_of_memory(diag);
         HR_TRY(hr_wire_sequence_decode(message, &request->arena, diag, &sequence->wire));
+        hr_origin_parse(sequence->wire.traceparent, &request->origin);
         count = sequence->wire.step_count;
         if (count == 0)
                 return hr_fail_reason(diag, HR_E_INVALID, "DECODE", "a sequence without steps");

@@ -28,6 +28,7 @@ static hr_status trace_begin(struct hr_request *request, struct hr_wire_span mes
                 .spans_max = ask.spans_max && ask.spans_max < HR_TRACE_ANSWER_SPANS
                                      ? ask.spans_max
                                      : HR_TRACE_ANSWER_SPANS,
+                .span_seed = request->server->span_seed,
                 .type_name = hr_method_name,
         };
         if (ask.latest_ms && ask.latest_ms < now_ns / HR_NS_PER_MS)

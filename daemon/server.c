@@ -478,6 +478,8 @@ static hr_status server_open(struct hr_server *server, struct hr_diag *diag) {
         server->started_ns = hr_clock_now_ns();
         hr_inherited_take(&server->inherited);
         HR_TRY(hr_random(server->boot_id, sizeof server->boot_id, diag));
+        HR_TRY(hr_random(&server->span_seed, sizeof server->span_seed, diag));
+        server->span_seed >>= 1; /* no sum is 0 */
         HR_TRY(loop_init(server, diag));
         HR_TRY(devices_open(server, diag));
         HR_TRY(engine_open(server, diag));

@@ -83,6 +83,7 @@ struct hr_server {
         uint64_t started_ns;
         uint64_t active_ns; /* last activity, for spinning */
         uint64_t tags;      /* requests so far */
+        uint64_t span_seed; /* random: the daemon's spans in traces of its clients are this + tag */
         struct hr_recorder *recorder; /* spans of requests; NULL = none are kept */
         bool draining, cancelled, stopping;
         struct hr_timer *tick; /* connections' deadlines */

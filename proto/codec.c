@@ -107,6 +107,23 @@ hr_status hr_codec_text_check(const char *text, size_t capacity, const char *fie
         return status;
 }
 
+hr_status hr_codec_text_keep(const char *text, struct hr_arena *arena, struct hr_diag *diag,
+                             const char **ret_text) {
+        const size_t bytes = strlen(text);
+        char *copy;
+
+        if (bytes == 0) {
+                *ret_text = NULL;
+                return HR_OK;
+        }
+        copy = hr_arena_alloc(arena, bytes + 1, 1);
+        if (!copy)
+                return hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT", "no room for a text");
+        memcpy(copy, text, bytes + 1);
+        *ret_text = copy;
+        return HR_OK;
+}
+
 /* ---- whole messages -------------------------------------------------------------------------- */
 
 hr_status hr_codec_decode(struct hr_wire_span message, const pb_msgdesc_t *fields,

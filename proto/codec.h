@@ -351,6 +351,7 @@ struct hr_wire_submit {
         bool realloc_fail;
         const uint32_t *taps;
         uint32_t tap_count, debug;
+        const char *traceparent; /* as it came; NULL = none */
 };
 HR_NODISCARD hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *arena,
                                              struct hr_diag *diag,
@@ -382,6 +383,7 @@ struct hr_wire_submit_reply {
         uint64_t reallocs;
         const struct hr_wire_realloc *realloc; /* NULL = none; not decoded */
         bool reserved;
+        const char *traceparent; /* NULL = none; not decoded */
 };
 HR_NODISCARD hr_status hr_wire_submit_reply_encode(const struct hr_wire_submit_reply *reply,
                                                    uint8_t *buffer, size_t capacity,
@@ -431,6 +433,7 @@ struct hr_wire_run {
         int32_t priority;
         bool observe, trace;
         uint64_t input_region, input_offset, output_region, output_offset; /* 0 = the body */
+        const char *traceparent; /* as it came; NULL = none */
 };
 HR_NODISCARD hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena,
                                           struct hr_diag *diag, struct hr_wire_run *ret_run);
@@ -445,6 +448,7 @@ struct hr_wire_run_reply {
         uint64_t tap_ns, trace_bytes, copied_bytes;
         uint64_t expert_hits, expert_misses, expert_copies, expert_bytes;
         uint64_t moves;
+        const char *traceparent; /* NULL = none; not decoded */
 };
 HR_NODISCARD hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply,
                                                 uint8_t *buffer, size_t capacity,
@@ -506,6 +510,7 @@ struct hr_wire_sequence {
         uint64_t input_bytes;
         bool each;
         int32_t priority;
+        const char *traceparent; /* as it came; NULL = none */
 };
 HR_NODISCARD hr_status hr_wire_sequence_decode(struct hr_wire_span message, struct hr_arena *arena,
                                                struct hr_diag *diag,

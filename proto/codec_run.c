@@ -24,6 +24,7 @@ hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *ar
         struct hr_codec_list pins = {.arena = arena};
         struct hr_codec_list planned = {.arena = arena};
         headrace_v1_Submit wire = headrace_v1_Submit_init_zero;
+        const char *traceparent = NULL;
         struct hr_diag local = {0};
         hr_status status;
 
@@ -41,6 +42,8 @@ hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *ar
         HR_TRY(hr_codec_list_check(&pins, status, diag));
         HR_TRY(hr_codec_list_check(&planned, status, diag));
         HR_TRY(submit_check(&wire, diag));
+        HR_TRY(hr_codec_text_check(wire.traceparent, sizeof wire.traceparent, "traceparent", diag));
+        HR_TRY(hr_codec_text_keep(wire.traceparent, arena, diag, &traceparent));
         *ret_submit = (struct hr_wire_submit){
                 .digest_bytes = wire.digest.size,
                 .graph_bytes = wire.graph_bytes,
@@ -62,6 +65,7 @@ hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *ar
                 .taps = taps.items,
                 .tap_count = taps.count,
                 .debug = wire.debug,
+                .traceparent = traceparent,
         };
         memcpy(ret_submit->digest, wire.digest.bytes, wire.digest.size);
         return HR_OK;
@@ -109,6 +113,7 @@ hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *bu
         };
 
         HR_ASSERT(submit->digest_bytes <= HR_WIRE_DIGEST_BYTES);
+        hr_codec_text_copy(wire.traceparent, sizeof wire.traceparent, submit->traceparent);
         wire.digest.size = (pb_size_t) submit->digest_bytes;
         memcpy(wire.digest.bytes, submit->digest, submit->digest_bytes);
         return hr_codec_encode(headrace_v1_Submit_fields, &wire, buffer, capacity, diag, ret_bytes);
@@ -158,6 +163,7 @@ hr_status hr_wire_submit_reply_encode(const struct hr_wire_submit_reply *reply, 
         memcpy(wire.digest.bytes, reply->digest, HR_WIRE_DIGEST_BYTES);
         hr_codec_text_copy(wire.origin, sizeof wire.origin, reply->origin);
         hr_codec_text_copy(wire.copies_reason, sizeof wire.copies_reason, reply->copies_reason);
+        hr_codec_text_copy(wire.traceparent, sizeof wire.traceparent, reply->traceparent);
         if (reply->realloc) {
                 wire.has_realloc = true;
                 wire.realloc.tensor = reply->realloc->tensor;
@@ -200,6 +206,7 @@ hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena
                              struct hr_diag *diag, struct hr_wire_run *ret_run) {
         struct hr_codec_list outputs = {.arena = arena};
         headrace_v1_Run wire = headrace_v1_Run_init_zero;
+        const char *traceparent = NULL;
         struct hr_diag local = {0};
         hr_status status;
 
@@ -208,6 +215,8 @@ hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena
         wire.outputs = hr_codec_list_fixed32(&outputs);
         status = hr_codec_decode(message, headrace_v1_Run_fields, &wire, diag);
         HR_TRY(hr_codec_list_check(&outputs, status, diag));
+        HR_TRY(hr_codec_text_check(wire.traceparent, sizeof wire.traceparent, "traceparent", diag));
+        HR_TRY(hr_codec_text_keep(wire.traceparent, arena, diag, &traceparent));
         *ret_run = (struct hr_wire_run){
                 .handle = wire.handle,
                 .outputs = outputs.items,
@@ -221,6 +230,7 @@ hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena
                 .input_offset = wire.input_offset,
                 .output_region = wire.output_region,
                 .output_offset = wire.output_offset,
+                .traceparent = traceparent,
         };
         return HR_OK;
 }
@@ -238,6 +248,7 @@ hr_status hr_wire_run_encode(const struct hr_wire_run *run, uint8_t *buffer, siz
                 .trace = run->trace,
         };
 
+        hr_codec_text_copy(wire.traceparent, sizeof wire.traceparent, run->traceparent);
         return hr_codec_encode(headrace_v1_Run_fields, &wire, buffer, capacity, diag, ret_bytes);
 }
 
@@ -264,6 +275,7 @@ hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply, uint8_
                 .moves = reply->moves,
         };
 
+        hr_codec_text_copy(wire.traceparent, sizeof wire.traceparent, reply->traceparent);
         return hr_codec_encode(headrace_v1_RunReply_fields, &wire, buffer, capacity, diag,
                                ret_bytes);
 }

@@ -53,6 +53,7 @@ hr_status hr_wire_sequence_decode(struct hr_wire_span message, struct hr_arena *
                                   struct hr_diag *diag, struct hr_wire_sequence *ret_sequence) {
         struct hr_codec_list steps = {.arena = arena};
         headrace_v1_Sequence wire = headrace_v1_Sequence_init_zero;
+        const char *traceparent = NULL;
         struct hr_diag local = {0};
         hr_status status;
 
@@ -61,12 +62,15 @@ hr_status hr_wire_sequence_decode(struct hr_wire_span message, struct hr_arena *
         wire.steps = (pb_callback_t){.funcs.decode = take_step, .arg = &steps};
         status = hr_codec_decode(message, headrace_v1_Sequence_fields, &wire, diag);
         HR_TRY(hr_codec_list_check(&steps, status, diag));
+        HR_TRY(hr_codec_text_check(wire.traceparent, sizeof wire.traceparent, "traceparent", diag));
+        HR_TRY(hr_codec_text_keep(wire.traceparent, arena, diag, &traceparent));
         *ret_sequence = (struct hr_wire_sequence){
                 .steps = steps.items,
                 .step_count = steps.count,
                 .input_bytes = wire.input_bytes,
                 .each = wire.each,
                 .priority = wire.priority,
+                .traceparent = traceparent,
         };
         return HR_OK;
 }
@@ -100,13 +104,14 @@ hr_status hr_wire_sequence_encode(const struct hr_wire_sequence *sequence, uint8
                                   size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
         struct hr_codec_items steps = {
                 .data = sequence->steps, .count = sequence->step_count, .encode = step_put};
-        const headrace_v1_Sequence wire = {
+        headrace_v1_Sequence wire = {
                 .steps = hr_codec_put_items(&steps),
                 .input_bytes = sequence->input_bytes,
                 .each = sequence->each,
                 .priority = sequence->priority,
         };
 
+        hr_codec_text_copy(wire.traceparent, sizeof wire.traceparent, sequence->traceparent);
         return hr_codec_encode(headrace_v1_Sequence_fields, &wire, buffer, capacity, diag,
                                ret_bytes);
 }

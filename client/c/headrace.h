@@ -300,6 +300,7 @@ struct headrace_submit {
         size_t pin_count;
         uint32_t n_copies; /* runs in flight at once; 0: decided by the plan */
         bool rules_ggml, op_offload, strict, fresh, realloc_fail;
+        const char *traceparent; /* W3C trace context of the caller; NULL = none */
 };
 
 struct headrace_plan {
@@ -329,6 +330,8 @@ struct headrace_buffer {
 struct headrace_run_options {
         int64_t timeout_ms;
         int32_t priority; /* higher first, among runs of other sessions for the same devices */
+        const char *traceparent; /* W3C trace context of the caller; NULL = none. Stays the run's until
+                                  * headrace_run_wait() has returned */
 };
 
 struct headrace_run_figures {

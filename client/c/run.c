@@ -27,6 +27,7 @@ struct headrace_run {
         struct iovec *inputs, *outputs;
         size_t input_count, output_count;
         int32_t priority;
+        const char *traceparent;
         int64_t deadline_ns;
 };
 
@@ -87,6 +88,7 @@ static enum headrace_status message_make(struct headrace_handle *handle,
                 .strict = options->strict,
                 .fresh = options->fresh,
                 .realloc_fail = options->realloc_fail,
+                .traceparent = options->traceparent,
         };
         uint8_t buffer[HR_WIRE_MESSAGE_BYTES_MAX];
         struct hr_diag diag = {0};
@@ -201,6 +203,7 @@ static enum headrace_status run_send(struct headrace_run *run, uint64_t input_by
                 .no_outputs = run->output_count == 0,
                 .input_bytes = input_bytes > hr_channel_body_max(channel) ? input_bytes : 0,
                 .priority = run->priority,
+                .traceparent = run->traceparent,
         };
         struct hr_diag diag = {0};
 
@@ -232,6 +235,7 @@ enum headrace_status headrace_run_start(struct headrace_handle *handle,
         run->input_count = input_count;
         run->output_count = output_count;
         run->priority = options ? options->priority : 0;
+        run->traceparent = options ? options->traceparent : NULL;
         run->deadline_ns = hr_client_deadline_of(handle->client, options ? options->timeout_ms : 0);
         status = run->inputs && run->outputs ? run_send(run, input_bytes, error)
                                              : hr_client_fail_memory(error);

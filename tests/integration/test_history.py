@@ -195,3 +195,36 @@ def test_from_asyncio_and_the_command_line(daemon: Daemon, tmp_path: Path) -> No
     assert done.returncode == 0 and History(file.read_text()).requests("HELLO")
     assert headrace_command(daemon, "history", "-o", str(tmp_path / "no" / "x")).returncode == 4
     assert headrace_command(daemon, "history", "--latest", "-1").returncode == 2
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
+
+
+def test_requests_belong_to_the_trace_of_their_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = random(4, 64)
+    with client_of(DEVICES) as client:
+        handle = client.submit(two_stages(), pins=PINS, traceparent=PARENT)
+        plain = handle.run([x])
+        given = handle.run([x], traceparent=PARENT)
+        with headrace.tracing(PARENT):
+            results = [handle.run([x]), handle.run_async([x]).result()]
+            client.sequence([Step(handle, {"x": x})])
+            none = handle.run([x], traceparent="")
+        monkeypatch.setenv("TRACEPARENT", PARENT)
+        results.append(handle.run([x]))
+        for odd in (PARENT.upper(), PARENT + "0", "00-" + "0" * 32 + "-00f067aa0ba902b7-01",
+                    "x" * 500, "\x1b[2J\n", "\u2028"):
+            assert not handle.run([x], traceparent=odd).traceparent
+        history = History(client.trace())
+    assert not plain.traceparent and not none.traceparent
+    spans = []
+    for answer in (handle, given, *results):
+        version, trace, span, flags = answer.traceparent.split("-")
+        assert (version, trace, flags) == ("00", TRACE, "01")
+        spans.append(span)
+    assert len({*spans, "00f067aa0ba902b7"}) == len(spans) + 1
+    named = [r for r in history.slices if r["args"].get("traceparent")]
+    assert {r["args"]["traceparent"] for r in named} == {PARENT}
+    assert {r["args"]["span"] for r in named if r["name"] in ("RUN", "SUBMIT")} == set(spans)
+    assert sorted(r["name"] for r in named) == ["RUN"] * 4 + ["SEQUENCE", "SUBMIT"]

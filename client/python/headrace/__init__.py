@@ -11,6 +11,7 @@ connect() blocks; headrace.aio.connect() is for asyncio. headrace.models builds 
 
 from headrace import errors
 from headrace.client import Client, GraphHandle, Operation, Reservation, State, connect
+from headrace.context import tracing
 from headrace.errors import HeadraceError
 from headrace.graph import Glu, Graph, Op, RopeMode, Tensor, Unary
 from headrace.handles import Device, PlanSummary, RunResult, Stats, WeightSet
@@ -22,5 +23,5 @@ __version__ = "0.1.0"
 __all__ = [
     "Client", "Device", "Glu", "Graph", "GraphHandle", "HeadraceError", "Op", "Operation",
     "PlanSummary", "Reservation", "RopeMode", "RunResult", "State", "Stats", "Step", "Tensor",
-    "TensorInfo", "Type", "Unary", "WeightSet", "connect", "errors",
+    "TensorInfo", "Type", "Unary", "WeightSet", "connect", "errors", "tracing",
 ]  # fmt: skip

@@ -293,10 +293,14 @@ class AsyncGraphHandle(handles.SubmittedGraph):
         priority: int = 0,
         trace: bool = False,
         observe: Observe | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
     ) -> handles.RunResult:
         """Evaluates the graph and returns its outputs; see client.GraphHandle.run()."""
-        flow = flows.run(self, inputs, outputs, priority, self._client.body_max, trace, observe)
+        flow = flows.run(
+            self, inputs, outputs, priority, self._client.body_max, trace, observe,
+            traceparent=traceparent,
+        )  # fmt: skip
         return await self._client.drive(flow, timeout)
 
     async def explain(self) -> str:
@@ -508,6 +512,7 @@ class AsyncClient:
         planned: Placement | None = None,
         fresh: bool = False,
         realloc_fail: bool = False,
+        traceparent: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGraphHandle:
         """Has a graph checked and planned; see client.Client.submit()."""
@@ -517,7 +522,7 @@ class AsyncClient:
         )
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
         handle = AsyncGraphHandle(self, graph, message.SerializeToString())
-        await self.drive(flows.submit(handle, self.body_max), timeout)
+        await self.drive(flows.submit(handle, self.body_max, traceparent), timeout)
         return handle
 
     async def reserve(

@@ -210,6 +210,7 @@ class GraphHandle(handles.SubmittedGraph):
         priority: int = 0,
         trace: bool = False,
         observe: Observe | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
     ) -> handles.RunResult:
         """Evaluates the graph and returns its outputs.
@@ -219,11 +220,12 @@ class GraphHandle(handles.SubmittedGraph):
         observe: is called by this thread with each tap of the graph and its value, while the run
         waits; when it returns False the run ends there with Cancelled (reason TAP_STOP). priority:
         higher first, among runs of the principal's other sessions that wait for the same devices;
-        between principals the daemon's configuration decides.
+        between principals the daemon's configuration decides. traceparent: the W3C trace context that
+        the run belongs to; None: that of headrace.tracing(), or of the environment.
         """
         flow = flows.run(
             self, inputs, outputs, priority, self._client.body_max, trace, observe,
-            self._client.regions,
+            self._client.regions, traceparent=traceparent,
         )  # fmt: skip
         return self._client.drive(flow, timeout)
 
@@ -235,6 +237,7 @@ class GraphHandle(handles.SubmittedGraph):
         priority: int = 0,
         trace: bool = False,
         observe: Observe | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
     ) -> Operation[handles.RunResult]:
         """Starts a run and returns at once; inputs may be overwritten when this returns, unless
@@ -242,7 +245,7 @@ class GraphHandle(handles.SubmittedGraph):
         """
         flow = flows.run(
             self, inputs, outputs, priority, self._client.body_max, trace, observe,
-            self._client.regions, only_idle=True,
+            self._client.regions, only_idle=True, traceparent=traceparent,
         )  # fmt: skip
         return self._client.begin(flow, timeout)
 
@@ -509,6 +512,7 @@ class Client:
         planned: Placement | None = None,
         fresh: bool = False,
         realloc_fail: bool = False,
+        traceparent: str | None = None,
         timeout: float | None = None,
     ) -> GraphHandle:
         """Has a graph checked and planned.
@@ -529,7 +533,7 @@ class Client:
         )
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
         handle = GraphHandle(self, graph, message.SerializeToString())
-        self.drive(flows.submit(handle, self.body_max), timeout)
+        self.drive(flows.submit(handle, self.body_max, traceparent), timeout)
         return handle
 
     def reserve(

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from headrace import handles
 from headrace import headrace_pb2 as pb
+from headrace.context import chosen
 from headrace.errors import (
     ConnectionLost, DeadlineExceeded, Exhausted, HeadraceError, NotFound, ProtocolError,
     Unavailable,
@@ -496,13 +497,14 @@ class SubmitOptions:
         )
 
 
-def submit(handle: SubmittedGraph, body_max: int) -> Flow[None]:
+def submit(handle: SubmittedGraph, body_max: int, traceparent: str | None = None) -> Flow[None]:
     """Submits, for the first time or again. A graph longer than one body is asked for first."""
     encoded = handle.graph.encode()
     message = pb.Submit.FromString(handle.submit_message)
+    message.traceparent = chosen(traceparent)
     if len(encoded) > body_max:
         try:
-            reply = yield Request(Kind.SUBMIT, handle.submit_message)
+            reply = yield Request(Kind.SUBMIT, message.SerializeToString())
         except NotFound:
             message.graph_bytes = len(encoded)
         else:
@@ -518,6 +520,7 @@ def _submitted(handle: SubmittedGraph, reply: Reply) -> None:
         raise ProtocolError(
             f"{answer.input_count} inputs and {answer.output_count} outputs", reason="PROTOCOL"
         )
+    handle.traceparent = answer.traceparent
     handle.debug_text = str(reply.body, "utf-8", "replace")
     handle.planned(answer.handle, handles.plan_of(answer))
 
@@ -600,6 +603,7 @@ def run(
     observe: Observe | None = None,
     regions: Regions | None = None,
     only_idle: bool = False,
+    traceparent: str | None = None,
 ) -> Flow[handles.RunResult]:
     """One evaluation. Large inputs and outputs go through regions where there are any."""
 
@@ -608,6 +612,7 @@ def run(
         return observe is None or observe(node, handles.value_of(node, raw)) is not False
 
     body = input_body(handle, inputs)
+    parent = chosen(traceparent)
     positions = handle.positions(outputs)
     wanted = handle.outputs if positions is None else [handle.outputs[p] for p in positions]
     memory = np.empty(sum(t.nbytes for t in wanted), np.uint8)
@@ -626,6 +631,8 @@ def run(
                 input_region=source.handle if source else 0,
                 output_region=sink.handle if sink else 0,
             ).SerializeToString()
+        if parent:
+            message += pb.Run(traceparent=parent).SerializeToString()
         return Request(
             Kind.RUN,
             message,

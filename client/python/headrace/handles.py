@@ -323,6 +323,7 @@ class SubmittedGraph:
         self.released = False
         self.plan: PlanSummary
         self.debug_text = ""
+        self.traceparent = ""  # of the latest submit, where its caller has named a trace
         self.lock = threading.Lock()
         self._messages: dict[tuple[tuple[int, ...] | None, int, bool, bool], bytes] = {}
 
@@ -400,12 +401,13 @@ class RunResult(Sequence[Array]):
 
     copied_bytes: between memories, experts included. taps: how many an observed run has shown, and
     tap_s of run_s waiting for answers. trace: of a run that was asked for one.
-    moves: how often reallocations have moved the graph's memory.
+    moves: how often reallocations have moved the graph's memory. traceparent: of the run in the
+    trace that its caller has named, with the daemon's span.
     """
 
     __slots__ = (
         "arrays", "copied_bytes", "experts", "moves", "names", "queue_s", "run_s", "slot", "tap_s",
-        "taps", "trace",
+        "taps", "trace", "traceparent",
     )  # fmt: skip
 
     def __init__(self, arrays: list[Array], names: Mapping[str, int], reply: pb.RunReply) -> None:
@@ -421,6 +423,7 @@ class RunResult(Sequence[Array]):
         self.experts = ExpertUse(e.hits, e.misses, e.copies, e.bytes)
         self.trace: Trace | None = None
         self.moves = reply.moves
+        self.traceparent = reply.traceparent
 
     @overload
     def __getitem__(self, key: int | str) -> Array: ...

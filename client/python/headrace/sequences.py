@@ -16,6 +16,7 @@ import numpy as np
 
 from headrace import handles
 from headrace import headrace_pb2 as pb
+from headrace.context import chosen
 from headrace.errors import NotFound, ProtocolError
 from headrace.flows import Flow, Request, renewed
 from headrace.handles import SubmittedGraph
@@ -137,6 +138,7 @@ def sequence(
             steps=[step_message(step, steps) for step in steps],
             input_bytes=total if total > body_max else 0,
             priority=priority,
+            traceparent=chosen(None),
             each=telling is not None,
         )
         return Request(

@@ -521,6 +521,32 @@ HR_TEST(taps_round_trip) {
         HR_EXPECT_EQ(hr_wire_tap_decode(span(bytes - 1), &diag, &tap_back), HR_E_INVALID);
 }
 
+HR_TEST(traceparents_are_kept_as_they_come) {
+        static const char text[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        struct hr_wire_submit submit = {.traceparent = text}, submit_back;
+        struct hr_wire_run run = {.handle = 1, .traceparent = text}, run_back;
+        struct hr_wire_sequence sequence = {.traceparent = text}, sequence_back;
+        struct hr_diag diag = {0};
+        struct hr_arena arena;
+        size_t bytes = 0;
+
+        hr_arena_init(&arena, 1 << 16);
+        HR_EXPECT_OK(hr_wire_submit_encode(&submit, buffer, sizeof buffer, &diag, &bytes), &diag);
+        HR_EXPECT_OK(hr_wire_submit_decode(span(bytes), &arena, &diag, &submit_back), &diag);
+        HR_EXPECT_STREQ(submit_back.traceparent, text);
+        HR_EXPECT_OK(hr_wire_sequence_encode(&sequence, buffer, sizeof buffer, &diag, &bytes),
+                     &diag);
+        HR_EXPECT_OK(hr_wire_sequence_decode(span(bytes), &arena, &diag, &sequence_back), &diag);
+        HR_EXPECT_STREQ(sequence_back.traceparent, text);
+        HR_EXPECT_OK(hr_wire_run_encode(&run, buffer, sizeof buffer, &diag, &bytes), &diag);
+        HR_EXPECT_OK(hr_wire_run_decode(span(bytes), &arena, &diag, &run_back), &diag);
+        HR_EXPECT_STREQ(run_back.traceparent, text);
+        buffer[bytes - 1] = 0xff; /* no text */
+        HR_EXPECT_EQ(hr_wire_run_decode(span(bytes), &arena, &diag, &run_back), HR_E_INVALID);
+        HR_EXPECT_STREQ(diag.field, "traceparent");
+        hr_arena_deinit(&arena);
+}
+
 HR_TEST(trace_ask_round_trip) {
         struct hr_wire_trace_ask ask = {UINT64_MAX, 77, true}, back = {0};
         struct hr_diag diag = {0};
