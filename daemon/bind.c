@@ -404,6 +404,7 @@ hr_status hr_bind_pipeline(struct hr_request *request, struct hr_binding *bindin
         if (!bound->bound.pipeline)
                 HR_TRY(bound_fill(request, binding, bound, diag));
         binding->n_copies = hr_pipeline_copies(bound->bound.pipeline);
+        binding->uploads = hr_pipeline_uploads(bound->bound.pipeline);
         return HR_OK;
 }
 

@@ -118,6 +118,7 @@ struct hr_binding {
         hr_plan_origin origin;
         uint32_t first_different;
         uint32_t n_copies;
+        const char *uploads; /* of the pipeline; NULL without one */
         uint32_t input_count, output_count;
         struct hr_leaf_bytes *leaf_bytes; /* per device */
         struct hr_plan *plan;   /* of a dry run; freed with the request */

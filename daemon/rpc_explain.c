@@ -55,6 +55,7 @@ static void put_plan(struct fields *fields, const struct hr_explanation *e,
         NUMBER(N_COPIES, e->n_copies);
         NUMBER(PLANNED_COPIES, e->planned_copies);
         TEXT(COPIES_REASON, e->copies_reason);
+        TEXT(UPLOADS, e->uploads);
         TEXT(ORIGIN, hr_plan_origin_name(object->origin));
         NUMBER(FIRST_DIFFERENT, object->first_different);
         NUMBER(COPIED_BYTES, e->copied_bytes);
@@ -116,6 +117,7 @@ static void put_splits(struct fields *fields, const struct hr_explanation *e) {
         WORDS(COPY_SOURCE, e->copy_source, e->copy_count);
         WORDS(COPY_METHOD, e->copy_method, e->copy_count);
         WORDS(COPY_BACK, e->copy_back, e->copy_count);
+        WORDS(COPY_EARLY, e->copy_early, e->copy_count);
         LONGS(COPY_BYTES, e->copy_bytes, e->copy_count);
         WORDS(COPY_WHERE, e->copy_place.where, e->copy_count);
         LONGS(COPY_OFFSET, e->copy_place.offset, e->copy_count);

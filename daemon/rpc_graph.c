@@ -162,6 +162,7 @@ static hr_status submit_reply(struct hr_request *request, uint64_t handle,
                 .origin = hr_plan_origin_name(binding->origin),
                 .copies_reason =
                         binding->n_copies < summary.n_copies ? "memory" : summary.copies_reason,
+                .uploads = binding->uploads ? binding->uploads : summary.uploads,
                 .first_different = binding->first_different,
                 .split_count = summary.split_count,
                 .n_copies = binding->n_copies,

@@ -375,7 +375,7 @@ struct hr_wire_realloc {
 struct hr_wire_submit_reply {
         uint64_t handle;
         uint8_t digest[HR_WIRE_DIGEST_BYTES];
-        const char *origin, *copies_reason; /* not decoded */
+        const char *origin, *copies_reason, *uploads; /* not decoded */
         uint32_t first_different, split_count, n_copies;
         uint64_t copied_bytes, staging_bytes, tap_bytes, debug_bytes;
         const struct hr_wire_device_bytes *devices; /* not decoded */

@@ -164,6 +164,7 @@ hr_status hr_wire_submit_reply_encode(const struct hr_wire_submit_reply *reply, 
         hr_codec_text_copy(wire.origin, sizeof wire.origin, reply->origin);
         hr_codec_text_copy(wire.copies_reason, sizeof wire.copies_reason, reply->copies_reason);
         hr_codec_text_copy(wire.traceparent, sizeof wire.traceparent, reply->traceparent);
+        hr_codec_text_copy(wire.uploads, sizeof wire.uploads, reply->uploads);
         if (reply->realloc) {
                 wire.has_realloc = true;
                 wire.realloc.tensor = reply->realloc->tensor;

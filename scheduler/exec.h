@@ -170,6 +170,7 @@ struct hr_pipeline {
         struct hr_state_use **states;
         uint32_t state_count;
         uint32_t slot_count;
+        uint32_t planned_copies; /* slots of the plan that it was made from */
         struct hr_slot *slots;
         struct hr_buffer **pools; /* per kind of the plan: its own, [kept][slot 0][slot 1]... */
         struct hr_expert_cache *expert_caches; /* per group of the plan */

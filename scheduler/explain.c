@@ -14,7 +14,7 @@ struct page {
         const struct hr_plan *plan;
         const struct hr_graph *graph;
         const struct hr_fleet *fleet;
-        uint32_t slots;
+        uint32_t slots, planned;
         struct hr_explanation *out;
         bool failed; /* no memory for a column */
 };
@@ -150,6 +150,7 @@ static void explain_copies(struct page *page) {
         out->copy_source = words(page, count);
         out->copy_method = words(page, count);
         out->copy_back = words(page, count);
+        out->copy_early = words(page, count);
         out->copy_bytes = longs(page, count);
         out->copy_place.where = words(page, count);
         out->copy_place.offset = longs(page, count);
@@ -160,6 +161,7 @@ static void explain_copies(struct page *page) {
                 out->copy_source[i] = copy->source_device;
                 out->copy_method[i] = copy->method;
                 out->copy_back[i] = copy->write_back;
+                out->copy_early[i] = copy->is_upload;
                 out->copy_bytes[i] = copy->bytes;
                 out->copy_place.where[i] = copy->place.where;
                 out->copy_place.offset[i] = copy->place.offset;
@@ -289,11 +291,12 @@ static hr_status explain(struct page *page, struct hr_diag *diag) {
 
         *out = (struct hr_explanation){
                 .rules = plan->options.rules == HR_RULES_GGML ? "ggml" : "headrace",
-                .copies_reason = page->slots < plan->n_copies ? "memory" : plan->copies_reason,
+                .copies_reason = page->slots < page->planned ? "memory" : plan->copies_reason,
+                .uploads = plan->arrival,
                 .leaf_count = plan->leaf_count,
                 .node_count = plan->node_count,
                 .n_copies = page->slots,
-                .planned_copies = plan->n_copies,
+                .planned_copies = page->planned,
                 .fallback_nodes = plan->fallback_nodes,
                 .copied_bytes = plan->copied_bytes,
                 .staging_bytes = plan->staging_bytes * page->slots,
@@ -327,6 +330,7 @@ hr_status hr_plan_explain(const struct hr_plan *plan, const struct hr_plan_reque
                             .graph = request->graph,
                             .fleet = request->fleet,
                             .slots = plan->n_copies,
+                            .planned = plan->n_copies,
                             .out = &explanation};
 
         HR_TRY(explain(&page, diag));
@@ -381,6 +385,7 @@ hr_status hr_pipeline_explain(const struct hr_pipeline *pipeline, struct hr_diag
                             .graph = pipeline->graph,
                             .fleet = pipeline->fleet,
                             .slots = pipeline->slot_count,
+                            .planned = pipeline->planned_copies,
                             .out = &explanation};
         hr_status status;
 

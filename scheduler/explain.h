@@ -35,7 +35,8 @@ struct hr_explanation {
         const char *rules, *copies_reason;
         uint32_t leaf_count, node_count;
         uint32_t n_copies;         /* slots that there are */
-        uint32_t planned_copies;   /* ... that the plan asks for */
+        uint32_t planned_copies;   /* ... that were planned while there was memory */
+        const char *uploads;       /* as in the summary of a plan */
         uint32_t fallback_nodes;
         uint64_t copied_bytes;     /* between memories, per run, at most */
         uint64_t staging_bytes;    /* host memory that copies go through, in all slots */
@@ -73,6 +74,7 @@ struct hr_explanation {
         uint32_t *split_steps;                            /* how many */
         uint32_t *copy_tensor, *copy_source, *copy_method; /* source device or HR_EXPLAIN_NONE */
         uint32_t *copy_back;                               /* 1: carried back after the split */
+        uint32_t *copy_early;                              /* 1: arrives while the device computes */
         uint64_t *copy_bytes;
         struct hr_explain_places copy_place;
 

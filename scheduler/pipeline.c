@@ -109,6 +109,7 @@ static hr_status bind(const struct hr_pipeline_request *request,
         pipeline->graph = hr_graph_ref(request->graph);
         pipeline->fleet = request->fleet;
         pipeline->slot_count = slot_count;
+        pipeline->planned_copies = request->plan->n_copies;
         if (request->workspace)
                 pipeline->workspace = hr_workspace_ref(request->workspace);
         else
@@ -328,6 +329,10 @@ bool hr_pipeline_is_lost(struct hr_pipeline *pipeline) {
                         pipeline->lost = true;
         }
         return pipeline->lost;
+}
+
+const char *hr_pipeline_uploads(const struct hr_pipeline *pipeline) {
+        return pipeline->plan->arrival;
 }
 
 uint32_t hr_pipeline_copies(const struct hr_pipeline *pipeline) {

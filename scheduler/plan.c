@@ -310,6 +310,7 @@ struct hr_plan_summary hr_plan_summary(const struct hr_plan *plan) {
                 .split_count = plan->split_count,
                 .n_copies = plan->n_copies,
                 .copies_reason = plan->copies_reason,
+                .uploads = plan->arrival,
                 .device_count = plan->device_count,
                 .compute_bytes = plan->compute_bytes,
                 .copies_bytes = plan->copies_bytes,

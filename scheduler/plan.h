@@ -310,6 +310,7 @@ struct hr_plan {
         uint32_t *kind_of_leaf; /* per leaf with a buffer: kind of that buffer */
         bool *state_lane;       /* per lane: touches writable buffers of its homes */
         bool *uploads;          /* per device: its upload queue has commands */
+        const char *arrival;    /* of weights from host memory: hr_plan_summary's `uploads` */
         bool *touches;          /* walkers x kinds: passing memory that its commands touch; walkers
                                  * are the lanes, then the devices' upload queues */
         struct hr_tape tape;

@@ -104,6 +104,9 @@ struct hr_plan_summary {
         uint32_t split_count;
         uint32_t n_copies;            /* decided by the plan */
         const char *copies_reason;    /* why that many; static storage */
+        const char *uploads;          /* how weights come from host memory: "" none does; "early",
+                                       * while their device computes; "in turn" with it; "memory":
+                                       * in turn, because memory is short. Static storage */
         uint32_t device_count;
         const uint64_t *compute_bytes; /* per device, all slots; owned by the plan */
         const uint64_t *copies_bytes;  /* per device, all slots, part of compute_bytes: of copies */
@@ -279,6 +282,8 @@ HR_NODISCARD hr_status hr_pipeline_new(const struct hr_pipeline_request *request
 /* Only when no run is in flight. */
 struct hr_pipeline *hr_pipeline_free(struct hr_pipeline *pipeline);
 uint32_t hr_pipeline_copies(const struct hr_pipeline *pipeline);
+/* The summary's `uploads` of the plan that it runs. */
+const char *hr_pipeline_uploads(const struct hr_pipeline *pipeline);
 /* Bytes of device memory held, per device index of the fleet: its own, and what it needs of the
  * workspace. */
 uint64_t hr_pipeline_bytes(const struct hr_pipeline *pipeline, uint32_t device);

@@ -115,6 +115,20 @@ static void choose_copies(struct hr_planner *planner, const uint32_t *before) {
         }
 }
 
+static const char *find_arrival(const struct hr_plan *plan) {
+        const char *arrival = "";
+
+        for (uint32_t c = 0; c < plan->copy_count; ++c) {
+                const struct hr_plan_copy *copy = &plan->copies[c];
+
+                if (copy->is_upload)
+                        return "early";
+                if (copy->method == HR_COPY_HOST_WEIGHT || copy->method == HR_COPY_EXPERTS)
+                        arrival = plan->options.serial_uploads ? "memory" : "in turn";
+        }
+        return arrival;
+}
+
 hr_status hr_plan_uploads(struct hr_planner *planner) {
         struct hr_plan *plan = planner->plan;
         uint32_t *before, *last;
@@ -124,6 +138,7 @@ hr_status hr_plan_uploads(struct hr_planner *planner) {
                 plan->copies[c].placed_at = plan->copies[c].split;
                 any = any || may_upload(planner, &plan->copies[c]);
         }
+        plan->arrival = find_arrival(plan);
         if (!any || !planner->headrace || plan->options.serial_uploads)
                 return HR_OK;
         before = planner_scratch_raw(planner, plan->split_count, sizeof *before);
@@ -133,5 +148,6 @@ hr_status hr_plan_uploads(struct hr_planner *planner) {
         find_splits_before(plan, last, before);
         choose_groups(plan, before);
         choose_copies(planner, before);
+        plan->arrival = find_arrival(plan);
         return HR_OK;
 }

@@ -221,11 +221,12 @@ def test_rules_name_the_nodes_that_they_touched(
     state.free()
 
 
-def test_fewer_copies_where_memory_is_short() -> None:
+@pytest.mark.parametrize(("cap", "fewest", "most"), [("3M", 2, 7), ("1M", 1, 1)])
+def test_fewer_copies_where_memory_is_short(cap: str, fewest: int, most: int) -> None:
     """What is explained is the plan that runs, with the memory that it holds."""
     small = (
-        device("cpu0", backend="cpu", memory="isolated", threads=1, memory_cap="3M"),
-        device("cpu1", backend="cpu", memory="isolated", threads=1, memory_cap="3M"),
+        device("cpu0", backend="cpu", memory="isolated", threads=1, memory_cap=cap),
+        device("cpu1", backend="cpu", memory="isolated", threads=1, memory_cap=cap),
         device("host", backend="cpu", threads=1),
     )
     with client_of(small) as client:
@@ -236,12 +237,47 @@ def test_fewer_copies_where_memory_is_short() -> None:
         g.output(y, "b2")
         handle = client.submit(g, pins={"a*": "cpu0", "b*": "cpu1"}, n_copies=8)
         e = handle.explanation()
-        assert e.summary["n_copies"] == handle.plan.n_copies < 8
+        assert fewest <= e.summary["n_copies"] == handle.plan.n_copies <= most
+        assert e.summary["planned_copies"] == 8
         assert e.summary["copies_reason"] == handle.plan.copies_reason == "memory"
-        assert all(d["compute_bytes"] <= 3 << 20 for d in e.devices)
+        assert f"{e.summary['n_copies']} copies of 8 (memory)" in e.text()
+        assert all(d["compute_bytes"] <= int(cap[0]) << 20 for d in e.devices)
         slots = [i for s in e.splits for i in s["inputs"] if i["where"] == "slot"]
         if e.summary["n_copies"] > 1:
             assert sum(d["copies_bytes"] for d in e.devices) >= 400000 * len(slots)
+
+
+@pytest.mark.parametrize(
+    ("cap", "rules", "words"),
+    [("8M", "headrace", "early"), ("400K", "headrace", "memory"), ("8M", "ggml", "in turn")],
+)
+def test_how_weights_arrive(cap: str, rules: str, words: str) -> None:
+    """Of several layers' weights in host memory all but the first arrive early, where memory is not
+    short: two of them are there at a time."""
+    devices = (
+        device("cpu0", backend="cpu", memory="isolated", threads=1, memory_cap=cap),
+        device("host", backend="cpu", threads=1),
+    )
+    ws = {f"w{i}": random(256, 256, seed=i) for i in range(3)}
+    g = Graph()
+    y = g.input("x", (1, 256))
+    for name in ws:
+        y = g.name(g.mul_mat(g.weight(name, (256, 256)), y), f"y{name}")
+    g.output(y, "y")
+    with client_of(devices) as client:
+        held = client.put("w", ws, {"*": "host"})
+        handle = client.submit(g, weights=[held], pins={"y*": "cpu0"}, rules=rules, n_copies=1)
+        e = handle.explanation()
+        assert handle.plan.uploads == e.summary["uploads"] == words
+        arriving = {i["name"]: i["early"] for s in e.splits for i in s["inputs"]}
+        assert arriving == {"x": False, "w0": False, "w1": words == "early", "w2": words == "early"}
+        assert e.text().count(", early\n") == (2 if words == "early" else 0)
+        assert ("as memory is short" in e.text()) == (words == "memory")
+        assert "weights from host memory: " in e.text()
+        here = client.put("here", ws, {"*": "cpu0"}) if cap == "8M" else None
+        if here:
+            plain = client.submit(g, weights=[here], rules=rules)
+            assert plain.plan.uploads == plain.explanation().summary["uploads"] == ""
 
 
 def test_analyze(client: headrace.Client) -> None:

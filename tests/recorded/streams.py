@@ -21,10 +21,12 @@ from typing import Any
 import raw
 
 FOLDER = Path(__file__).resolve().parent / "v1"
-# Of the daemon, the machine, the moment; and words, which are for people.
+# Of the daemon, the machine, the moment; words, which are for people; the length of a message that is
+# a body, which later fields make longer.
 VOLATILE = {
     "handle", "boot_id", "session_token", "daemon_version", "features", "limits", "devices",
     "epoch", "queue_ns", "run_ns", "users", "words", "staging_bytes", "retry_after_ms", "reallocs",
+    "explanation_bytes",
 }  # fmt: skip
 # Replies whose bodies hold figures of the moment.
 MOMENTARY = {raw.STATS, raw.LIST, raw.EXPLAIN}

@@ -30,6 +30,11 @@ METHODS = {
     "direct": "copied",
     "staged": "copied through host memory",
 }
+UPLOADS = {
+    "early": "while their device computes",
+    "in turn": "in turn with computation",
+    "memory": "in turn with computation, as memory is short",
+}
 CAUSES = {
     "-": "nothing asked for one",
     "usr": "pinned",
@@ -95,6 +100,7 @@ class Explanation:
             "n_copies": m.n_copies,
             "planned_copies": m.planned_copies,
             "copies_reason": m.copies_reason,
+            "uploads": m.uploads,
             "copied_bytes": m.copied_bytes,
             "staging_bytes": m.staging_bytes,
             "fallback_nodes": m.fallback_nodes,
@@ -189,6 +195,7 @@ class Explanation:
             where=pick(m.where_name, m.copy_where),
             offset=m.copy_offset,
             carried_back=[bool(back) for back in m.copy_back],
+            early=[bool(early) for early in m.copy_early] or [False] * len(m.copy_tensor),
         )
         splits = rows(
             len(m.split_device),
@@ -273,6 +280,8 @@ class Explanation:
             f"copied between memories per run: {s['copied_bytes']} bytes; "
             f"staging: {s['staging_bytes']} bytes; fallback nodes: {s['fallback_nodes']}"
         )
+        if s["uploads"]:
+            yield f"weights from host memory: {UPLOADS.get(s['uploads'], s['uploads'])}"
         for device in self.devices:
             yield device_line(device)
         yield "rules:" + "".join(f" {name} {count}" for name, count in self.rules.items())
@@ -310,7 +319,7 @@ class Explanation:
         yield line
         for copy in split["inputs"]:
             by = f" by {copy['source']}" if copy["source"] else ""
-            back = ", carried back" if copy["carried_back"] else ""
+            back = ", carried back" if copy["carried_back"] else ", early" if copy["early"] else ""
             yield (
                 f"  input {named(copy['tensor'], copy['name'])}: "
                 f"{METHODS.get(copy['method'], copy['method'])}{by}, {copy['bytes']} bytes, "

@@ -249,7 +249,8 @@ class PlanSummary:
 
     origin: "hit", or why the plan is new (new, shapes, placement, epoch, evicted). reallocs: of the
     session's compute memory so far; realloc: the latest by this submit. reserved: a reservation
-    holds the memory.
+    holds the memory. uploads: how weights come from host memory: "" none does, "early", "in turn",
+    or "memory": in turn, since memory is short.
     """
 
     origin: str
@@ -264,6 +265,7 @@ class PlanSummary:
     reallocs: int = 0
     realloc: Realloc | None = None
     reserved: bool = False
+    uploads: str = ""
 
 
 @dataclass(frozen=True)
@@ -542,6 +544,7 @@ def plan_of(r: pb.SubmitReply) -> PlanSummary:
         if r.HasField("realloc")
         else None,
         r.reserved,
+        r.uploads,
     )
 
 
