@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "core/list.h"
+#include "core/log.h"
 #include "core/mpsc.h"
 #include "daemon/workers.h"
 
@@ -313,10 +314,13 @@ hr_status hr_disk_cache_open(const char *directory, uint64_t bytes_max, void (*w
         cache->arg = arg;
         (void) mkdir(directory, 0700);
         cache->directory = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        status = cache->directory < 0 ? hr_fail_reason(diag, HR_E_UNAVAILABLE, "CACHE",
-                                                       "the cache's directory cannot be opened: %s",
-                                                       strerror(errno))
-                                      : hr_workers_new("hr-cache", 1, diag, &cache->worker);
+        if (cache->directory < 0 ||
+            faccessat(cache->directory, ".", R_OK | W_OK | X_OK, AT_EACCESS) != 0)
+                status =
+                        hr_fail_reason(diag, HR_E_UNAVAILABLE, "CACHE",
+                                       "the cache's directory cannot be used: %s", strerror(errno));
+        else
+                status = hr_workers_new("hr-cache", 1, diag, &cache->worker);
         if (status == HR_OK)
                 status = take_files(cache, diag);
         if (status != HR_OK) {
@@ -433,8 +437,9 @@ bool hr_disk_cache_step(struct hr_disk_cache *cache) {
         entry = entry_find(cache, work->digest);
         if (entry && entry->writer != work) /* another write, after a purge */
                 entry = NULL;
-        if (!work->ok)
-                cache->stats.failures++;
+        if (!work->ok && cache->stats.failures++ == 0)
+                hr_log(HR_LOG_WARNING, "cache",
+                       "the cache on disk could not take contents; nothing more is said of that");
         if (entry && work->ok)
                 entry->is_written = true;
         else if (entry)

@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "core/host.h"
+#include "core/log.h"
 #include "daemon/transfer.h"
 
 #define HASHERS_MAX 4U
@@ -424,6 +425,16 @@ static bool set_step(struct hr_weights *set) {
 
 /* ---- The store ------------------------------------------------------------------------------- */
 
+/* A folder that cannot be used is no reason not to serve. */
+static void cache_open(struct hr_weights_store *store) {
+        struct hr_diag diag = {0};
+
+        if (hr_disk_cache_open(store->config.cache_directory, store->config.cache_bytes_max,
+                               store->config.wake, store->config.arg, &diag,
+                               &store->cache) != HR_OK)
+                hr_log(HR_LOG_WARNING, "cache", "the cache on disk is off: %s", diag.words);
+}
+
 hr_status hr_weights_store_new(const struct hr_weights_store_config *config, struct hr_diag *diag,
                                struct hr_weights_store **ret_store) {
         struct hr_weights_store *store = calloc(1, sizeof *store);
@@ -444,8 +455,7 @@ hr_status hr_weights_store_new(const struct hr_weights_store_config *config, str
         if (status == HR_OK)
                 status = hr_workers_new("hr-open", OPENERS, diag, &store->openers);
         if (status == HR_OK && config->cache_directory && config->cache_bytes_max > 0)
-                status = hr_disk_cache_open(config->cache_directory, config->cache_bytes_max,
-                                            config->wake, config->arg, diag, &store->cache);
+                cache_open(store);
         if (status == HR_OK) {
                 *ret_store = store;
                 return HR_OK;

@@ -160,3 +160,23 @@ def test_without_a_directory_there_is_none(launch: Callable[..., Any]) -> None:
         client.put("w", tensors(5))
         assert client.purge() == (0, 0)
         assert client.stats().value("weight_cache_entries") == 0
+
+
+@pytest.mark.parametrize("fault", ["a file", "no such folder", "a device"])
+def test_b050_a_cache_that_cannot_be_used_is_off(
+    launch: Callable[..., Any], tmp_path: Path, fault: str
+) -> None:
+    """The daemon serves all the same, and says so once."""
+    folder = tmp_path / "cache"
+    if fault == "a file":
+        folder.write_text("in the way")
+    elif fault == "no such folder":
+        folder = tmp_path / "gone" / "cache"
+    else:
+        folder = Path("/dev/full")
+    running = start(launch, folder)
+    with headrace.connect(running.tcp_address) as client:
+        made = [client.put(f"s{seed}", tensors(seed)) for seed in range(2)]
+        assert np.array_equal(content_of(client, made[1]), tensors(1)["w"])
+        assert client.stats().value("weight_cache_entries") == 0
+    assert running.log().count("the cache on disk is off") == 1

@@ -241,14 +241,23 @@ def fuzz_suite(
 # ---- Python ------------------------------------------------------------------------------------
 
 
+def install(section: str, log: Path) -> None:
+    """Debian packages that one suite alone needs; without them its tests say what they lack."""
+    script = f'root="{ROOT}"; . "$root/tests/tools/setup.sh"; ensure_packages {section}'
+    execute(["bash", "-c", script], log, environment())
+
+
 def pytest_suite(
     name: str,
     folders: Iterable[str],
     env: dict[str, str],
     full_only: bool = False,
     may_lack_daemon: bool = False,
+    packages: str = "",
 ) -> Suite:
     def run() -> Result:
+        if packages:
+            install(packages, LOGS / f"{name}.packages.log")
         log, junit = LOGS / f"{name}.log", LOGS / f"{name}.xml"
         junit.unlink(missing_ok=True)
         daemon = Path(env.get("HEADRACE_BUILD", "")) / "daemon" / "headraced"
@@ -346,6 +355,7 @@ def suites(full: bool) -> list[Suite]:
         mypy_suite(),
         pytest_suite("python", ["tests/python"], at_main),
         pytest_suite("integration", ["tests/integration"], at_main),
+        pytest_suite("systemd", ["tests/systemd"], at_main, packages="systemd"),
         pytest_suite("hostile", ["tests/hostile"], at_main),
         pytest_suite("scenarios", ["tests/scenarios"], at_main),
         # On two GPUs of the fake driver; built only where the CUDA toolkit is.
