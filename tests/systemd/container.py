@@ -21,13 +21,13 @@ TARGET = "headrace-test.target"
 SCRIPT = """
 set -e
 mount -t tmpfs -o mode=755 headrace-test "$1"
-mkdir "$1/upper" "$1/work" "$1/root"
-mount -t overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" headrace-test "$1/root"
-rm -f "$1/root/etc/machine-id"
-cp -a "$2/." "$1/root/"
-chmod 755 "$1/root"  # as a root is, whatever the folder was
+mkdir "$1/upper" "$1/work" "$1/whole"
+mount -t overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" headrace-test "$1/whole"
+rm -f "$1/whole/etc/machine-id"
+cp -a "$2/." "$1/whole/"
+chmod 755 "$1/whole"  # as a root is, whatever the folder was
 exec systemd-nspawn --quiet --register=no --keep-unit --private-network --console=pipe --machine="$3" \\
-        --directory="$1/root" --boot systemd.unit=headrace-test.target systemd.firstboot=off
+        --directory="$1/whole" --boot systemd.unit=headrace-test.target systemd.firstboot=off
 """
 
 
