@@ -57,10 +57,18 @@ typedef enum hr_frame_type {
         HR_FRAME_SEQUENCE = 97,
         HR_FRAME_SYNC = 98,
         HR_FRAME_TAP = 99,
+        HR_FRAME_STATUS = 112,
         HR_FRAME_STATS = 113,
         HR_FRAME_QUOTA = 114,
         HR_FRAME_TRACE = 115,
+        HR_FRAME_RELOAD = 116,
+        HR_FRAME_DRAIN = 117,
+        HR_FRAME_EVICT = 118,
+        HR_FRAME_HEALTH = 119,
         HR_FRAME_METRICS = 120,
+        HR_FRAME_SESSIONS = 121,
+        HR_FRAME_PLANS = 122,
+        HR_FRAME_QUOTAS = 123,
 } hr_frame_type;
 
 struct hr_frame_header {
