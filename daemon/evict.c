@@ -124,3 +124,57 @@ hr_status hr_evict_for_handle(struct hr_session *session, uint64_t limit, struct
         }
         return HR_OK;
 }
+
+/* ---- for who runs the daemon ----------------------------------------------------------------- */
+
+#define LOOKS_MAX 16384U /* graphs looked at in one call */
+
+static uint64_t own_bytes(const struct hr_graph_object *graph, uint32_t device_count,
+                          uint64_t *ret_all) {
+        uint64_t own = 0;
+
+        *ret_all = 0;
+        for (uint32_t i = 0; i < device_count; i++) {
+                own += graph->shares[i].own_bytes;
+                *ret_all += graph->shares[i].bytes;
+        }
+        return own;
+}
+
+void hr_evict_idle(struct hr_server *server, bool experts_only, uint32_t most,
+                   struct hr_evicted_sum *ret_sum) {
+        const uint32_t device_count = hr_fleet_device_count(server->fleet);
+        struct hr_evicted_sum sum = {0};
+        uint32_t looks = 0;
+
+        HR_LIST_FOR_EACH(session_link, &server->sessions) {
+                struct hr_session *session =
+                        HR_CONTAINER_OF(session_link, struct hr_session, link);
+
+                HR_LIST_FOR_EACH(link, &session->graphs) {
+                        struct hr_object *object =
+                                HR_CONTAINER_OF(link, struct hr_object, used_link);
+                        const struct hr_graph_object *graph = hr_graph_object(object);
+                        uint64_t all, own = own_bytes(graph, device_count, &all);
+
+                        if (++looks > LOOKS_MAX || sum.entries == most) {
+                                sum.more = sum.entries > 0;
+                                *ret_sum = sum;
+                                return;
+                        }
+                        if (experts_only &&
+                            hr_pipeline_expert_bytes(graph->bound->bound.pipeline) == 0)
+                                continue;
+                        /* Without a share it is reserved: its handle alone would go. */
+                        if (!object_is_idle(object) || all == 0) {
+                                sum.kept_entries++;
+                                sum.kept_bytes += own;
+                                continue;
+                        }
+                        object_evict(object, &server->stats.evictions_for_operator);
+                        sum.entries++;
+                        sum.bytes += own;
+                }
+        }
+        *ret_sum = sum;
+}

@@ -31,3 +31,13 @@ void hr_evict_lost(struct hr_request *request, struct hr_object *object, struct 
 /* The digest of the graph that a handle stood for until it was evicted, or NULL: never one, or too
  * long ago. Valid until the next eviction. */
 const uint8_t *hr_evicted_digest(const struct hr_session *session, uint64_t handle);
+
+/* What an eviction has freed, and what is in use. */
+struct hr_evicted_sum {
+        uint64_t entries, bytes, kept_entries, kept_bytes;
+        bool more; /* there is more to look at */
+};
+/* Evicts the idle graphs of all sessions, or those of them that keep experts on devices, at most
+ * `most`; looks at so many more as a millisecond allows. Bytes are the graphs' own. */
+void hr_evict_idle(struct hr_server *server, bool experts_only, uint32_t most,
+                   struct hr_evicted_sum *ret_sum);

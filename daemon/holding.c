@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "core/clock.h"
+#include "daemon/evict.h"
 #include "daemon/server.h"
 
 static void holding_discharge(struct hr_holding *holding) {
@@ -238,4 +239,21 @@ bool hr_holdings_expire(struct hr_server *server, uint64_t now_ns, bool all) {
                         holding_drop(holding);
         }
         return left;
+}
+
+void hr_holdings_count(const struct hr_server *server, struct hr_evicted_sum *ret_sum) {
+        struct hr_evicted_sum sum = {0};
+
+        HR_LIST_FOR_EACH(link, &server->holdings) {
+                const struct hr_holding *holding = HR_CONTAINER_OF(link, struct hr_holding, link);
+                bool waits = holding->expires_ns != 0;
+
+                if (holding->set || holding->is_unwanted)
+                        continue;
+                sum.entries += waits;
+                sum.bytes += waits ? holding->bytes : 0;
+                sum.kept_entries += !waits;
+                sum.kept_bytes += waits ? 0 : holding->bytes;
+        }
+        *ret_sum = sum;
 }

@@ -19,6 +19,7 @@
 #include "proto/codec.h"
 
 struct hr_server;
+struct hr_evicted_sum;
 
 struct hr_holding {
         struct hr_list link; /* in the server's list */
@@ -67,6 +68,9 @@ const struct hr_holding *hr_holding_find(const struct hr_server *server,
 struct hr_holding *hr_holding_ref(struct hr_holding *holding);
 /* NULL is a no-op. Returns NULL. */
 struct hr_holding *hr_holding_unref(struct hr_holding *holding);
+/* Those that nobody refers to while they wait for somebody to go on, and the others that are
+ * received. */
+void hr_holdings_count(const struct hr_server *server, struct hr_evicted_sum *ret_sum);
 /* Drops those whose time has passed, or all that nobody refers to. True while any is left that is
  * received or being dropped. */
 bool hr_holdings_expire(struct hr_server *server, uint64_t now_ns, bool all);

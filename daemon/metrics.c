@@ -142,6 +142,8 @@ static void put_server(struct hr_metrics *list, const struct hr_server *server) 
         hr_metrics_put_with(list, "graph_evictions_total", stats->evictions_for_memory, "reason=\"memory\"");
         hr_metrics_put_with(list, "graph_evictions_total", stats->evictions_for_loss,
                  "reason=\"device_lost\"");
+        hr_metrics_put_with(list, "graph_evictions_total", stats->evictions_for_operator,
+                            "reason=\"operator\"");
         hr_metrics_put(list, "run_seconds_total", "", (double) stats->run_ns / 1e9);
         put(list, "taps_total", stats->taps);
         put(list, "taps_stopped_total", stats->taps_stopped);

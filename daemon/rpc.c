@@ -22,6 +22,7 @@ static const struct hr_method *const services[] = {
         hr_state_methods,   hr_state_copy_methods,
         hr_graph_methods,   hr_reserve_methods, hr_run_methods,
         hr_admin_methods,   hr_explain_methods, hr_sequence_methods, hr_trace_methods,
+        hr_operate_methods, hr_list_methods,
 };
 
 /* Filled at the first use; the loop is the only user. */
@@ -95,7 +96,8 @@ static hr_status admission_check(struct hr_conn *conn, const struct hr_method *m
         if (!method)
                 return hr_fail_reason(diag, HR_E_UNSUPPORTED, "MESSAGE",
                                       "message type %u is not known here", conn->header.type);
-        if (method->needs_session)
+        if (method->needs_session &&
+            !(method->or_admin && conn->principal->permissions & HR_PERMIT_ADMIN))
                 HR_TRY(hr_principal_check(conn->principal, method->permissions, diag));
         if (conn->server->draining && method->needs_session && !method->in_drain) {
                 hr_status status = hr_fail_reason(diag, HR_E_UNAVAILABLE, "DRAINING",

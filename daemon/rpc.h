@@ -13,6 +13,7 @@ struct hr_method {
         bool needs_session;
         bool in_drain;        /* also while the daemon drains: begins nothing that lasts */
         uint32_t permissions; /* HR_PERMIT_..., asked before begin */
+        bool or_admin;        /* instead of them the right "admin" suffices */
         uint32_t fd_count;    /* descriptors that come with it: 0 or 1 */
         /* Decodes the message, charges, says where the body goes (hr_request_expect_body, or body
          * and body_total). A failure is replied by the caller. */
@@ -56,6 +57,8 @@ extern const struct hr_method hr_sequence_methods[];
 extern const struct hr_method hr_admin_methods[];
 extern const struct hr_method hr_explain_methods[];
 extern const struct hr_method hr_trace_methods[];
+extern const struct hr_method hr_operate_methods[];
+extern const struct hr_method hr_list_methods[];
 
 /* Methods without fields and body use these. */
 hr_status hr_method_begin_empty(struct hr_request *request, struct hr_wire_span message,
@@ -67,6 +70,9 @@ hr_status hr_method_begin_graph(struct hr_request *request, struct hr_wire_span 
  * finish with HR_OK. */
 typedef hr_status (*hr_finish_fn)(struct hr_request *request, struct hr_diag *diag);
 void hr_request_finish(struct hr_job *job, hr_finish_fn finish);
+
+/* Does it see what other principals hold? */
+bool hr_request_is_whole(const struct hr_request *request);
 
 /* What an object's handle stands for. The set and the state are ready, hence immutable for the
  * loop. */

@@ -10,6 +10,7 @@
 #include "daemon/bind.h"
 #include "daemon/rpc.h"
 #include "proto/fields.h"
+#include "proto/operate.h"
 
 /* The message in memory of its own, behind room for `before` bytes. Becomes the reply's memory. */
 static hr_status reply_encode(struct hr_request *request, const struct hr_wire_field *fields,
@@ -207,6 +208,39 @@ static void explain_done(struct hr_job *job) {
         hr_request_finish(job, explain_finish);
 }
 
+/* A graph that PLANS lists: of any session for who may see it. HR_E_NOT_FOUND (reason GRAPH). */
+static hr_status take_listed(struct hr_request *request, const struct hr_wire_explain *explain,
+                             struct hr_diag *diag) {
+        HR_LIST_FOR_EACH(link, &request->server->sessions) {
+                const struct hr_session *session = HR_CONTAINER_OF(link, struct hr_session, link);
+                const struct hr_handle_slot *slot = session->handles.slots;
+
+                if (session->number != explain->session || explain->graph == 0 ||
+                    explain->graph > session->handles.slot_count ||
+                    (!hr_request_is_whole(request) &&
+                     session->principal != request->session->principal))
+                        continue;
+                slot += explain->graph - 1;
+                if (slot->generation == 0 || slot->object->kind != HR_OBJECT_GRAPH)
+                        continue;
+                request->object = hr_object_ref(slot->object);
+                return HR_OK;
+        }
+        return hr_fail_reason(diag, HR_E_NOT_FOUND, "GRAPH", "no such graph in that session");
+}
+
+static hr_status explain_begin(struct hr_request *request, struct hr_wire_span message,
+                               const struct hr_frame_header *header, struct hr_diag *diag) {
+        struct hr_wire_explain explain;
+
+        (void) header;
+        HR_TRY(hr_wire_explain_decode(message, diag, &explain));
+        if (explain.session != 0)
+                return take_listed(request, &explain, diag);
+        HR_TRY(hr_principal_check(request->session->principal, HR_PERMIT_RUN, diag));
+        return hr_request_take_object(request, explain.handle, HR_OBJECT_GRAPH, diag);
+}
+
 static hr_status explain_start(struct hr_request *request, struct hr_diag *diag) {
         (void) diag;
         hr_request_post_work(request, explain_work, explain_done);
@@ -336,7 +370,8 @@ const struct hr_method hr_explain_methods[] = {
          .name = "EXPLAIN",
          .needs_session = true,
          .permissions = HR_PERMIT_RUN,
-         .begin = hr_method_begin_graph,
+         .or_admin = true,
+         .begin = explain_begin,
          .start = explain_start},
         {0},
 };

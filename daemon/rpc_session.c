@@ -100,6 +100,7 @@ static hr_status session_find(struct hr_conn *conn, const struct hr_wire_hello *
                         return status;
                 }
                 session->name = name;
+                session->client = *hello->client_name ? strdup(hello->client_name) : NULL;
                 conn->session = session;
                 conn->stream.takes_fds = !conn->stream.is_tcp;
         }

@@ -501,6 +501,7 @@ const struct hr_method hr_weights_methods[] = {
          .name = "WEIGHTS_LIST",
          .needs_session = true,
          .permissions = HR_PERMIT_RUN,
+         .or_admin = true,
          .begin = hr_method_begin_empty,
          .start = list_start},
         {.type = HR_FRAME_WEIGHTS_DROP,

@@ -169,6 +169,11 @@ void hr_server_drain(struct hr_server *server, const char *why) {
                        server->config->drain_timeout_ns / HR_NS_PER_MS, 0);
 }
 
+void hr_server_drain_limit(struct hr_server *server, uint64_t limit_ms) {
+        if (server->draining && !server->cancelled)
+                hr_timer_start(server->drain_timer, drain_timeout_cb, limit_ms, 0);
+}
+
 /* What is left of a drain: first the requests, then the connections, then what the sessions held.
  */
 static void drain_step(struct hr_server *server) {
@@ -195,32 +200,39 @@ void hr_server_conn_gone(struct hr_server *server) {
         server->active_ns = hr_clock_now_ns();
 }
 
-/* SIGHUP: what may change does, what may not is named; a file that is wrong changes nothing. */
-static void config_reload(struct hr_server *server) {
+hr_status hr_server_reconfigure(struct hr_server *server, struct hr_diag *diag,
+                                struct hr_config_changes *ret_changes) {
         struct hr_config_changes changes = {0};
-        struct hr_diag diag = {0};
+        hr_status status;
 
         if (!server->reload || server->draining)
-                return;
+                return hr_fail(diag, HR_E_PRECONDITION, "the configuration is not read now");
         hr_notify_reloading();
-        if (hr_server_reload(server, &diag, &changes) != HR_OK) {
-                hr_log(HR_LOG_ERROR, "server", "the configuration stays as it is: %s", diag.words);
+        status = hr_server_reload(server, diag, &changes);
+        if (status != HR_OK) {
+                hr_log(HR_LOG_ERROR, "server", "the configuration stays as it is: %s",
+                       diag->words);
                 hr_notify_ready("Serving with %u devices; the configuration file is wrong",
                                 server->device_count);
-                return;
+                return status;
         }
         hr_log(HR_LOG_NOTICE, "server", "configuration read again, changed: %s",
                changes.applied[0] ? changes.applied : "nothing");
         if (changes.kept[0])
                 hr_log(HR_LOG_WARNING, "server", "only a new start changes: %s", changes.kept);
         hr_notify_ready("Serving with %u devices", server->device_count);
+        *ret_changes = changes;
+        return HR_OK;
 }
 
 static void signal_cb(void *arg, int number) {
         struct hr_server *server = arg;
 
         if (number == SIGHUP) {
-                config_reload(server);
+                struct hr_config_changes changes;
+                struct hr_diag diag = {0};
+
+                (void) !hr_server_reconfigure(server, &diag, &changes);
                 return;
         }
         hr_server_drain(server, number == SIGINT ? "SIGINT" : "SIGTERM");

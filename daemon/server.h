@@ -50,6 +50,7 @@ struct hr_server_stats {
         uint64_t *device_splits;   /* of runs that ended well, per device */
         uint64_t fallback_nodes; /* of the plans of submitted graphs */
         uint64_t evictions_for_handles, evictions_for_memory, evictions_for_loss; /* of graphs */
+        uint64_t evictions_for_operator;
 };
 
 struct hr_server {
@@ -112,6 +113,14 @@ void hr_server_session_gone(struct hr_server *server);
 void hr_server_conn_gone(struct hr_server *server);
 /* Begins the drain (idempotent). */
 void hr_server_drain(struct hr_server *server, const char *why);
+/* Of a drain that has begun: what is in flight so much later is cancelled, in place of when the
+ * configuration says. */
+void hr_server_drain_limit(struct hr_server *server, uint64_t limit_ms);
+/* Reads the configuration again: what may change does, what may not is named; a file that is wrong
+ * changes nothing. HR_E_INVALID (reason CONFIG), whose words begin with the file's path;
+ * HR_E_PRECONDITION while the daemon drains, or where there is nothing to read. */
+HR_NODISCARD hr_status hr_server_reconfigure(struct hr_server *server, struct hr_diag *diag,
+                                             struct hr_config_changes *ret_changes);
 /* A request with a deadline has come. */
 void hr_server_deadline_add(struct hr_server *server, struct hr_list *link, uint64_t deadline_ns);
 /* Starts or ends accepting as the number of connections says. */

@@ -291,6 +291,7 @@ struct hr_session *hr_session_unref(struct hr_session *session) {
         hr_handles_deinit(&session->handles);
         free(session->evicted);
         free(session->name);
+        free(session->client);
         hr_share_deinit(&session->share);
         explicit_bzero(session->token, sizeof session->token);
         hr_account_discharge(NULL, &session->principal->account, HR_CHARGE_SESSIONS, 1);

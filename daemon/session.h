@@ -122,6 +122,7 @@ struct hr_session {
         struct hr_principal *principal; /* referenced */
         uint8_t token[HR_SESSION_TOKEN_BYTES];
         char *name; /* NULL = none */
+        char *client; /* what its first connection called itself; NULL = nothing */
         struct hr_account account;
         struct hr_share share; /* of the principal's; the engine's */
 };

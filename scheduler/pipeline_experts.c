@@ -102,3 +102,16 @@ void hr_pipeline_use_places(const struct hr_pipeline *pipeline, const struct hr_
         ids->nb[2] = ids->nb[3] = ids->nb[1] * (uint64_t) ids->ne[1];
         ids->room = ids->nb[3];
 }
+
+uint64_t hr_pipeline_expert_bytes(const struct hr_pipeline *pipeline) {
+        const struct hr_plan *plan = pipeline->plan;
+        uint64_t bytes = 0;
+
+        for (uint32_t c = 0; c < plan->copy_count; ++c) {
+                const struct hr_plan_copy *copy = &plan->copies[c];
+
+                if (copy->group != HR_NO_INDEX && plan->groups[copy->group].resident)
+                        bytes += copy->expert_stride * plan->groups[copy->group].places;
+        }
+        return bytes;
+}

@@ -229,17 +229,37 @@ static void unlink_entry(struct hr_plan_cache *cache, struct entry *entry) {
         --cache->stats.entries;
 }
 
+static void forget(struct hr_plan_cache *cache, struct entry *entry) {
+        cache->forgotten[cache->forgotten_next++ % FORGOTTEN_COUNT] = entry->topology.key.low;
+        ++cache->stats.evictions;
+        unlink_entry(cache, entry);
+        entry_free(entry);
+}
+
 static void evict(struct hr_plan_cache *cache, uint64_t room) {
         while (!hr_list_is_empty(&cache->by_use) &&
-               cache->stats.bytes + room > cache->stats.bytes_max) {
-                struct entry *entry = HR_CONTAINER_OF(cache->by_use.next, struct entry, by_use);
+               cache->stats.bytes + room > cache->stats.bytes_max)
+                forget(cache, HR_CONTAINER_OF(cache->by_use.next, struct entry, by_use));
+}
 
-                cache->forgotten[cache->forgotten_next++ % FORGOTTEN_COUNT] =
-                        entry->topology.key.low;
-                ++cache->stats.evictions;
-                unlink_entry(cache, entry);
-                entry_free(entry);
+struct hr_plan_cache_evicted hr_plan_cache_evict(struct hr_plan_cache *cache) {
+        struct hr_plan_cache_evicted evicted = {0};
+        struct hr_list *link = cache->by_use.next;
+
+        while (link != &cache->by_use) {
+                struct entry *entry = HR_CONTAINER_OF(link, struct entry, by_use);
+
+                link = link->next;
+                if (atomic_load_explicit(&entry->plan->refs, memory_order_acquire) > 1) {
+                        ++evicted.kept_entries;
+                        evicted.kept_bytes += entry->bytes;
+                        continue;
+                }
+                ++evicted.entries;
+                evicted.bytes += entry->bytes;
+                forget(cache, entry);
         }
+        return evicted;
 }
 
 /* More buckets when chains grow; without memory the chains just stay longer. */

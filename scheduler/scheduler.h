@@ -143,6 +143,11 @@ HR_NODISCARD hr_status hr_plan_debug(const struct hr_plan *plan, const struct hr
 
 struct hr_plan_cache;
 
+/* What an eviction of plans has freed, and what was not to be. */
+struct hr_plan_cache_evicted {
+        uint64_t entries, bytes, kept_entries, kept_bytes;
+};
+
 typedef enum hr_plan_origin {
         HR_PLAN_HIT,
         HR_PLAN_MISS_NEW,       /* a topology never seen */
@@ -172,6 +177,8 @@ HR_NODISCARD hr_status hr_plan_cache_get(struct hr_plan_cache *cache,
                                          struct hr_diag *diag, struct hr_plan **ret_plan,
                                          hr_plan_origin *ret_origin,
                                          uint32_t *ret_first_different);
+/* Lets go of the plans that nobody else refers to; a later miss says that they were evicted. */
+struct hr_plan_cache_evicted hr_plan_cache_evict(struct hr_plan_cache *cache);
 struct hr_plan_cache_stats hr_plan_cache_stats(const struct hr_plan_cache *cache);
 
 /* ---- Budget: what somebody may hold of compute memory ------------------------------------------
@@ -289,6 +296,8 @@ const char *hr_pipeline_uploads(const struct hr_pipeline *pipeline);
 uint64_t hr_pipeline_bytes(const struct hr_pipeline *pipeline, uint32_t device);
 /* Of these its own: what is free once it has been freed, whoever shares the rest. */
 uint64_t hr_pipeline_own_bytes(const struct hr_pipeline *pipeline, uint32_t device);
+/* Of its own: memory of experts that stay from run to run, on all devices. Thread: any. */
+uint64_t hr_pipeline_expert_bytes(const struct hr_pipeline *pipeline);
 /* Of its own: host memory of the prepared programs. */
 uint64_t hr_pipeline_scratch_bytes(const struct hr_pipeline *pipeline, uint32_t device);
 /* True when a run could be admitted now: its slot (sequence mod n_copies) is free. */

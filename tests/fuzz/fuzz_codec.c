@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "proto/codec.h"
+#include "proto/fields.h"
+#include "proto/operate.h"
 #include "tests/fuzz/plant.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
@@ -157,6 +159,75 @@ static void small(struct hr_wire_span message, struct hr_arena *arena) {
         }
 }
 
+/* What is decoded encodes, and decodes to what encodes to the same bytes. */
+#define AGAIN(name)                                                                                \
+        do {                                                                                       \
+                static struct hr_wire_##name one, other;                                           \
+                size_t count = 0, again = 0;                                                       \
+                                                                                                   \
+                if (hr_wire_##name##_decode(message, NULL, &one) != HR_OK)                         \
+                        break;                                                                     \
+                HR_ASSERT(hr_wire_##name##_encode(&one, buffer, sizeof buffer, NULL, &count) ==    \
+                          HR_OK);                                                                  \
+                HR_ASSERT(hr_wire_##name##_decode((struct hr_wire_span){buffer, count}, NULL,      \
+                                                  &other) == HR_OK);                               \
+                HR_ASSERT(hr_wire_##name##_encode(&other, second, sizeof second, NULL, &again) ==  \
+                          HR_OK);                                                                  \
+                HR_ASSERT(count == again && memcmp(buffer, second, count) == 0);                   \
+        } while (0)
+
+#define LIST_AGAIN(name)                                                                           \
+        do {                                                                                       \
+                const struct hr_wire_##name *one, *other;                                          \
+                uint32_t one_count, other_count;                                                   \
+                size_t count = 0, again = 0;                                                       \
+                                                                                                   \
+                if (hr_wire_##name##s_decode(message, arena, NULL, &one, &one_count) != HR_OK ||   \
+                    hr_wire_##name##s_encode(one, one_count, buffer, sizeof buffer, NULL,          \
+                                             &count) != HR_OK ||                                   \
+                    hr_wire_##name##s_decode((struct hr_wire_span){buffer, count}, arena, NULL,    \
+                                             &other, &other_count) != HR_OK)                       \
+                        break;                                                                     \
+                HR_ASSERT(one_count == other_count);                                               \
+                HR_ASSERT(hr_wire_##name##s_encode(other, other_count, second, sizeof second,      \
+                                                   NULL, &again) == HR_OK);                        \
+                HR_ASSERT(count == again && memcmp(buffer, second, count) == 0);                   \
+        } while (0)
+
+static void operate(struct hr_wire_span message, struct hr_arena *arena) {
+        static uint8_t second[sizeof buffer];
+        struct hr_wire_field fields[] = {
+                {HR_WIRE_EXPLAIN_RULES, HR_WIRE_TEXT, NULL, 0},
+                {HR_WIRE_EXPLAIN_NODE_COUNT, HR_WIRE_NUMBER, NULL, 0},
+                {HR_WIRE_EXPLAIN_DEVICE_NAME, HR_WIRE_TEXTS, NULL, 0},
+                {HR_WIRE_EXPLAIN_SPLIT_DEVICE, HR_WIRE_WORDS, NULL, 0},
+                {HR_WIRE_EXPLAIN_DEVICE_COMPUTE_BYTES, HR_WIRE_LONGS, NULL, 0},
+        };
+        struct hr_wire_health health;
+
+        AGAIN(status);
+        AGAIN(reload);
+        AGAIN(drained);
+        AGAIN(evict);
+        AGAIN(evicted);
+        AGAIN(page);
+        AGAIN(explain);
+        LIST_AGAIN(session);
+        LIST_AGAIN(plan);
+        LIST_AGAIN(quota);
+        if (hr_wire_health_decode(message, arena, NULL, &health) == HR_OK) {
+                check_text(health.words, sizeof health.words);
+                for (uint32_t i = 0; i < health.device_count; i++)
+                        check_text(health.devices[i].device, sizeof health.devices[i].device);
+        }
+        if (hr_wire_fields_decode(message, arena, NULL, fields, HR_ARRAY_LENGTH(fields)) != HR_OK)
+                return;
+        HR_ASSERT(fields[0].data && strlen(fields[0].data) <= message.size);
+        for (uint64_t i = 0; i < fields[2].count; i++)
+                check_text(((const char *const *) fields[2].data)[i], message.size + 1);
+        HR_ASSERT(fields[3].count * 4 <= message.size && fields[4].count * 8 <= message.size);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         struct hr_wire_span message = {bytes + 1, size - 1};
         struct hr_arena arena;
@@ -164,7 +235,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         if (size == 0)
                 return 0;
         hr_arena_init(&arena, 1 << 20);
-        switch (bytes[0] % 6) {
+        switch (bytes[0] % 7) {
         case 0:
                 hello(message);
                 break;
@@ -181,6 +252,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
                 break;
         case 4:
                 manifest(message, &arena);
+                break;
+        case 6:
+                operate(message, &arena);
                 break;
         default:
                 small(message, &arena);

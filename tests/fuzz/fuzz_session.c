@@ -12,11 +12,13 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/log.h"
@@ -38,18 +40,28 @@ static struct hr_config config;
 static struct sockaddr_un address = {.sun_family = AF_UNIX};
 static char folder[64];
 static pthread_t thread;
+static atomic_bool is_over;
 
+/* An input may ask for a drain: then there is another daemon. */
 static void *serve(void *arg) {
-        struct hr_diag diag = {0};
-
         (void) arg;
-        HR_ASSERT(hr_server_run(&config, NULL, NULL, &diag) == HR_OK);
+        while (!atomic_load(&is_over)) {
+                struct hr_diag diag = {0};
+
+                HR_ASSERT(hr_server_run(&config, NULL, NULL, &diag) == HR_OK);
+        }
         return NULL;
 }
 
 static void stop(void) {
-        (void) kill(getpid(), SIGTERM);
-        (void) pthread_join(thread, NULL);
+        struct timespec until;
+
+        atomic_store(&is_over, true);
+        do { /* a signal between two daemons is nobody's */
+                (void) kill(getpid(), SIGTERM);
+                (void) clock_gettime(CLOCK_REALTIME, &until);
+                until.tv_sec++;
+        } while (pthread_timedjoin_np(thread, NULL, &until) == ETIMEDOUT);
         hr_config_deinit(&config);
         (void) unlink(address.sun_path);
         (void) snprintf(address.sun_path, sizeof address.sun_path, "%s/s.lock", folder);

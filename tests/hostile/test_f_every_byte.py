@@ -127,6 +127,14 @@ def examples(owner: Owner) -> dict[int, list[bytes]]:
         raw.STATS: [frame(raw.STATS)],
         QUOTA: [frame(QUOTA)],
         METRICS: [frame(METRICS)],
+        raw.STATUS: [frame(raw.STATUS)],
+        raw.RELOAD: [frame(raw.RELOAD)],
+        raw.DRAIN: [frame(raw.DRAIN, pb.Drain(limit_ms=60000))],
+        raw.EVICT: [frame(raw.EVICT, pb.Evict(what="uploads"))],
+        raw.HEALTH: [frame(raw.HEALTH)],
+        raw.SESSIONS: [frame(raw.SESSIONS, pb.Sessions(after=1))],
+        raw.PLANS: [frame(raw.PLANS, pb.Plans(after_session=1, after_graph=1))],
+        raw.QUOTAS: [frame(raw.QUOTAS, pb.Quotas(after=1))],
     }
     return found
 
@@ -210,7 +218,7 @@ def test_F01_cut_at_every_byte_of_a_hello(address: str, door: str, owner: Owner)
 
 def test_F01_cut_while_each_reply_is_on_its_way(address: str, owner: Owner) -> None:
     """The request is whole, and its client gone before the answer: the next one gets its own."""
-    changing = {raw.DROP, raw.STATE_FREE, raw.RELEASE, raw.STATE_WRITE}
+    changing = {raw.DROP, raw.STATE_FREE, raw.RELEASE, raw.STATE_WRITE, raw.DRAIN}
     for kind, wholes in examples(owner).items():
         for whole in wholes if kind not in changing else ():
             for _ in range(5):

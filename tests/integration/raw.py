@@ -35,6 +35,8 @@ STATE_SAVE, STATE_RESTORE, STATE_FORK = 51, 52, 53
 REGION_ADD, REGION_DROP = 64, 65
 SUBMIT, EXPLAIN, RELEASE, RUN, SYNC, TAP, STATS = 80, 82, 83, 96, 98, 99, 113
 RESERVE, SEQUENCE = 81, 97
+STATUS, RELOAD, DRAIN, EVICT, HEALTH = 112, 116, 117, 118, 119
+SESSIONS, PLANS, QUOTAS = 121, 122, 123
 
 # gRPC's code numbers
 CANCELLED, INVALID, DEADLINE, NOT_FOUND, EXISTS, PERMISSION, EXHAUSTED = 1, 3, 4, 5, 6, 7, 8
@@ -424,6 +426,9 @@ def _replies() -> dict[int, Any]:
         SYNC: pb.SyncReply, STATS: pb.StatsReply, RESERVE: pb.ReserveReply,
         SEQUENCE: pb.SequenceReply, PUT_FD: pb.WeightsPutReply,
         REGION_ADD: pb.RegionAddReply, REGION_DROP: pb.RegionDropReply,
+        STATUS: pb.StatusReply, RELOAD: pb.ReloadReply, DRAIN: pb.DrainReply, EVICT: pb.EvictReply,
+        HEALTH: pb.HealthReply, SESSIONS: pb.SessionsReply, PLANS: pb.PlansReply,
+        QUOTAS: pb.QuotasReply,
     }  # fmt: skip
 
 

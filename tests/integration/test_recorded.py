@@ -76,6 +76,15 @@ def test_examples_of_the_protocol() -> None:
     ]
     assert len(shown) >= 8
     assert shown == first[: len(shown)]
+    operate = [
+        (mark, re.sub(r"\s", "", body))
+        for mark, body in re.findall(
+            r"^```hex operate ([<>])\n(.*?)^```", text, re.MULTILINE | re.DOTALL
+        )
+    ]
+    told = list(streams.parse(streams.FOLDER / "operate.txt"))
+    assert {int(body[6:8], 16) & 0x7F for _, body in operate} >= {112, 116, 117, 118, 119, 121, 122}
+    assert all(one in told for one in operate)
 
 
 def test_numbers_of_the_protocol() -> None:

@@ -1,4 +1,4 @@
-"""Writes the conversations of tests/recorded/v1 anew: python tests/recorded/record.py [FOLDER]
+"""Writes the conversations of tests/recorded/v1 anew: python tests/recorded/record.py [FOLDER [NAME]...]
 
 To be run once, before a version is released; afterwards its recordings are never changed, and a new
 version gets a folder of its own. HEADRACE_BUILD names the build whose daemon is recorded.
@@ -130,10 +130,32 @@ def errors(conn: streams.Recorder) -> None:
     assert conn.run(handle, floats(1, 2, 3, 4)) == floats(2, 4, 6, 8)
 
 
+def operate(conn: streams.Recorder) -> None:
+    conn.comment("what there is: status, sessions, plans, quotas")
+    conn.call(raw.STATUS, pb.Status())
+    conn.call(raw.SESSIONS, pb.Sessions())
+    handle = conn.submit(doubler()).handle
+    conn.call(raw.PLANS, pb.Plans())
+    conn.call(raw.QUOTAS, pb.Quotas())
+    conn.comment("a plan that is listed; one that is not")
+    conn.call(raw.EXPLAIN, pb.Explain(session=1, graph=1))
+    conn.fails(raw.EXPLAIN, pb.Explain(session=1, graph=9))
+    conn.comment("the configuration is read again; idle graphs and plans go; nothing of this name does")
+    conn.call(raw.RELOAD, pb.Reload())
+    conn.call(raw.EVICT, pb.Evict(what="graphs"))
+    conn.call(raw.EVICT, pb.Evict(what="plans"))
+    conn.fails(raw.EVICT, pb.Evict(what="everything"))
+    conn.fails(raw.RUN, pb.Run(handle=handle), floats(1, 2, 3, 4))
+    conn.comment("health; a drain")
+    conn.call(raw.HEALTH, pb.Health())
+    conn.call(raw.DRAIN, pb.Drain(limit_ms=5000))
+
+
 CONVERSATIONS = {
     "first": (first, "Hello, a ping, a graph of one node and a run of it."),
     "weights": (weights, "A set is uploaded and used."),
     "states": (states, "A state is written by runs; a sequence; a reservation."),
+    "operate": (operate, "Questions and orders of who runs the daemon, to its end."),
     "errors": (errors, "Requests that are refused, on a connection that stays."),
 }
 
@@ -142,6 +164,8 @@ def main() -> None:
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else streams.FOLDER
     target.mkdir(parents=True, exist_ok=True)
     for name, (talk, notes) in CONVERSATIONS.items():
+        if len(sys.argv) > 2 and name not in sys.argv[2:]:
+            continue
         with Daemon(devices=DEVICES) as daemon, streams.Recorder(daemon.address, notes) as conn:
             talk(conn)
             (target / f"{name}.txt").write_text(conn.text())

@@ -27,9 +27,11 @@ VOLATILE = {
     "handle", "boot_id", "session_token", "daemon_version", "features", "limits", "devices",
     "epoch", "queue_ns", "run_ns", "users", "words", "staging_bytes", "retry_after_ms", "reallocs",
     "explanation_bytes",
+    "version", "principal", "pid", "uptime_ms", "age_ms", "beats", "health", "ready", "connections", "sessions",
+    "device_bytes", "bytes",
 }  # fmt: skip
 # Replies whose bodies hold figures of the moment.
-MOMENTARY = {raw.STATS, raw.LIST, raw.EXPLAIN}
+MOMENTARY = {raw.STATS, raw.LIST, raw.EXPLAIN, raw.SESSIONS, raw.PLANS, raw.QUOTAS}
 
 
 class Recorder(raw.Conn):

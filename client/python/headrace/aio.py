@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy.typing as npt
 
-from headrace import flows, handles, sequences
+from headrace import flows, handles, operate, sequences
 from headrace import headrace_pb2 as pb
 from headrace.client import TIMEOUT_S, UPLOAD_TIMEOUT_S
 from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
@@ -427,6 +427,50 @@ class AsyncClient:
     async def sync(self, *, timeout: float | None = None) -> None:
         """Returns when all earlier runs of this session have ended."""
         await self.drive(flows.sync(), timeout)
+
+    # ---- for who runs the daemon ----------------------------------------------------------------
+
+    async def status(self, *, timeout: float | None = None) -> operate.Status:
+        """The daemon: version, state, and what is held; a principal without the right "admin" is
+        shown its own.
+        """
+        return await self.drive(operate.status(), timeout)
+
+    async def health(self, *, timeout: float | None = None) -> operate.Health:
+        """Live, ready, degraded, and whether each device computes what it should."""
+        return await self.drive(operate.health(), timeout)
+
+    async def sessions(self, *, timeout: float | None = None) -> list[operate.Session]:
+        """The sessions and what they hold."""
+        return await self.drive(operate.sessions(), timeout)
+
+    async def plans(self, *, timeout: float | None = None) -> list[operate.Plan]:
+        """The submitted graphs with their plans."""
+        return await self.drive(operate.plans(), timeout)
+
+    async def quotas(self, *, timeout: float | None = None) -> list[operate.Quota]:
+        """What principals hold and may hold."""
+        return await self.drive(operate.quotas(), timeout)
+
+    async def explain(self, session: int, graph: int, *, timeout: float | None = None) -> Explanation:
+        """The plan of a graph that plans() lists, whoever submitted it."""
+        return await self.drive(operate.explain(session, graph), timeout)
+
+    async def reload(self, *, timeout: float | None = None) -> operate.Reloaded:
+        """The daemon reads its configuration again; what has changed, and what needs a new start."""
+        return await self.drive(operate.reload(), timeout)
+
+    async def drain(self, limit_s: float | None = None, *, timeout: float | None = None) -> operate.Draining:
+        """Begins the drain: no new requests; the daemon ends when those in flight have, at the latest
+        after limit_s (None: as its configuration says).
+        """
+        return await self.drive(operate.drain(limit_s), timeout)
+
+    async def evict(self, what: str, *, timeout: float | None = None) -> operate.Evicted:
+        """Frees what nobody uses: "plans", "graphs", "experts", "uploads" or "sessions" (see
+        Evict in the protocol).
+        """
+        return await self.drive(operate.evict(what), timeout)
 
     async def load(
         self,

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy.typing as npt
 
-from headrace import flows, handles, sequences
+from headrace import flows, handles, operate, sequences
 from headrace import headrace_pb2 as pb
 from headrace.errors import DeadlineExceeded, HeadraceError
 from headrace.explain import Explanation
@@ -397,6 +397,50 @@ class Client:
     def sync(self, *, timeout: float | None = None) -> None:
         """Returns when all earlier runs of this session have ended."""
         self.drive(flows.sync(), timeout)
+
+    # ---- for who runs the daemon ----------------------------------------------------------------
+
+    def status(self, *, timeout: float | None = None) -> operate.Status:
+        """The daemon: version, state, and what is held; a principal without the right "admin" is
+        shown its own.
+        """
+        return self.drive(operate.status(), timeout)
+
+    def health(self, *, timeout: float | None = None) -> operate.Health:
+        """Live, ready, degraded, and whether each device computes what it should."""
+        return self.drive(operate.health(), timeout)
+
+    def sessions(self, *, timeout: float | None = None) -> list[operate.Session]:
+        """The sessions and what they hold."""
+        return self.drive(operate.sessions(), timeout)
+
+    def plans(self, *, timeout: float | None = None) -> list[operate.Plan]:
+        """The submitted graphs with their plans."""
+        return self.drive(operate.plans(), timeout)
+
+    def quotas(self, *, timeout: float | None = None) -> list[operate.Quota]:
+        """What principals hold and may hold."""
+        return self.drive(operate.quotas(), timeout)
+
+    def explain(self, session: int, graph: int, *, timeout: float | None = None) -> Explanation:
+        """The plan of a graph that plans() lists, whoever submitted it."""
+        return self.drive(operate.explain(session, graph), timeout)
+
+    def reload(self, *, timeout: float | None = None) -> operate.Reloaded:
+        """The daemon reads its configuration again; what has changed, and what needs a new start."""
+        return self.drive(operate.reload(), timeout)
+
+    def drain(self, limit_s: float | None = None, *, timeout: float | None = None) -> operate.Draining:
+        """Begins the drain: no new requests; the daemon ends when those in flight have, at the latest
+        after limit_s (None: as its configuration says).
+        """
+        return self.drive(operate.drain(limit_s), timeout)
+
+    def evict(self, what: str, *, timeout: float | None = None) -> operate.Evicted:
+        """Frees what nobody uses: "plans", "graphs", "experts", "uploads" or "sessions" (see
+        Evict in the protocol).
+        """
+        return self.drive(operate.evict(what), timeout)
 
     # ---- weights and states --------------------------------------------------------------------
 

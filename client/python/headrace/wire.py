@@ -78,10 +78,18 @@ class Kind(enum.IntEnum):
     SEQUENCE = 97
     SYNC = 98
     TAP = 99
+    STATUS = 112
     STATS = 113
     QUOTA = 114
     TRACE = 115
+    RELOAD = 116
+    DRAIN = 117
+    EVICT = 118
+    HEALTH = 119
     METRICS = 120
+    SESSIONS = 121
+    PLANS = 122
+    QUOTAS = 123
 
 
 _PUSHES = (Kind.CREDIT, Kind.GOAWAY, Kind.PROGRESS, Kind.TAP)
