@@ -39,8 +39,7 @@ static void requests_review(struct hr_conn *conn, bool aborts) {
                 struct hr_diag diag = {0};
 
                 if ((aborts || request->phase == HR_REQUEST_RECEIVING) &&
-                    hr_principal_check(conn->principal, request->method->permissions, &diag) !=
-                            HR_OK)
+                    hr_method_check(request->method, conn->principal, &diag) != HR_OK)
                         hr_request_abort(request, &diag);
         }
 }

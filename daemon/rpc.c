@@ -39,6 +39,13 @@ const struct hr_method *hr_method_find(uint8_t type) {
         return type < HR_ARRAY_LENGTH(method_by_type) ? method_by_type[type] : NULL;
 }
 
+hr_status hr_method_check(const struct hr_method *method, const struct hr_principal *principal,
+                          struct hr_diag *diag) {
+        if (method->or_admin && principal->permissions & HR_PERMIT_ADMIN)
+                return HR_OK;
+        return hr_principal_check(principal, method->permissions, diag);
+}
+
 const char *hr_method_name(uint8_t type) {
         const struct hr_method *method = hr_method_find(type);
 
@@ -96,9 +103,8 @@ static hr_status admission_check(struct hr_conn *conn, const struct hr_method *m
         if (!method)
                 return hr_fail_reason(diag, HR_E_UNSUPPORTED, "MESSAGE",
                                       "message type %u is not known here", conn->header.type);
-        if (method->needs_session &&
-            !(method->or_admin && conn->principal->permissions & HR_PERMIT_ADMIN))
-                HR_TRY(hr_principal_check(conn->principal, method->permissions, diag));
+        if (method->needs_session)
+                HR_TRY(hr_method_check(method, conn->principal, diag));
         if (conn->server->draining && method->needs_session && !method->in_drain) {
                 hr_status status = hr_fail_reason(diag, HR_E_UNAVAILABLE, "DRAINING",
                                                   "the daemon is about to end");

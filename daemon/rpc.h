@@ -34,6 +34,9 @@ struct hr_method {
 
 /* The method of a type, or NULL. */
 const struct hr_method *hr_method_find(uint8_t type);
+/* May the principal ask for it? HR_E_PERMISSION. */
+HR_NODISCARD hr_status hr_method_check(const struct hr_method *method,
+                                       const struct hr_principal *principal, struct hr_diag *diag);
 /* "RUN"...; "?" for a type that is none. Never NULL. */
 const char *hr_method_name(uint8_t type);
 

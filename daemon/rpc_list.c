@@ -222,8 +222,8 @@ static void quota_fill(const struct hr_server *server, const struct hr_principal
 
         _Static_assert((int) HR_CHARGE_KINDS <= (int) HR_WIRE_QUOTA_ITEMS_MAX, "all kinds fit");
         *row = (struct hr_wire_quota){
-                .weight = principal->config ? (uint32_t) principal->config->weight
-                                            : HR_SHARE_WEIGHT,
+                .weight = (uint32_t) atomic_load_explicit(&principal->share.weight,
+                                                          memory_order_relaxed),
                 .item_count = HR_CHARGE_KINDS,
         };
         PUT_TEXT(row->principal, principal->name);

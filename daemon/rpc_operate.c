@@ -122,14 +122,20 @@ static hr_status reload_fail(const struct hr_diag *why, struct hr_diag *diag) {
         return hr_fail_reason(diag, why->status, hr_diag_reason(why), "%s", name);
 }
 
+/* Whoever asks may be revoked by what it asks for. Then its connection ends, but this request does not
+ * while it is at work: it counts as answered while the others are looked through. */
 static hr_status reload_start(struct hr_request *request, struct hr_diag *diag) {
         struct hr_server *server = request->server;
         struct hr_config_changes changes;
         struct hr_wire_reload reply = {0};
         struct hr_diag why = {0};
         size_t bytes = 0;
+        hr_status status;
 
-        if (hr_server_reconfigure(server, &why, &changes) != HR_OK)
+        request->phase = HR_REQUEST_REPLYING;
+        status = hr_server_reconfigure(server, &why, &changes);
+        request->phase = HR_REQUEST_WORKING;
+        if (status != HR_OK)
                 return reload_fail(&why, diag);
         (void) snprintf(reply.applied, sizeof reply.applied, "%s", changes.applied);
         (void) snprintf(reply.kept, sizeof reply.kept, "%s", changes.kept);

@@ -287,6 +287,24 @@ def test_reload(launch: Callable[..., Daemon]) -> None:
         assert client.reload().applied == ("limits.connections",)
 
 
+@pytest.mark.parametrize("revocation", ["finish", "abort"])
+def test_reload_that_revokes_who_asks(launch: Callable[..., Daemon], revocation: str) -> None:
+    """The change is made, and who has asked for it hears of its own end."""
+    daemon = launch(devices=DEVICES, sections={**sections(), "daemon": {"revocation": revocation}})
+    path = daemon.folder / "headraced.ini"
+    with connect(daemon, "admin") as client, connect(daemon, "runner") as runner:
+        known = hashlib.sha256(b"admin").hexdigest()
+        path.write_text(path.read_text().replace(known, hashlib.sha256(b"new").hexdigest()))
+        with pytest.raises(errors.PermissionDenied) as caught:
+            client.reload()
+        assert caught.value.reason == "REVOKED"
+        runner.ping()
+        with pytest.raises(errors.Unauthenticated):
+            connect(daemon, "admin")
+        with connect(daemon, "new") as other:
+            assert other.status().principal == "admin"
+
+
 def test_drain(launch: Callable[..., Daemon]) -> None:
     """Runs in flight end well, new requests are refused, questions are answered, exit 0."""
     daemon = launch(devices=[device("slow", backend="cpu", threads=1, delay="500ms")],
