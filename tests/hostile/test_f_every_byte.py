@@ -127,6 +127,7 @@ def examples(owner: Owner) -> dict[int, list[bytes]]:
         raw.STATS: [frame(raw.STATS)],
         QUOTA: [frame(QUOTA)],
         METRICS: [frame(METRICS)],
+        TRACE: [frame(TRACE, pb.TraceAsk(latest_ms=1, spans_max=9))],
         raw.STATUS: [frame(raw.STATUS)],
         raw.RELOAD: [frame(raw.RELOAD)],
         raw.DRAIN: [frame(raw.DRAIN, pb.Drain(limit_ms=60000))],
@@ -139,7 +140,7 @@ def examples(owner: Owner) -> dict[int, list[bytes]]:
     return found
 
 
-QUOTA, METRICS = 114, 120
+QUOTA, TRACE, METRICS = 114, 115, 120
 # Only the daemon sends them.
 PUSHES = {raw.GOAWAY, 7}
 
