@@ -17,9 +17,13 @@ from types import TracebackType
 
 BOOT_S = 60.0
 TARGET = "headrace-test.target"
-# $1: a folder for the tmpfs, $2: what goes over the root, $3: the name of the machine.
+# $1: a folder for the tmpfs, $2: what goes over the root, $3: the name of the machine; then control groups for it:
+# systemd-nspawn makes others below those that it is in, and leaves them.
 SCRIPT = """
 set -e
+for group in "$@"; do
+        case "$group" in /sys/fs/cgroup/*) mkdir "$group" && echo $$ >"$group/cgroup.procs" ;; esac
+done
 mount -t tmpfs -o mode=755 headrace-test "$1"
 mkdir "$1/upper" "$1/work" "$1/whole"
 mount -t overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" headrace-test "$1/whole"
@@ -44,13 +48,13 @@ def why_not() -> str:
 
 
 def own_cgroups() -> list[Path]:
-    """Where systemd-nspawn makes groups below ours for itself and the container."""
+    """The groups of this process in the hierarchies that systemd uses."""
     found = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, name, path = line.split(":", 2)
-        folder = "unified" if number == "0" else name.removeprefix("name=")
-        for top in (Path("/sys/fs/cgroup") / folder, Path("/sys/fs/cgroup")):
-            found += [top / path.lstrip("/") / leaf for leaf in ("payload", "supervisor")]
+        folders = ["unified", ""] if number == "0" else ["systemd"] if name == "name=systemd" else []
+        groups = [Path("/sys/fs/cgroup") / folder / path.lstrip("/") for folder in folders]
+        found += [group for group in groups if (group / "cgroup.procs").exists()][:1]
     return found
 
 
@@ -71,11 +75,11 @@ class Container:
         self._log = self._folder / "log"
         (self._folder / "top").mkdir()
         machine = f"headrace-{os.getpid()}"
-        self._groups = [group for group in own_cgroups() if not group.exists()]
+        self._groups = [group / machine for group in own_cgroups()]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 ["unshare", "--mount", "--propagation", "private", "sh", "-c", SCRIPT, "sh",
-                 self._folder / "top", stage, machine],
+                 self._folder / "top", stage, machine, *self._groups],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self._init = 0
