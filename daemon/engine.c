@@ -129,6 +129,8 @@ static void engine_step(struct hr_engine *engine) {
                 job_enter(engine, HR_CONTAINER_OF(link, struct hr_job, link));
         if (atomic_exchange(&engine->cancels_lanes, false))
                 hr_lanes_stop_jobs(engine);
+        if (atomic_exchange(&engine->releases, false))
+                hr_lanes_advance(engine);
         hr_lanes_serve(engine);
         while ((place = hr_list_pop(&engine->ending)))
                 hr_job_post_end(engine, place_job(place));
@@ -196,6 +198,14 @@ void hr_engine_cancel(struct hr_engine *engine, struct hr_job *job, hr_status st
                 hr_engine_resume(engine, job);
         else
                 engine_enter(engine);
+}
+
+void hr_engine_release(struct hr_engine *engine, struct hr_transfer_job *transfers,
+                       uint32_t count) {
+        for (uint32_t i = 0; i < count; i++)
+                atomic_store(&transfers[i].is_held, false);
+        atomic_store(&engine->releases, true);
+        engine_enter(engine);
 }
 
 void hr_engine_resume(struct hr_engine *engine, struct hr_job *job) {

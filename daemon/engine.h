@@ -6,7 +6,7 @@
  *   WORK      a function that may take long: planning, binding, loading. On the engine's thread, in
  *             the order posted, one at a time, without the turn.
  *   RUN       one evaluation of a bound graph.
- *   TRANSFER  a read or write of a state from outside.
+ *   TRANSFER  a read or write of a state from outside, or a copy of it.
  *   SYNC      ends when everything before it in its lane has ended.
  *
  * Lanes. RUN, TRANSFER and SYNC belong to the lane of their session and start in the order posted:
@@ -128,6 +128,8 @@ struct hr_run_job {
 struct hr_transfer_job {
         struct hr_job job;
         bool is_write;
+        /* Set before the post: it takes its place in the lane, and starts after hr_engine_release(). */
+        atomic_bool is_held;
         struct hr_state_transfer
                 transfer; /* state, tensor, offset, bytes, host set by the caller */
 };
@@ -162,6 +164,9 @@ void hr_engine_post(struct hr_engine *engine, struct hr_job *job);
  * running ones at the next split. The first call wins; harmless once the job has ended. Thread:
  * loop, before the job's done(). */
 void hr_engine_cancel(struct hr_engine *engine, struct hr_job *job, hr_status status);
+/* Lets transfers start that are held; all that they need is there. Those that have ended are none.
+ * Thread: loop. */
+void hr_engine_release(struct hr_engine *engine, struct hr_transfer_job *transfers, uint32_t count);
 /* Lets a run that waits at a tap go on; told to stop meanwhile (hr_run_cancel(), or cancelled
  * here), it goes to its end. Thread: loop, after at_tap(). */
 void hr_engine_resume(struct hr_engine *engine, struct hr_job *job);

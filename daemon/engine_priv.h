@@ -26,6 +26,7 @@ struct hr_engine {
         atomic_uint out_count;
         atomic_bool cancels_lanes; /* some job in a lane has been told to stop */
         atomic_bool cancels_work;
+        atomic_bool releases; /* held jobs may start */
         /* Under the turn. */
         struct hr_list lanes;
         struct hr_admission admission;
@@ -66,6 +67,8 @@ bool hr_job_is_stopped(struct hr_job *job);
 /* Of lanes.c, all under the turn. Jobs that end are handed back at the end of the step. */
 /* Starts what can start, in order. */
 void hr_lane_advance(struct hr_engine *engine, struct hr_lane *lane);
+/* Of all lanes. */
+void hr_lanes_advance(struct hr_engine *engine);
 /* Starts runs that devices have room for again. */
 void hr_lanes_serve(struct hr_engine *engine);
 /* Jobs that have been told to stop: waiting ones end, running ones are cancelled. */

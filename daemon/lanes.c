@@ -154,7 +154,7 @@ static start_result transfer_start(struct hr_job *job) {
         struct hr_state *state = transfer->transfer.state;
         hr_status status;
 
-        if (state->runs > 0)
+        if (atomic_load(&transfer->is_held) || state->runs > 0)
                 return START_WAIT;
         transfer->transfer.done = transfer_done;
         transfer->transfer.arg = job;
@@ -227,7 +227,7 @@ void hr_lanes_serve(struct hr_engine *engine) {
         }
 }
 
-static void lanes_advance(struct hr_engine *engine) {
+void hr_lanes_advance(struct hr_engine *engine) {
         HR_LIST_FOR_EACH(link, &engine->lanes)
         hr_lane_advance(engine, HR_CONTAINER_OF(link, struct hr_lane, link));
 }
@@ -294,7 +294,7 @@ void hr_lane_job_ended(struct hr_engine *engine, struct hr_job *job) {
         if (job->status == HR_E_DEVICE_LOST)
                 hr_engine_wake(engine);
         if (held && !hr_pipeline_is_held(pipeline))
-                lanes_advance(engine);
+                hr_lanes_advance(engine);
         else
                 hr_lane_advance(engine, lane);
 }

@@ -4,6 +4,9 @@
  * All of a state's tensors are moved by transfers that are posted at once: in the session's lane
  * nothing comes between them, so what is read is the state between two runs, and runs that follow
  * find all that is written. The request ends with the last of them; the first failure is its own.
+ *
+ * A FORK takes its place in the lane when it comes, though the engine has to make the new state first:
+ * until then its transfers are held. Making it counts as one of what the request waits for.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +24,8 @@ struct moving {
         struct hr_transfer_job *jobs;
         bool *done;
         uint32_t count, left;
+        hr_status status; /* of the first that failed */
+        struct hr_diag diag;
         hr_finish_fn finish;
 };
 
@@ -46,35 +51,52 @@ static void moving_release(struct hr_request *request) {
 
 /* ---- all tensors at once --------------------------------------------------------------------- */
 
+/* One of what the request waits for has ended like that. */
+static void moving_part_done(struct hr_request *request, hr_status status,
+                             const struct hr_diag *diag) {
+        struct moving *moving = request->context;
+
+        if (status != HR_OK && moving->status == HR_OK) {
+                moving->status = status;
+                moving->diag = *diag;
+        }
+        HR_ASSERT(moving->left > 0);
+        if (--moving->left > 0)
+                return;
+        request->job.status = moving->status;
+        request->job.diag = moving->diag;
+        hr_request_finish(&request->job, moving->finish);
+}
+
 static void move_done(struct hr_job *job) {
         struct hr_request *request = job->arg;
         struct moving *moving = request->context;
         const struct hr_transfer_job *transfer = HR_CONTAINER_OF(job, struct hr_transfer_job, job);
 
         moving->done[transfer - moving->jobs] = true;
-        if (job->status != HR_OK && request->job.status == HR_OK) {
-                request->job.status = job->status;
-                request->job.diag = job->diag;
-        }
-        HR_ASSERT(moving->left > 0);
-        if (--moving->left == 0)
-                hr_request_finish(&request->job, moving->finish);
+        moving_part_done(request, job->status, &job->diag);
 }
 
-static void moving_stop(struct hr_request *request) {
+static void moves_cancel(struct hr_request *request, hr_status status) {
         struct moving *moving = request->context;
-        hr_status status = request->stopped != HR_OK ? request->stopped : HR_E_CANCELLED;
 
-        for (uint32_t i = 0; moving && moving->left > 0 && i < moving->count; i++)
+        for (uint32_t i = 0; i < moving->count; i++)
                 if (!moving->done[i])
                         hr_engine_cancel(request->server->engine, &moving->jobs[i].job, status);
 }
 
-/* Every tensor of `state`: from or to its place in `host`, or with `into` to that state. Then
- * finish. */
-static hr_status moves_post(struct hr_request *request, struct hr_state *state,
-                            struct hr_state *into, uint8_t *host, bool is_write,
-                            struct hr_diag *diag) {
+static void moving_stop(struct hr_request *request) {
+        struct moving *moving = request->context;
+
+        if (moving && moving->left > 0)
+                moves_cancel(request,
+                             request->stopped != HR_OK ? request->stopped : HR_E_CANCELLED);
+}
+
+/* Every tensor of `state`: from or to its place in `host`, or, without one, held, to another
+ * state. */
+static hr_status moves_make(struct hr_request *request, struct hr_state *state, uint8_t *host,
+                            bool is_write, struct hr_diag *diag) {
         const struct hr_manifest *manifest = state->manifest;
         struct moving *moving = request->context;
         uint64_t count = manifest->tensor_count;
@@ -92,20 +114,38 @@ static hr_status moves_post(struct hr_request *request, struct hr_state *state,
                                 .arg = request,
                                 .deadline_ns = request->deadline_ns},
                         .is_write = is_write,
+                        .is_held = !host,
                         .transfer = {.state = state,
-                                     .into = into,
                                      .tensor = i,
                                      .bytes = manifest->tensors[i].bytes,
                                      .host = host ? host + manifest->tensors[i].offset : NULL},
                 };
         moving->count = moving->left = manifest->tensor_count;
+        return HR_OK;
+}
+
+static void moves_post(struct hr_request *request) {
+        struct moving *moving = request->context;
+
+        for (uint32_t i = 0; i < moving->count; i++)
+                hr_engine_post(request->server->engine, &moving->jobs[i].job);
+}
+
+/* The request has no job but its transfers: this one stands for them, as far as stopping goes. */
+static void moving_stand_in(struct hr_request *request) {
         request->phase = HR_REQUEST_WORKING;
-        request->job.kind = HR_JOB_SYNC; /* of a lane, as far as stopping it goes */
+        request->job.kind = HR_JOB_SYNC;
         request->job.status = HR_OK;
         request->job.arg = request;
         request->active = &request->job;
-        for (uint32_t i = 0; i < moving->count; i++)
-                hr_engine_post(request->server->engine, &moving->jobs[i].job);
+}
+
+/* All of them, and then the moving's finish. */
+static hr_status moves_start(struct hr_request *request, struct hr_state *state, uint8_t *host,
+                             bool is_write, struct hr_diag *diag) {
+        HR_TRY(moves_make(request, state, host, is_write, diag));
+        moving_stand_in(request);
+        moves_post(request);
         return HR_OK;
 }
 
@@ -182,8 +222,8 @@ static hr_status save_start(struct hr_request *request, struct hr_diag *diag) {
         struct moving *moving = request->context;
 
         moving->finish = save_finish;
-        return moves_post(request, hr_state_of(request->object), NULL,
-                          (uint8_t *) request->reply_memory + moving->manifest_bytes, false, diag);
+        return moves_start(request, hr_state_of(request->object),
+                           (uint8_t *) request->reply_memory + moving->manifest_bytes, false, diag);
 }
 
 /* ---- RESTORE --------------------------------------------------------------------------------- */
@@ -252,9 +292,9 @@ static hr_status restore_fill(struct hr_request *request, struct hr_diag *diag) 
         if (request->stopped != HR_OK)
                 return hr_fail(diag, request->stopped, "cancelled");
         moving->finish = hr_state_publish;
-        return moves_post(request, hr_state_of(request->object), NULL,
-                          (uint8_t *) request->body_memory + moving->restore.manifest_bytes, true,
-                          diag);
+        return moves_start(request, hr_state_of(request->object),
+                           (uint8_t *) request->body_memory + moving->restore.manifest_bytes, true,
+                           diag);
 }
 
 static void restore_done(struct hr_job *job) {
@@ -312,23 +352,32 @@ static void fork_work(struct hr_job *job) {
         hr_engine_job_end(job);
 }
 
-static hr_status fork_fill(struct hr_request *request, struct hr_diag *diag) {
-        struct moving *moving = request->context;
-
-        if (request->stopped != HR_OK)
-                return hr_fail(diag, request->stopped, "cancelled");
-        moving->finish = hr_state_publish;
-        return moves_post(request, hr_state_of(moving->source), hr_state_of(request->object), NULL,
-                          false, diag);
-}
-
+/* The new state is there, or never will be. */
 static void fork_done(struct hr_job *job) {
-        hr_request_finish(job, fork_fill);
+        struct hr_request *request = hr_request_of(job);
+        struct moving *moving = request->context;
+        const hr_status status = job->status;
+        const struct hr_diag diag = job->diag;
+
+        moving_stand_in(request);
+        if (status == HR_OK) {
+                for (uint32_t i = 0; i < moving->count; i++)
+                        moving->jobs[i].transfer.into = hr_state_of(request->object);
+                hr_engine_release(request->server->engine, moving->jobs, moving->count);
+        } else {
+                moves_cancel(request, HR_E_CANCELLED);
+        }
+        moving_part_done(request, status, &diag);
 }
 
 static hr_status fork_start(struct hr_request *request, struct hr_diag *diag) {
-        (void) diag;
+        struct moving *moving = request->context;
+
+        HR_TRY(moves_make(request, hr_state_of(moving->source), NULL, false, diag));
+        moving->finish = hr_state_publish;
+        moving->left++;
         hr_request_post_work(request, fork_work, fork_done);
+        moves_post(request);
         return HR_OK;
 }
 

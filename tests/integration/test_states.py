@@ -197,6 +197,25 @@ def test_what_is_refused(daemon: Daemon) -> None:
         conn.ping()
 
 
+def test_fork_comes_in_its_turn(daemon: Daemon) -> None:
+    """What is asked for behind a fork does not happen before it."""
+    with Conn(daemon.address) as conn:
+        body = raw.manifest([("s", F32, [4], b"")]).SerializeToString()
+        state = conn.call(raw.STATE_ALLOC, pb.StateAlloc(), body)[0].handle
+        for number in range(1, 41):
+            before, after = (np.full(4, value, np.float32).tobytes() for value in (number, -number))
+            write = pb.StateWrite(handle=state, bytes=16)
+            calls = [
+                conn.send(raw.STATE_WRITE, write, before),
+                conn.send(raw.STATE_FORK, pb.StateFork(handle=state)),
+                conn.send(raw.STATE_WRITE, write, after),
+            ]
+            copy = [conn.reply(call) for call in calls][1][0].handle
+            assert conn.call(raw.STATE_READ, pb.StateRead(handle=copy, bytes=16))[1] == before
+            assert conn.call(raw.STATE_READ, pb.StateRead(handle=state, bytes=16))[1] == after
+            conn.call(raw.STATE_FREE, pb.StateFree(handle=copy))
+
+
 @pytest.mark.parametrize("kind", [raw.STATE_SAVE, raw.STATE_FORK])
 def test_gone_in_the_middle(daemon: Daemon, kind: int) -> None:
     """The peer leaves while its state is being copied: everything is given back."""

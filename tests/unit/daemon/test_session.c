@@ -1,4 +1,5 @@
 /* Handles and charges: what a session may hold and how it is found again. */
+#include "daemon/random.h"
 #include "daemon/session.h"
 
 #include "daemon/random.h"
