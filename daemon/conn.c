@@ -92,7 +92,7 @@ hr_status hr_conn_open(struct hr_server *server, int fd, bool is_tcp,
         }
         hr_list_append(&server->conns, &conn->link);
         server->stats.connections++;
-        server->stats.connections_total++;
+        conn->number = ++server->stats.connections_total;
         server->greeting_count++;
         hr_conn_poll_update(conn);
         return HR_OK;

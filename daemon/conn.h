@@ -37,6 +37,7 @@ typedef enum hr_conn_stage {
 struct hr_conn {
         struct hr_watch *watch;
         struct hr_server *server;
+        uint64_t number; /* of all connections of the daemon, from 1: what logs call it */
         struct hr_list link;         /* in the server's list */
         struct hr_list session_link; /* in the session's */
         struct hr_session *session;  /* NULL before the hello */

@@ -5,7 +5,7 @@
 #include "daemon/conn_priv.h"
 
 #include "core/clock.h"
-#include "core/log.h"
+#include "daemon/failure.h"
 #include "daemon/request.h"
 
 #define LINGER_NS (500 * HR_NS_PER_MS)
@@ -49,17 +49,6 @@ void hr_conn_finish(struct hr_conn *conn) {
         hr_conn_close_if_done(conn);
 }
 
-/* The first few, then ever fewer: peers that break rules on purpose cannot fill the log. */
-static void conn_log_failure(const struct hr_conn *conn, const struct hr_diag *failure,
-                             uint64_t count) {
-        const bool shown = count <= 32 || (count & (count - 1)) == 0;
-
-        hr_log(shown ? HR_LOG_NOTICE : HR_LOG_DEBUG, "conn",
-               "connection cut: %s (%.120s) %s principal=\"%s\" count=%llu",
-               hr_diag_reason(failure), failure->words, hr_stream_name(&conn->stream),
-               conn->principal ? conn->principal->name : "", (unsigned long long) count);
-}
-
 /* The last frame that a peer gets for no request of its own. */
 static void conn_send_failure(struct hr_conn *conn, const struct hr_diag *failure) {
         uint8_t message[HR_WIRE_ERROR_BYTES_MAX];
@@ -81,7 +70,7 @@ void hr_conn_fail(struct hr_conn *conn, const struct hr_diag *failure) {
         if (conn->over || conn->finishing)
                 return;
         conn->server->stats.protocol_errors++;
-        conn_log_failure(conn, failure, conn->server->stats.protocol_errors);
+        hr_failure_log_conn(conn, HR_FAILURE_CUT, "connection cut", failure);
         conn_send_failure(conn, failure);
         hr_conn_finish(conn);
 }
@@ -97,7 +86,7 @@ void hr_conn_too_often(struct hr_conn *conn, const char *field, uint64_t per_sec
         diag.limit = per_second;
         diag.retry_after_ms = 1000;
         conn->server->stats.rates_exceeded++;
-        conn_log_failure(conn, &diag, conn->server->stats.rates_exceeded);
+        hr_failure_log_conn(conn, HR_FAILURE_CUT, "connection cut", &diag);
         conn_send_failure(conn, &diag);
         hr_conn_finish(conn);
 }
@@ -133,13 +122,13 @@ static uint64_t refusal_delay(struct hr_server *server, uint64_t now_ns) {
 
 void hr_conn_refuse(struct hr_conn *conn) {
         uint64_t now_ns = hr_clock_now_ns();
+        struct hr_diag diag = {0};
 
         conn->refuse_ns = now_ns + refusal_delay(conn->server, now_ns);
         conn->stage = HR_CONN_DEAF;
         conn->server->stats.unauthenticated++;
-        hr_log(HR_LOG_NOTICE, "conn", "hello refused: unauthenticated %s count=%llu",
-               hr_stream_name(&conn->stream),
-               (unsigned long long) conn->server->stats.unauthenticated);
+        (void) hr_fail(&diag, HR_E_UNAUTHENTICATED, "nobody has these credentials");
+        hr_failure_log_conn(conn, HR_FAILURE_REFUSED, "hello refused: unauthenticated", &diag);
         hr_conn_poll_update(conn);
 }
 
@@ -165,7 +154,7 @@ void hr_conn_stream_failed(struct hr_conn *conn) {
 
                 conn->server->stats.protocol_errors++;
                 (void) hr_fail_reason(&diag, HR_E_PROTOCOL, "TLS", "%s", words);
-                conn_log_failure(conn, &diag, conn->server->stats.protocol_errors);
+                hr_failure_log_conn(conn, HR_FAILURE_CUT, "connection cut", &diag);
         }
         hr_conn_close(conn);
 }

@@ -7,6 +7,7 @@
 
 #include "core/log.h"
 #include "daemon/config.h"
+#include "daemon/journal.h"
 #include "daemon/server.h"
 
 #define SETTINGS_MAX 256
@@ -105,6 +106,7 @@ static int serve(const struct arguments *arguments, struct hr_config *config) {
         hr_status status;
 
         keep_freed_memory();
+        hr_journal_open(HR_JOURNAL_SOCKET);
         hr_log_set_level(config->log_level);
         status = hr_server_run(config, reload, (void *) arguments, &diag);
         if (status == HR_OK)

@@ -134,6 +134,7 @@ static void put_server(struct hr_metrics *list, const struct hr_server *server) 
         put(list, "frames_in_total", stats->frames_in);
         put(list, "frames_out_total", stats->frames_out);
         put(list, "protocol_errors_total", stats->protocol_errors);
+        put(list, "log_suppressed_total", server->failures.suppressed_total);
         put(list, "misses_total", stats->misses);
         put(list, "rates_exceeded_total", stats->rates_exceeded);
         put(list, "data_dropped_total", stats->data_dropped);

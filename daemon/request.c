@@ -14,6 +14,7 @@
 
 #include "core/clock.h"
 #include "daemon/evict.h"
+#include "daemon/failure.h"
 #include "daemon/rpc.h"
 
 #define IDLE_REQUESTS_MAX 64U
@@ -355,6 +356,7 @@ void hr_request_fail(struct hr_request *request, const struct hr_diag *failure) 
                 .arg = request,
         };
 
+        hr_failure_log_request(request, failure);
         if (request->written_count > 0 &&
             hr_wire_error_encode_written(failure, request->written, request->written_count, longer,
                                          sizeof request->server->scratch,

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "daemon/failure.h"
 
 static const struct hr_method *const services[] = {
         hr_session_methods, hr_weights_methods, hr_upload_methods, hr_region_methods,
@@ -66,6 +67,7 @@ static void refuse(struct hr_conn *conn, const struct hr_diag *failure) {
                 .message = message,
         };
 
+        hr_failure_log_refused(conn, failure);
         conn->server->stats.requests[conn->header.type][code]++;
         if (hr_wire_error_encode(failure, NULL, message, sizeof message, &send.message_bytes) !=
             HR_OK)

@@ -253,9 +253,13 @@ static hr_status hello_start(struct hr_request *request, struct hr_diag *diag) {
         reply->device_count = hr_fleet_device_count(server->fleet);
         HR_TRY(hr_wire_hello_reply_encode(reply, server->scratch, sizeof server->scratch, diag,
                                           &bytes));
-        hr_log(HR_LOG_DEBUG, "session", "client \"%s\" principal=\"%s\" %s",
-               context->hello.client_name, conn->principal->name,
-               hr_stream_name(&conn->stream));
+        hr_log_fields(HR_LOG_DEBUG, "session",
+                      (const struct hr_log_field[]){
+                              {"client", context->hello.client_name},
+                              {"principal", conn->principal->name},
+                              {"transport", hr_stream_name(&conn->stream)},
+                      },
+                      3, "hello");
         hr_request_reply(request, server->scratch, bytes, NULL, 0);
         return HR_OK;
 }

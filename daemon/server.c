@@ -86,6 +86,7 @@ static void tick_cb(void *arg) {
                 hr_listener_rested(server->listeners[i]);
         waiting = hr_sessions_expire(server, now_ns, false);
         waiting |= hr_holdings_expire(server, now_ns, false);
+        waiting |= hr_failures_flush(server, now_ns, false);
         if (!waiting && hr_list_is_empty(&server->conns))
                 hr_timer_stop(server->tick);
         hr_server_accept_update(server);
@@ -544,6 +545,7 @@ hr_status hr_server_run(struct hr_config *config, hr_reload_fn reload, void *arg
                 hr_notify_ready("Serving with %u device%s", server->device_count,
                                 server->device_count == 1 ? "" : "s");
                 server_loop(server);
+                (void) hr_failures_flush(server, 0, true);
                 hr_log(HR_LOG_NOTICE, "server", "drained");
         }
         server_close(server);

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "daemon/engine.h"
+#include "daemon/failure.h"
 #include "daemon/inherit.h"
 #include "daemon/loop.h"
 #include "daemon/metrics.h"
@@ -93,6 +94,7 @@ struct hr_server {
         bool is_releasing;           /* ... and the engine lets them go */
         struct hr_job releasing;
         struct hr_server_stats stats;
+        struct hr_failures failures; /* what of them is logged */
         struct hr_frame_limits frame_limits;
         struct hr_principals *principals;
         struct hr_tls_context *tls_context; /* NULL = no TLS listener */
