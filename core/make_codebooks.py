@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Turns core/codebooks.txt into the C source that core/codebooks.h declares.
 
-    make_codebooks.py TABLES SOURCE
+    make_codebooks.py [--qualifier WORD] TABLES SOURCE
 
 TABLES: lines "table NAME BITS COUNT", each followed by COUNT words: hexadecimal, but decimal where
 NAME begins with "values_". Each table becomes an array hr_codebook_NAME of 8-bit entries (signed
 for values_*) or of 32-bit words; an entry of 64 bits is two words, the low one first. Too few or
-too many words, or words that do not fit, are an error.
+too many words, or words that do not fit, are an error. With --qualifier the definitions begin with
+that word, for sources that say themselves what it means, and nothing is included.
 """
 import sys
 from pathlib import Path
@@ -26,14 +27,14 @@ class Table:
             raise SystemExit(f"{self.name}: {text} does not fit {self.bits} bits")
         self.words.append(word)
 
-    def definition(self) -> str:
+    def definition(self, qualifier: str) -> str:
         kind = {8: "int8_t" if self.is_decimal else "uint8_t"}.get(self.bits, "uint32_t")
         words = self.words
         if self.bits == 64:
             words = [half for word in words for half in (word & 0xFFFFFFFF, word >> 32)]
         texts = [str(word) if self.bits == 8 else f"{word:#010x}" for word in words]
         lines = [", ".join(texts[at:at + 8]) for at in range(0, len(texts), 8)]
-        return (f"const {kind} hr_codebook_{self.name}[{len(texts)}] = {{\n        " +
+        return (f"{qualifier} {kind} hr_codebook_{self.name}[{len(texts)}] = {{\n        " +
                 ",\n        ".join(lines) + "};\n")
 
 
@@ -57,10 +58,14 @@ def read_tables(path: Path) -> list[Table]:
 
 
 def main() -> None:
-    source, target = (Path(argument) for argument in sys.argv[1:])
-    definitions = "\n".join(table.definition() for table in read_tables(source))
-    top = '/* Made from core/codebooks.txt. */\n#include "core/codebooks.h"\n\n'
-    target.write_text(top + definitions)
+    arguments = sys.argv[1:]
+    qualifier, top = "const", '#include "core/codebooks.h"\n\n'
+    if arguments[0] == "--qualifier":
+        qualifier, top = arguments[1], ""
+        arguments = arguments[2:]
+    source, target = (Path(argument) for argument in arguments)
+    definitions = "\n".join(table.definition(qualifier) for table in read_tables(source))
+    target.write_text("/* Made from core/codebooks.txt. */\n" + top + definitions)
 
 
 main()

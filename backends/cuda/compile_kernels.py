@@ -1,9 +1,10 @@
 """Compiles one file of kernels into a fat binary, and the fat binary into an assembler file.
 
-    compile_kernels.py NVCC ROOT SOURCE IMAGE OUTPUT.s DEPFILE RESOURCES [OTHER]
+    compile_kernels.py NVCC ROOT MADE SOURCE IMAGE OUTPUT.s DEPFILE RESOURCES [OTHER]
 
-OUTPUT.s defines cuda_image_IMAGE. RESOURCES names nvcc's release and lists what each kernel takes of
-each target: registers, bytes of stack and of spills, bytes of shared memory.
+MADE is the folder of what the build makes for kernels. OUTPUT.s defines cuda_image_IMAGE. RESOURCES
+names nvcc's release and lists what each kernel takes of each target: registers, bytes of stack and of
+spills, bytes of shared memory.
 
 OTHER is the folder in which another build has put its OUTPUT.s: what was made there by the same
 command from the same sources is taken over: neither the compiler of C nor a sanitizer has a part
@@ -59,23 +60,32 @@ def digest(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def sources(depfile: Path, root: str) -> dict[str, str]:
-    """The digest of every file of the project that the compiler has read."""
+def sources(depfile: Path, root: str, made: Path) -> dict[str, str]:
+    """The digest of every file of the project that the compiler has read.
+
+    What the build makes is named by its name in `made`, the rest by its path.
+    """
     text = depfile.read_text().replace("\\\n", " ").partition(":")[2]
     inside = {str(Path(name).resolve()) for name in text.split()}
-    return {name: digest(name) for name in sorted(inside) if Path(name).is_relative_to(root)}
+    return {
+        str(Path(name).relative_to(made)) if Path(name).is_relative_to(made) else name: digest(name)
+        for name in sorted(inside)
+        if Path(name).is_relative_to(root) or Path(name).is_relative_to(made)
+    }
 
 
-def taken_over(other: Path, names: list[str], command: list[str], here: Path) -> bool:
+def taken_over(
+    other: Path, names: list[str], command: list[str], here: Path, made: Path
+) -> bool:
     """Copies the files `names` from another build, if they are what `command` makes now."""
-    made = other / names[0]
+    first = other / names[0]
     if other.resolve() == here.resolve() or not all((other / name).exists() for name in names):
         return False
-    record = json.loads(made.read_text())
+    record = json.loads(first.read_text())
     if record["command"] != command:
         return False
     for name, known in record["sources"].items():
-        if not Path(name).exists() or digest(name) != known:
+        if not (made / name).exists() or digest(str(made / name)) != known:
             return False
     for name in names:
         shutil.copyfile(other / name, here / name)
@@ -83,17 +93,18 @@ def taken_over(other: Path, names: list[str], command: list[str], here: Path) ->
 
 
 def main() -> int:
-    nvcc, root, source, image, output, depfile, report, *other = sys.argv[1:]
+    nvcc, root, folder, source, image, output, depfile, report, *other = sys.argv[1:]
     root, source = str(Path(root).resolve()), str(Path(source).resolve())
-    here = Path(output).parent
+    here, folder_made = Path(output).parent, Path(folder).resolve()
     fatbin = here / f"{image}.fatbin"
     options = ["-fatbin", "-O3", "-std=c++17", "-I", root, "-Xptxas", "-v"]
     for virtual, real in TARGETS:
         options += ["-gencode", f"arch={virtual},code={real}"]
     made = [release(nvcc), source, *options]
     names = [f"{image}.made", fatbin.name, Path(report).name, f"{image}.read"]
-    if not (other and other[0] and taken_over(Path(other[0]), names, made, here)):
-        command = [nvcc, *options, "-o", str(fatbin), "-MD", "-MF", depfile, "-MT", output, source]
+    if not (other and other[0] and taken_over(Path(other[0]), names, made, here, folder_made)):
+        command = [nvcc, *options, "-I", str(folder_made), "-o", str(fatbin)]
+        command += ["-MD", "-MF", depfile, "-MT", output, source]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode != 0:
             sys.stderr.write(answer.stdout + answer.stderr)
@@ -102,7 +113,7 @@ def main() -> int:
         sys.stderr.write("".join(line + "\n" for line in warnings))
         lines = [f"# nvcc {release(nvcc)}", *resources(answer.stderr)]
         Path(report).write_text("".join(line + "\n" for line in lines))
-        record = {"command": made, "sources": sources(Path(depfile), root)}
+        record = {"command": made, "sources": sources(Path(depfile), root, folder_made)}
         # The file of dependencies does not outlive its reading by the build.
         shutil.copyfile(depfile, here / names[-1])
         (here / names[0]).write_text(json.dumps(record, indent=1))

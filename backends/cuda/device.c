@@ -173,10 +173,17 @@ static hr_status device_program_new(struct hr_device *device, const struct hr_st
         return cuda_program_new(device, device_cast(device)->gpu, steps, diag, ret_program);
 }
 
-/* No kernel needs scratch. */
+/* Steps have the same scratch, one after the other. */
 static uint64_t device_program_bytes(const struct hr_device *device, const struct hr_graph *graph,
                                      const uint32_t *nodes, uint32_t node_count) {
-        return 0;
+        struct hr_operand sources[SOURCES_MAX];
+        struct hr_step step;
+        uint64_t most = 0;
+
+        for (uint32_t i = 0; i < node_count; i++)
+                if (step_of_tensor(graph, graph->leaf_count + nodes[i], sources, &step))
+                        most = HR_MAX(most, cuda_step_scratch(&step));
+        return most;
 }
 
 static void device_memory(const struct hr_device *base, uint64_t *ret_free, uint64_t *ret_total) {

@@ -28,6 +28,10 @@ uint64_t cuda_builder_step(const struct cuda_builder *builder) {
         return builder->step;
 }
 
+uint64_t cuda_builder_scratch(const struct cuda_builder *builder) {
+        return (uint64_t) builder->program->scratch;
+}
+
 /* Room for `more` elements behind `count`. */
 static bool grow(void **array, uint64_t *room, uint64_t count, uint64_t more, size_t size) {
         uint64_t wanted = HR_MAX(*room * 2, count + more);
@@ -82,6 +86,7 @@ static void program_destroy(struct hr_program *base) {
 
         cuda_replay_deinit(program);
         cuda_gpu_word_give(program->gpu, program->fault);
+        cuda_gpu_memory_give(program->gpu, program->scratch);
         free(program->launches);
         free(program->arguments);
         free(program->first);
@@ -101,6 +106,26 @@ struct cuda_program *cuda_program_cast(struct hr_program *program) {
 
 static bool is_empty(const struct hr_operand *operand) {
         return !operand->ne[0] || !operand->ne[1] || !operand->ne[2] || !operand->ne[3];
+}
+
+uint64_t cuda_step_scratch(const struct hr_step *step) {
+        const struct cuda_op *op = is_empty(&step->result) ? NULL : cuda_op_find(step);
+
+        return op && op->scratch ? op->scratch(step) : 0;
+}
+
+static hr_status program_take_scratch(struct cuda_program *program, struct hr_diag *diag) {
+        const struct hr_steps *steps = program->program.steps;
+        uint64_t bytes = 0;
+
+        for (uint32_t i = 0; i < steps->count; i++)
+                bytes = HR_MAX(bytes, cuda_step_scratch(&steps->steps[i]));
+        if (!bytes)
+                return HR_OK;
+        HR_TRY(cuda_gpu_memory_take(program->gpu, program->program.device->props.name, bytes, diag,
+                                    &program->scratch));
+        program->program.scratch_bytes = bytes;
+        return HR_OK;
 }
 
 static hr_status program_step(struct cuda_builder *builder, const struct hr_step *step) {
@@ -131,6 +156,7 @@ static hr_status program_build(struct cuda_program *program, struct hr_diag *dia
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a program of %u steps",
                                steps->count);
         HR_TRY(cuda_gpu_enter(program->gpu, diag));
+        HR_TRY(program_take_scratch(program, diag));
         for (; builder.step < steps->count; builder.step++) {
                 program->first[builder.step] = (uint32_t) builder.launch_count;
                 HR_TRY(program_step(&builder, &steps->steps[builder.step]));

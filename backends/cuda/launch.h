@@ -27,6 +27,7 @@ struct cuda_program {
          * when no step uses values as indices. */
         struct cuda_word *fault;
         bool *may_fault; /* per step */
+        CUdeviceptr scratch; /* program.scratch_bytes, for one step after the other; 0 = none */
         struct cuda_replay replay;
 };
 
@@ -41,4 +42,6 @@ struct cuda_program {
 HR_NODISCARD hr_status cuda_program_new(struct hr_device *device, struct cuda_gpu *gpu,
                                         const struct hr_steps *steps, struct hr_diag *diag,
                                         struct hr_program **ret_program);
+/* Bytes of scratch that one step needs; its operands may have no addresses yet. */
+uint64_t cuda_step_scratch(const struct hr_step *step);
 struct cuda_program *cuda_program_cast(struct hr_program *program);

@@ -10,7 +10,9 @@ struct cuda_buffer {
         struct cuda_gpu *gpu;
 };
 
-static void memory_free(struct cuda_gpu *gpu, CUdeviceptr memory) {
+void cuda_gpu_memory_give(struct cuda_gpu *gpu, CUdeviceptr memory) {
+        if (!memory)
+                return;
         (void) gpu->cu->cuCtxSetCurrent(gpu->context);
         (void) gpu->cu->cuMemFree(memory);
 }
@@ -18,7 +20,7 @@ static void memory_free(struct cuda_gpu *gpu, CUdeviceptr memory) {
 static void buffer_destroy(struct hr_buffer *base) {
         struct cuda_buffer *buffer = HR_CONTAINER_OF(base, struct cuda_buffer, buffer);
 
-        memory_free(buffer->gpu, (CUdeviceptr) (uintptr_t) base->base);
+        cuda_gpu_memory_give(buffer->gpu, (CUdeviceptr) (uintptr_t) base->base);
         free(buffer);
 }
 
@@ -27,14 +29,14 @@ static const struct hr_buffer_ops buffer_ops = {
         .destroy = buffer_destroy,
 };
 
-static hr_status fail_memory(struct hr_device *device, struct cuda_gpu *gpu, uint64_t bytes,
+static hr_status fail_memory(struct cuda_gpu *gpu, const char *who, uint64_t bytes,
                              struct hr_diag *diag) {
         size_t free_bytes = 0, total_bytes = 0;
 
         (void) gpu->cu->cuMemGetInfo(&free_bytes, &total_bytes);
         (void) hr_fail_reason(diag, HR_E_EXHAUSTED, "DEVICE_MEMORY",
-                              "%s: %" PRIu64 " bytes asked, %zu free of %zu", device->props.name,
-                              bytes, free_bytes, total_bytes);
+                              "%s: %" PRIu64 " bytes asked, %zu free of %zu", who, bytes,
+                              free_bytes, total_bytes);
         if (diag) {
                 diag->limit = free_bytes;
                 diag->actual = bytes;
@@ -42,20 +44,29 @@ static hr_status fail_memory(struct hr_device *device, struct cuda_gpu *gpu, uin
         return HR_E_EXHAUSTED;
 }
 
-static hr_status memory_new(struct hr_device *device, struct cuda_gpu *gpu, uint64_t bytes,
-                            struct hr_diag *diag, CUdeviceptr *ret_memory) {
+hr_status cuda_gpu_memory_take(struct cuda_gpu *gpu, const char *who, uint64_t bytes,
+                               struct hr_diag *diag, CUdeviceptr *ret_memory) {
         CUdeviceptr memory = 0;
         CUresult result;
-        hr_status status;
 
         HR_TRY(cuda_gpu_enter(gpu, diag));
         result = gpu->cu->cuMemAlloc(&memory, (size_t) HR_MAX(bytes, 1));
         if (result == CUDA_ERROR_OUT_OF_MEMORY)
-                return fail_memory(device, gpu, bytes, diag);
+                return fail_memory(gpu, who, bytes, diag);
         HR_TRY(cuda_gpu_check(gpu, result, "memory", diag));
+        *ret_memory = memory;
+        return HR_OK;
+}
+
+static hr_status memory_new(struct hr_device *device, struct cuda_gpu *gpu, uint64_t bytes,
+                            struct hr_diag *diag, CUdeviceptr *ret_memory) {
+        CUdeviceptr memory = 0;
+        hr_status status;
+
+        HR_TRY(cuda_gpu_memory_take(gpu, device->props.name, bytes, diag, &memory));
         status = cuda_gpu_clear(gpu, memory, bytes, diag);
         if (status != HR_OK)
-                memory_free(gpu, memory);
+                cuda_gpu_memory_give(gpu, memory);
         else
                 *ret_memory = memory;
         return status;

@@ -12,22 +12,27 @@ bool cuda_is_float(const struct hr_operand *operand) {
                operand->type == HR_TYPE_BF16;
 }
 
-bool cuda_is_encoded(const struct hr_operand *operand) {
-        switch (operand->type) {
-        case HR_TYPE_Q4_0:
-        case HR_TYPE_Q4_1:
-        case HR_TYPE_Q5_0:
-        case HR_TYPE_Q5_1:
-        case HR_TYPE_Q8_0:
-                return true;
-        default:
-                return false;
-        }
+bool cuda_is_block(const struct hr_operand *operand) {
+        const struct hr_type_info *info = hr_type_info(operand->type);
+
+        /* Q8_1 and Q8_K are of activations alone. */
+        return info && info->is_block && operand->type != HR_TYPE_Q8_1 &&
+               operand->type != HR_TYPE_Q8_K;
 }
 
-bool cuda_is_block(const struct hr_operand *operand) {
-        return cuda_is_encoded(operand) || operand->type == HR_TYPE_Q4_K ||
-               operand->type == HR_TYPE_Q5_K || operand->type == HR_TYPE_Q6_K;
+bool cuda_is_encoded(const struct hr_operand *operand) {
+        switch (operand->type) {
+        case HR_TYPE_IQ1_S:
+        case HR_TYPE_IQ1_M:
+        case HR_TYPE_IQ2_XXS:
+        case HR_TYPE_IQ2_XS:
+        case HR_TYPE_IQ2_S:
+        case HR_TYPE_IQ3_XXS:
+        case HR_TYPE_IQ3_S:
+                return false;
+        default:
+                return cuda_is_block(operand);
+        }
 }
 
 bool cuda_is_dense(const struct hr_operand *operand) {
@@ -52,8 +57,10 @@ int64_t cuda_rows(const struct hr_operand *operand) {
 uint32_t cuda_type_alignment(uint32_t type) {
         const struct hr_type_info *info = hr_type_info(type);
 
-        /* A block begins with a half, and is read by halves. */
-        return info->is_block ? 2 : info->block_bytes;
+        /* A block is read by halves, if it is not of an odd number of bytes. */
+        if (info->is_block)
+                return info->block_bytes % 2 ? 1 : 2;
+        return info->block_bytes;
 }
 
 static bool is_aligned(const struct hr_operand *operand) {
@@ -78,7 +85,8 @@ static const struct cuda_op *find_in(const struct cuda_op *ops, uint32_t op) {
 
 const struct cuda_op *cuda_op_find(const struct hr_step *step) {
         static const struct cuda_op *const families[] = { cuda_ops_elements, cuda_ops_rows,
-                                                          cuda_ops_norm, cuda_ops_matrix };
+                                                          cuda_ops_norm, cuda_ops_product,
+                                                          cuda_ops_attention };
         const struct cuda_op *found = NULL;
 
         if (!is_aligned(&step->result))

@@ -17,10 +17,13 @@ struct cuda_op {
         bool may_fault; /* uses values as indices */
         bool (*supports)(const struct hr_step *step);
         void (*prepare)(const struct hr_step *step, struct cuda_builder *builder);
+        /* Bytes that the step needs besides its tensors, or NULL: none. A function of types and
+         * shapes. */
+        uint64_t (*scratch)(const struct hr_step *step);
 };
 
 extern const struct cuda_op cuda_ops_elements[], cuda_ops_rows[], cuda_ops_norm[],
-        cuda_ops_matrix[]; /* each ends with op NONE */
+        cuda_ops_product[], cuda_ops_attention[]; /* each ends with op NONE */
 
 /* The operator of a step if it is supported, or NULL. */
 const struct cuda_op *cuda_op_find(const struct hr_step *step);
@@ -33,6 +36,8 @@ void cuda_builder_launch(struct cuda_builder *builder, enum cuda_kernel kernel, 
 /* Where the GPU writes a bad index, and what. */
 uint64_t cuda_builder_fault(const struct cuda_builder *builder);
 uint64_t cuda_builder_step(const struct cuda_builder *builder);
+/* The step's scratch, aligned to 256. Steps have the same, one after the other. */
+uint64_t cuda_builder_scratch(const struct cuda_builder *builder);
 
 struct cuda_tensor cuda_tensor_of(const struct hr_operand *operand);
 /* Source `position`, or one that is not present. */
@@ -40,13 +45,16 @@ struct cuda_tensor cuda_source_of(const struct hr_step *step, uint32_t position)
 /* Joins dimensions that lie one behind the other in all `count` tensors. */
 void cuda_join(struct cuda_tensor *const *tensors, uint32_t count);
 
+/* ADD to blocks. */
+bool cuda_add_supports(const struct hr_step *step);
+void cuda_add_prepare(const struct hr_step *step, struct cuda_builder *builder);
+
 /* ---- For supports() -------------------------------------------------------------------------- */
 
 bool cuda_has(const struct hr_step *step, uint32_t position);
 bool cuda_is_float(const struct hr_operand *operand);   /* f32, f16, bf16 */
-bool cuda_is_block(const struct hr_operand *operand);   /* q4_0 q4_1 q5_0 q5_1 q8_0 q4_K q5_K
-                                                         * q6_K */
-bool cuda_is_encoded(const struct hr_operand *operand); /* those of them that kernels also write */
+bool cuda_is_block(const struct hr_operand *operand);   /* a block type that weights have */
+bool cuda_is_encoded(const struct hr_operand *operand); /* one of those that kernels also write */
 bool cuda_is_dense(const struct hr_operand *operand);   /* dimension 0 without gaps */
 bool cuda_same_shape(const struct hr_operand *a, const struct hr_operand *b);
 bool cuda_repeats(const struct hr_operand *part, const struct hr_operand *whole);

@@ -60,6 +60,17 @@ static void binary_prepare(const struct hr_step *step, struct cuda_builder *buil
                             sizeof args);
 }
 
+static bool add_supports(const struct hr_step *step) {
+        return binary_supports(step) || cuda_add_supports(step);
+}
+
+static void add_prepare(const struct hr_step *step, struct cuda_builder *builder) {
+        if (cuda_is_block(&step->result))
+                cuda_add_prepare(step, builder);
+        else
+                binary_prepare(step, builder);
+}
+
 /* ---- REPEAT ---------------------------------------------------------------------------------- */
 
 static bool repeat_supports(const struct hr_step *step) {
@@ -120,22 +131,22 @@ static void glu_prepare(const struct hr_step *step, struct cuda_builder *builder
 }
 
 const struct cuda_op cuda_ops_elements[] = {
-        { HR_OP_UNARY, false, unary_supports, map_prepare },
-        { HR_OP_SQR, false, map_supports, map_prepare },
-        { HR_OP_SQRT, false, map_supports, map_prepare },
-        { HR_OP_LOG, false, map_supports, map_prepare },
-        { HR_OP_SIN, false, map_supports, map_prepare },
-        { HR_OP_COS, false, map_supports, map_prepare },
-        { HR_OP_SCALE, false, map_supports, map_prepare },
-        { HR_OP_CLAMP, false, map_supports, map_prepare },
-        { HR_OP_LEAKY_RELU, false, map_supports, map_prepare },
-        { HR_OP_FILL, false, map_supports, map_prepare },
-        { HR_OP_ADD, false, binary_supports, binary_prepare },
-        { HR_OP_SUB, false, binary_supports, binary_prepare },
-        { HR_OP_MUL, false, binary_supports, binary_prepare },
-        { HR_OP_DIV, false, binary_supports, binary_prepare },
-        { HR_OP_ADD1, false, binary_supports, binary_prepare },
-        { HR_OP_REPEAT, false, repeat_supports, repeat_prepare },
-        { HR_OP_GLU, false, glu_supports, glu_prepare },
-        { HR_OP_NONE, false, NULL, NULL },
+        { HR_OP_UNARY, false, unary_supports, map_prepare, NULL },
+        { HR_OP_SQR, false, map_supports, map_prepare, NULL },
+        { HR_OP_SQRT, false, map_supports, map_prepare, NULL },
+        { HR_OP_LOG, false, map_supports, map_prepare, NULL },
+        { HR_OP_SIN, false, map_supports, map_prepare, NULL },
+        { HR_OP_COS, false, map_supports, map_prepare, NULL },
+        { HR_OP_SCALE, false, map_supports, map_prepare, NULL },
+        { HR_OP_CLAMP, false, map_supports, map_prepare, NULL },
+        { HR_OP_LEAKY_RELU, false, map_supports, map_prepare, NULL },
+        { HR_OP_FILL, false, map_supports, map_prepare, NULL },
+        { HR_OP_ADD, false, add_supports, add_prepare, NULL },
+        { HR_OP_SUB, false, binary_supports, binary_prepare, NULL },
+        { HR_OP_MUL, false, binary_supports, binary_prepare, NULL },
+        { HR_OP_DIV, false, binary_supports, binary_prepare, NULL },
+        { HR_OP_ADD1, false, binary_supports, binary_prepare, NULL },
+        { HR_OP_REPEAT, false, repeat_supports, repeat_prepare, NULL },
+        { HR_OP_GLU, false, glu_supports, glu_prepare, NULL },
+        { HR_OP_NONE, false, NULL, NULL, NULL },
 };

@@ -187,15 +187,15 @@ static void rope_prepare(const struct hr_step *step, struct cuda_builder *builde
 }
 
 const struct cuda_op cuda_ops_norm[] = {
-        { HR_OP_NORM, false, norm_supports, norm_prepare },
-        { HR_OP_RMS_NORM, false, norm_supports, norm_prepare },
-        { HR_OP_L2_NORM, false, norm_supports, norm_prepare },
-        { HR_OP_SUM_ROWS, false, sum_supports, sum_prepare },
-        { HR_OP_MEAN, false, sum_supports, sum_prepare },
-        { HR_OP_ARGSORT, false, sort_supports, sort_prepare },
-        { HR_OP_TOP_K, false, sort_supports, sort_prepare },
-        { HR_OP_SOFT_MAX, false, soft_max_supports, soft_max_prepare },
-        { HR_OP_ROPE, false, rope_supports, rope_prepare },
-        { HR_OP_ROPE_BACK, false, rope_supports, rope_prepare },
-        { HR_OP_NONE, false, NULL, NULL },
+        { HR_OP_NORM, false, norm_supports, norm_prepare, NULL },
+        { HR_OP_RMS_NORM, false, norm_supports, norm_prepare, NULL },
+        { HR_OP_L2_NORM, false, norm_supports, norm_prepare, NULL },
+        { HR_OP_SUM_ROWS, false, sum_supports, sum_prepare, NULL },
+        { HR_OP_MEAN, false, sum_supports, sum_prepare, NULL },
+        { HR_OP_ARGSORT, false, sort_supports, sort_prepare, NULL },
+        { HR_OP_TOP_K, false, sort_supports, sort_prepare, NULL },
+        { HR_OP_SOFT_MAX, false, soft_max_supports, soft_max_prepare, NULL },
+        { HR_OP_ROPE, false, rope_supports, rope_prepare, NULL },
+        { HR_OP_ROPE_BACK, false, rope_supports, rope_prepare, NULL },
+        { HR_OP_NONE, false, NULL, NULL, NULL },
 };

@@ -9,31 +9,46 @@ static bool is_plain(const struct hr_operand *operand) {
 static bool copy_supports(const struct hr_step *step) {
         const struct hr_operand *from = &step->sources[0], *to = &step->result;
 
-        return step->source_count >= 1 && (is_plain(from) || cuda_is_block(from)) &&
-               (is_plain(to) || cuda_is_encoded(to) ||
-                (cuda_is_block(to) && from->type == to->type)) &&
-               (!cuda_is_block(from) || cuda_is_dense(from)) &&
-               (!cuda_is_block(to) || cuda_is_dense(to));
+        if (step->source_count < 1 || (cuda_is_block(from) && !cuda_is_dense(from)) ||
+            (cuda_is_block(to) && !cuda_is_dense(to)))
+                return false;
+        if (from->type == to->type)
+                return true;
+        return (is_plain(from) || cuda_is_block(from)) && (is_plain(to) || cuda_is_encoded(to));
 }
 
-/* Elements that go together: the larger block of the two. */
-static uint32_t copy_unit(const struct hr_operand *from, const struct hr_operand *to) {
-        return HR_MAX(hr_type_info(from->type)->block_elements,
-                      hr_type_info(to->type)->block_elements);
+/* To blocks of another type than the source's. */
+static void encode_launch(struct cuda_builder *builder, struct cuda_tensor out,
+                          struct cuda_tensor in) {
+        struct cuda_encode_args args = {
+                .rows = { .out = out, .in = in, .ids = { .ne = { 1, 1, 1, 1 } } },
+                .addend = { .ne = { 1, 1, 1, 1 } },
+        };
+
+        cuda_builder_launch(builder, CUDA_KERNEL_encode_rows,
+                            (uint64_t) (out.ne[1] * out.ne[2] * out.ne[3]), &args, sizeof args);
+}
+
+static void copy_launch(struct cuda_builder *builder, struct cuda_tensor out,
+                        struct cuda_tensor in) {
+        const struct hr_type_info *from = hr_type_info(in.type), *to = hr_type_info(out.type);
+        bool expands = from->is_block && from != to;
+        struct cuda_copy_args args = { .out = out, .in = in };
+
+        if (to->is_block && from != to) {
+                encode_launch(builder, out, in);
+                return;
+        }
+        args.unit = expands ? 32 : to->block_elements;
+        args.units = in.ne[0] * in.ne[1] * in.ne[2] * in.ne[3] / args.unit;
+        cuda_builder_launch(builder,
+                            expands ? CUDA_KERNEL_expand_blocks : CUDA_KERNEL_copy_elements,
+                            (uint64_t) ((args.units + CUDA_THREADS - 1) / CUDA_THREADS), &args,
+                            sizeof args);
 }
 
 static void copy_prepare(const struct hr_step *step, struct cuda_builder *builder) {
-        const struct hr_operand *from = &step->sources[0], *to = &step->result;
-        struct cuda_copy_args args = {
-                .out = cuda_tensor_of(to),
-                .in = cuda_tensor_of(from),
-                .unit = copy_unit(from, to),
-        };
-
-        args.units = to->ne[0] * cuda_rows(to) / args.unit;
-        cuda_builder_launch(builder, CUDA_KERNEL_copy_elements,
-                            (uint64_t) ((args.units + CUDA_THREADS - 1) / CUDA_THREADS), &args,
-                            sizeof args);
+        copy_launch(builder, cuda_tensor_of(&step->result), cuda_tensor_of(&step->sources[0]));
 }
 
 static struct cuda_rows_args rows_args(const struct hr_step *step, const struct hr_operand *in,
@@ -74,10 +89,39 @@ static bool set_rows_supports(const struct hr_step *step) {
 }
 
 static void set_rows_prepare(const struct hr_step *step, struct cuda_builder *builder) {
-        struct cuda_rows_args args = rows_args(step, &step->sources[0], builder);
+        struct cuda_encode_args args = {
+                .rows = rows_args(step, &step->sources[0], builder),
+                .addend = { .ne = { 1, 1, 1, 1 } },
+        };
+        uint64_t rows = (uint64_t) cuda_rows(&step->sources[0]);
 
-        cuda_builder_launch(builder, CUDA_KERNEL_set_rows, (uint64_t) cuda_rows(&step->sources[0]),
-                            &args, sizeof args);
+        if (cuda_is_block(&step->result))
+                cuda_builder_launch(builder, CUDA_KERNEL_encode_rows, rows, &args, sizeof args);
+        else
+                cuda_builder_launch(builder, CUDA_KERNEL_set_rows, rows, &args.rows,
+                                    sizeof args.rows);
+}
+
+/* ---- ADD to blocks, encoded anew ------------------------------------------------------------- */
+
+bool cuda_add_supports(const struct hr_step *step) {
+        const struct hr_operand *a = &step->sources[0], *b = &step->sources[1];
+
+        return step->source_count == 2 && cuda_is_encoded(a) && cuda_is_dense(a) &&
+               step->result.type == a->type && cuda_is_dense(&step->result) && cuda_is_float(b) &&
+               cuda_same_shape(a, &step->result) && cuda_repeats(b, a);
+}
+
+void cuda_add_prepare(const struct hr_step *step, struct cuda_builder *builder) {
+        struct cuda_encode_args args = {
+                .rows = { .out = cuda_tensor_of(&step->result),
+                          .in = cuda_tensor_of(&step->sources[0]),
+                          .ids = { .ne = { 1, 1, 1, 1 } } },
+                .addend = cuda_tensor_of(&step->sources[1]),
+        };
+
+        cuda_builder_launch(builder, CUDA_KERNEL_encode_rows,
+                            (uint64_t) cuda_rows(&step->result), &args, sizeof args);
 }
 
 /* ---- CONCAT: two copies into windows --------------------------------------------------------- */
@@ -85,26 +129,23 @@ static void set_rows_prepare(const struct hr_step *step, struct cuda_builder *bu
 static bool concat_supports(const struct hr_step *step) {
         const struct hr_operand *a = &step->sources[0], *b = &step->sources[1];
 
-        return step->source_count == 2 && is_plain(a) && a->type == b->type &&
-               a->type == step->result.type && step->params[0] >= 0 && step->params[0] < HR_DIMS;
+        return step->source_count == 2 && a->type == b->type && a->type == step->result.type &&
+               cuda_is_dense(a) && cuda_is_dense(b) && cuda_is_dense(&step->result) &&
+               step->params[0] >= 0 && step->params[0] < HR_DIMS;
 }
 
 static void concat_prepare(const struct hr_step *step, struct cuda_builder *builder) {
         struct cuda_tensor whole = cuda_tensor_of(&step->result);
+        int64_t block = hr_type_info(whole.type)->block_elements, first = 0;
         int axis = step->params[0];
-        int64_t first = 0;
 
         for (uint32_t i = 0; i < 2; i++) {
-                const struct hr_operand *from = &step->sources[i];
-                struct cuda_copy_args args = { .out = whole, .in = cuda_tensor_of(from), .unit = 1 };
+                struct cuda_tensor from = cuda_tensor_of(&step->sources[i]), out = whole;
 
-                args.out.data += (uint64_t) (first * whole.nb[axis]);
-                args.out.ne[axis] = from->ne[axis];
-                args.units = from->ne[0] * cuda_rows(from);
-                cuda_builder_launch(builder, CUDA_KERNEL_copy_elements,
-                                    (uint64_t) ((args.units + CUDA_THREADS - 1) / CUDA_THREADS),
-                                    &args, sizeof args);
-                first += from->ne[axis];
+                out.data += (uint64_t) ((axis == 0 ? first / block : first) * whole.nb[axis]);
+                out.ne[axis] = from.ne[axis];
+                copy_launch(builder, out, from);
+                first += from.ne[axis];
         }
 }
 
@@ -135,12 +176,12 @@ static void add_id_prepare(const struct hr_step *step, struct cuda_builder *buil
 }
 
 const struct cuda_op cuda_ops_rows[] = {
-        { HR_OP_CONCAT, false, concat_supports, concat_prepare },
-        { HR_OP_ADD_ID, true, add_id_supports, add_id_prepare },
-        { HR_OP_CPY, false, copy_supports, copy_prepare },
-        { HR_OP_CONT, false, copy_supports, copy_prepare },
-        { HR_OP_DUP, false, copy_supports, copy_prepare },
-        { HR_OP_GET_ROWS, true, get_rows_supports, get_rows_prepare },
-        { HR_OP_SET_ROWS, true, set_rows_supports, set_rows_prepare },
-        { HR_OP_NONE, false, NULL, NULL },
+        { HR_OP_CONCAT, false, concat_supports, concat_prepare, NULL },
+        { HR_OP_ADD_ID, true, add_id_supports, add_id_prepare, NULL },
+        { HR_OP_CPY, false, copy_supports, copy_prepare, NULL },
+        { HR_OP_CONT, false, copy_supports, copy_prepare, NULL },
+        { HR_OP_DUP, false, copy_supports, copy_prepare, NULL },
+        { HR_OP_GET_ROWS, true, get_rows_supports, get_rows_prepare, NULL },
+        { HR_OP_SET_ROWS, true, set_rows_supports, set_rows_prepare, NULL },
+        { HR_OP_NONE, false, NULL, NULL, NULL },
 };

@@ -4,10 +4,15 @@
  * and somebody has not ended, the kernel is wrong, and that is told instead of hanging.
  *
  * Shared memory is static, hence one block at a time and a lock around all.
+ *
+ * A context is entered once as a ucontext and left and entered by jumps from then on, which cost no
+ * system call; sanitizers want to see the whole of it each time.
  */
+#undef _FORTIFY_SOURCE /* a jump to another stack is what it takes for an accident */
 #include "tests/cuda/blocks.h"
 
 #include <pthread.h>
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +48,7 @@
 
 #define THREADS_MAX 1024
 #define WARP 32
+#define WORDS_MAX 8
 #define STACK_BYTES (128U << 10)
 
 typedef enum thread_state { READY, AT_BARRIER, AT_EXCHANGE, ENDED } thread_state;
@@ -56,7 +62,10 @@ static struct {
         ucontext_t scheduler, contexts[THREADS_MAX];
         thread_state states[THREADS_MAX];
         unsigned exchanges[THREADS_MAX];           /* how many a thread has made */
-        uint32_t slots[2][THREADS_MAX];            /* of one exchange and of the next */
+        uint32_t slots[2][THREADS_MAX][WORDS_MAX]; /* of one exchange and of the next; a warp's lie
+                                                    * together */
+        jmp_buf jumps[THREADS_MAX + 1];            /* the scheduler's last */
+        bool has_begun[THREADS_MAX];
         void *fake_stacks[THREADS_MAX + 1];        /* a sanitizer's, the scheduler's last */
         void *fibers[THREADS_MAX + 1];             /* the other sanitizer's, likewise */
         const void *scheduler_stack;
@@ -82,6 +91,30 @@ const struct cuda_host_kernel *blocks_find(const char *name) {
 
 /* ---- Taking turns ---------------------------------------------------------------------------- */
 
+#if HAVE_ASAN || HAVE_TSAN
+static void leave(unsigned thread) {
+        (void) swapcontext(&run.contexts[thread], &run.scheduler);
+}
+
+static void enter(unsigned thread) {
+        (void) swapcontext(&run.scheduler, &run.contexts[thread]);
+}
+#else
+static void leave(unsigned thread) {
+        if (_setjmp(run.jumps[thread]) == 0)
+                _longjmp(run.jumps[THREADS_MAX], 1);
+}
+
+static void enter(unsigned thread) {
+        if (_setjmp(run.jumps[THREADS_MAX]) != 0)
+                return;
+        if (run.has_begun[thread])
+                _longjmp(run.jumps[thread], 1);
+        run.has_begun[thread] = true;
+        (void) setcontext(&run.contexts[thread]);
+}
+#endif
+
 static void yield(thread_state state) {
         unsigned self = run.current;
 
@@ -93,7 +126,7 @@ static void yield(thread_state state) {
 #if HAVE_TSAN
         __tsan_switch_to_fiber(run.fibers[THREADS_MAX], 0);
 #endif
-        (void) swapcontext(&run.contexts[self], &run.scheduler);
+        leave(self);
 #if HAVE_ASAN
         __sanitizer_finish_switch_fiber(run.fake_stacks[self], &run.scheduler_stack,
                                         &run.scheduler_stack_bytes);
@@ -118,7 +151,7 @@ static void resume(unsigned thread) {
 #if HAVE_TSAN
         __tsan_switch_to_fiber(run.fibers[thread], 0);
 #endif
-        (void) swapcontext(&run.scheduler, &run.contexts[thread]);
+        enter(thread);
 #if HAVE_ASAN
         __sanitizer_finish_switch_fiber(run.fake_stacks[THREADS_MAX], NULL, NULL);
 #endif
@@ -130,12 +163,17 @@ void cuda_host_barrier(void) {
 
 /* A lane writes into one of two rows of slots in turn. It cannot come round to the same row before
  * all lanes have met once more, by when each has read. */
-uint32_t cuda_host_exchange(uint32_t value, unsigned from) {
-        unsigned self = run.current, turn = run.exchanges[self]++ % 2;
+const uint32_t *cuda_host_gather(const uint32_t *words, unsigned count) {
+        unsigned self = run.current, first = self / WARP * WARP;
+        uint32_t *slots = run.slots[run.exchanges[self]++ % 2][first];
 
-        run.slots[turn][self] = value;
+        memcpy(slots + (self - first) * count, words, count * sizeof *words);
         yield(AT_EXCHANGE);
-        return run.slots[turn][self / WARP * WARP + from];
+        return slots;
+}
+
+uint32_t cuda_host_exchange(uint32_t value, unsigned from) {
+        return cuda_host_gather(&value, 1)[from];
 }
 
 /* Are all threads first .. end - 1 in that state? Then they go on. */
@@ -180,6 +218,7 @@ static void threads_make(void) {
                 makecontext(&run.contexts[run.current], thread_main, 0);
                 run.states[run.current] = READY;
                 run.exchanges[run.current] = 0;
+                run.has_begun[run.current] = false;
         }
 }
 

@@ -57,6 +57,12 @@ struct cuda_rows_args {
         uint64_t step;
 };
 
+/* Rows to blocks: with ids as SET_ROWS, without in logical order. An addend repeats over them. */
+struct cuda_encode_args {
+        struct cuda_rows_args rows;
+        struct cuda_tensor addend;
+};
+
 struct cuda_add_id_args {
         struct cuda_tensor out, a, b, ids;
         uint64_t fault;
@@ -90,12 +96,55 @@ struct cuda_rope_args {
         float freq_scale, ext_factor, magnitude, theta_scale, ramp_low, ramp_high, direction;
 };
 
+/* Columns that a kernel for few columns takes at once, and for many. */
+#define CUDA_STREAM_COLUMNS 8
+#define CUDA_TILE_COLUMNS 64
+/* Rows of the kernels for many columns. */
+#define CUDA_TILE_ROWS 128
+#define CUDA_FLOAT_ROWS 64
+
+/* X(type): those that have a kernel for few columns of their own. */
+#define CUDA_STREAM_TYPES(X)                                                                       \
+        X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL) X(MXFP4) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) \
+        X(Q6_K) X(IQ4_XS)
+
+/* Of 32 elements of a column as bytes: value = scale * byte; the sums of the halves' bytes. */
+struct cuda_activation {
+        float scale;
+        int16_t sum[2];
+};
+
+/* Rows of floats to bytes: as q8_0, or with one scale for 256, as q8_K. `bytes` has ne[0] bytes a row,
+ * `scales` a cuda_activation for each 32. */
+struct cuda_round_args {
+        struct cuda_tensor in;
+        uint64_t bytes, scales;
+        uint64_t is_large;
+};
+
+/* Columns of one expert, in `list`. */
+struct cuda_group {
+        int32_t expert, first, count, unused;
+};
+
 /* out[m, n] = a[k, m] b[k, n] for each (i2, i3) of b. With ids (MUL_MAT_ID): column n of token t
  * goes through expert ids[n, t]. */
 struct cuda_product_args {
         struct cuda_tensor out, a, b, ids;
         uint64_t fault;
         uint64_t step;
+        uint64_t bytes, scales; /* b as round_columns gives it; 0 where b is read itself */
+        uint64_t group, list;   /* `groups` cuda_group and the columns that they name */
+        int64_t groups;
+};
+
+/* Writes groups of at most CUDA_TILE_COLUMNS columns; those that are left over have no columns. */
+struct cuda_group_args {
+        struct cuda_tensor ids;
+        uint64_t fault;
+        uint64_t step;
+        uint64_t group, list, counts; /* counts: an int32 for each expert */
+        int64_t groups, experts;
 };
 
 struct cuda_attention_args {

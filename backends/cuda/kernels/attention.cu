@@ -6,7 +6,16 @@
  * the end the warps' parts are put together. A query that sees no key, and has no sink, gives
  * zeros.
  */
-#include "backends/cuda/kernels/common.cuh"
+#include "backends/cuda/kernels/blocks.cuh"
+
+DEVICE float row_element(const byte *row, uint32_t type, int64_t i) {
+        unit u;
+
+        if (block_size(type) == 1)
+                return load_float(row + i * block_bytes(type), type);
+        unpack_any(type, row, i / 32, &u);
+        return unit_value(&u, (int) (i % 32));
+}
 
 #define LANE_VALUES 16 /* values of up to 512 elements */
 #define KEY_MAX 576

@@ -10,6 +10,8 @@
 
 #define SHARED static
 #define DEVICE static inline
+#define OUTLINE static
+#define CONSTANT static const
 
 #define threadIdx cuda_host_thread
 #define blockIdx cuda_host_block
@@ -27,9 +29,11 @@
         }                                                                                          \
         static void name##_body(const type &args)
 #define KERNEL(name, type) KERNEL_OF(name, type, 0)
+#define DENSE_KERNEL(name, type) KERNEL_OF(name, type, 0)
 #define FLAT_KERNEL(name, type) KERNEL_OF(name, type, 1)
 
 #define __syncthreads() cuda_host_barrier()
+#define __syncwarp() ((void) cuda_host_exchange(0, cuda_host_thread.x % 32))
 
 DEVICE uint32_t float_bits(float value) {
         uint32_t bits;
@@ -49,6 +53,31 @@ static inline float __shfl_xor_sync(unsigned lanes, float value, int distance) {
         (void) lanes;
         return bits_float(cuda_host_exchange(float_bits(value),
                                              (cuda_host_thread.x % 32) ^ (unsigned) distance));
+}
+
+/* Byte i of the result is byte select[i] of the eight in b, a. */
+DEVICE uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
+        uint64_t both = (uint64_t) b << 32 | a;
+        uint32_t result = 0;
+
+        for (int i = 0; i < 4; i++)
+                result |= (uint32_t) (both >> 8 * (select >> 4 * i & 7) & 255) << 8 * i;
+        return result;
+}
+
+DEVICE float __fadd_rn(float a, float b) {
+        return a + b;
+}
+
+DEVICE float __fmul_rn(float a, float b) {
+        return a * b;
+}
+
+/* c and the four products of signed bytes. */
+DEVICE int __dp4a(int a, int b, int c) {
+        for (int i = 0; i < 32; i += 8)
+                c += (int8_t) (a >> i) * (int8_t) (b >> i);
+        return c;
 }
 
 DEVICE float half_to_float(uint16_t half) {

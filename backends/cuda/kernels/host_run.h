@@ -27,6 +27,9 @@ void cuda_host_register(struct cuda_host_kernel *kernel);
 void cuda_host_barrier(void);
 /* Gives `value` to the warp and takes that of lane `from`; all lanes of the warp take part. */
 uint32_t cuda_host_exchange(uint32_t value, unsigned from);
+/* Gives up to eight words to the warp. Lane l's lie at l * count of what comes back, until the lane
+ * exchanges once more. */
+const uint32_t *cuda_host_gather(const uint32_t *words, unsigned count);
 
 #ifdef __cplusplus
 }

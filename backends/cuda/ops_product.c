@@ -1,0 +1,237 @@
+/*
+ * MUL_MAT and MUL_MAT_ID: which kernels make a product, and what scratch they need.
+ *
+ * Weights in blocks are multiplied with columns rounded to bytes, which the step makes in its scratch
+ * first. Columns of experts, when there are many, are gathered by expert there. All of it is decided
+ * by types and shapes alone, so that scratch can be told before there are addresses.
+ */
+#include "backends/cuda/ops.h"
+
+#define ROWS_OF_BLOCK 8 /* a warp each */
+#define SCRATCH_ALIGN 256
+
+static bool is_weight(const struct hr_operand *operand) {
+        return (cuda_is_float(operand) || cuda_is_block(operand)) && cuda_is_dense(operand);
+}
+
+static uint64_t parts_of(int64_t whole, int64_t part) {
+        return (uint64_t) ((whole + part - 1) / part);
+}
+
+/* ---- Ways ------------------------------------------------------------------------------------ */
+
+static bool has_experts(const struct hr_step *step) {
+        return step->op == HR_OP_MUL_MAT_ID;
+}
+
+/* Columns that go through one matrix together, as far as shapes tell. */
+static bool has_few_columns(const struct hr_step *step) {
+        return step->result.ne[has_experts(step) ? 2 : 1] <= CUDA_STREAM_COLUMNS;
+}
+
+static bool has_groups(const struct hr_step *step) {
+        return has_experts(step) && !has_few_columns(step);
+}
+
+static enum cuda_kernel few_kernel(uint32_t type) {
+        switch (type) {
+        case HR_TYPE_F32:
+        case HR_TYPE_F16:
+        case HR_TYPE_BF16:
+                return CUDA_KERNEL_vector_floats;
+#define X(name)                                                                                    \
+        case HR_TYPE_##name:                                                                       \
+                return CUDA_KERNEL_stream_##name;
+                CUDA_STREAM_TYPES(X)
+#undef X
+        default:
+                return CUDA_KERNEL_stream_any;
+        }
+}
+
+/* Has the type one scale for 16 elements? */
+static bool is_by_halves(uint32_t type) {
+        switch (type) {
+        case HR_TYPE_NVFP4:
+        case HR_TYPE_Q2_K:
+        case HR_TYPE_Q3_K:
+        case HR_TYPE_Q6_K:
+        case HR_TYPE_IQ2_XS:
+        case HR_TYPE_IQ2_S:
+        case HR_TYPE_IQ1_M:
+                return true;
+        default:
+                return false;
+        }
+}
+
+static enum cuda_kernel many_kernel(const struct hr_operand *a, const struct hr_operand *b) {
+        if (cuda_is_block(a))
+                return is_by_halves(a->type) ? CUDA_KERNEL_block_tiles_halves
+                                             : CUDA_KERNEL_block_tiles_whole;
+        if (a->type == HR_TYPE_F32 || (b->type != HR_TYPE_F32 && b->type != a->type))
+                return CUDA_KERNEL_plain_tiles;
+        return a->type == HR_TYPE_F16 ? CUDA_KERNEL_half_tiles_f16 : CUDA_KERNEL_half_tiles_bf16;
+}
+
+/* ---- Scratch --------------------------------------------------------------------------------- */
+
+struct layout {
+        uint64_t bytes, scales, group, list, counts; /* offsets */
+        uint64_t total;
+};
+
+static uint64_t layout_take(struct layout *layout, uint64_t bytes) {
+        uint64_t offset = layout->total;
+
+        layout->total += (bytes + SCRATCH_ALIGN - 1) / SCRATCH_ALIGN * SCRATCH_ALIGN;
+        return offset;
+}
+
+static int64_t pair_count(const struct hr_step *step) {
+        return step->result.ne[1] * step->result.ne[2];
+}
+
+/* As many as there can be: one that is not full for each expert. */
+static int64_t group_count(const struct hr_step *step) {
+        return pair_count(step) / CUDA_TILE_COLUMNS +
+               HR_MIN(pair_count(step), step->sources[0].ne[2]);
+}
+
+static struct layout layout_of(const struct hr_step *step) {
+        const struct hr_operand *a = &step->sources[0], *b = &step->sources[1];
+        struct layout layout = { 0 };
+
+        if (cuda_is_block(a)) {
+                uint64_t elements = (uint64_t) (b->ne[0] * cuda_rows(b));
+
+                layout.bytes = layout_take(&layout, elements);
+                layout.scales = layout_take(&layout,
+                                            elements / 32 * sizeof(struct cuda_activation));
+        }
+        if (has_groups(step)) {
+                layout.group = layout_take(&layout, (uint64_t) group_count(step) *
+                                                            sizeof(struct cuda_group));
+                layout.list = layout_take(&layout, (uint64_t) pair_count(step) * sizeof(int32_t));
+                layout.counts = layout_take(&layout, (uint64_t) a->ne[2] * sizeof(int32_t));
+        }
+        return layout;
+}
+
+static uint64_t product_scratch(const struct hr_step *step) {
+        return layout_of(step).total;
+}
+
+/* ---- Launches -------------------------------------------------------------------------------- */
+
+static void round_launch(const struct hr_step *step, const struct cuda_product_args *product,
+                         struct cuda_builder *builder) {
+        struct cuda_round_args args = {
+                .in = product->b,
+                .bytes = product->bytes,
+                .scales = product->scales,
+                .is_large = hr_type_info(product->a.type)->block_elements == 256,
+        };
+
+        cuda_builder_launch(builder, CUDA_KERNEL_round_columns,
+                            parts_of(args.in.ne[0], 256 * ROWS_OF_BLOCK) *
+                                    (uint64_t) cuda_rows(&step->sources[1]),
+                            &args, sizeof args);
+}
+
+static void group_launch(const struct cuda_product_args *product, uint64_t counts,
+                         struct cuda_builder *builder) {
+        struct cuda_group_args args = {
+                .ids = product->ids,
+                .fault = product->fault,
+                .step = product->step,
+                .group = product->group,
+                .list = product->list,
+                .counts = counts,
+                .groups = product->groups,
+                .experts = product->a.ne[2],
+        };
+
+        cuda_builder_launch(builder, CUDA_KERNEL_group_experts, 1, &args, sizeof args);
+}
+
+static void few_launch(const struct hr_step *step, const struct cuda_product_args *args,
+                       struct cuda_builder *builder) {
+        const struct hr_operand *out = &step->result;
+        uint64_t columns = has_experts(step) ? (uint64_t) out->ne[1]
+                                             : parts_of(out->ne[1], CUDA_STREAM_COLUMNS);
+
+        cuda_builder_launch(builder, few_kernel(args->a.type),
+                            parts_of(out->ne[0], ROWS_OF_BLOCK) * columns *
+                                    (uint64_t) (out->ne[2] * out->ne[3]),
+                            args, sizeof *args);
+}
+
+static void many_launch(const struct hr_step *step, const struct cuda_product_args *args,
+                        struct cuda_builder *builder) {
+        const struct hr_operand *out = &step->result;
+        enum cuda_kernel kernel = many_kernel(&step->sources[0], &step->sources[1]);
+        int64_t rows = kernel == CUDA_KERNEL_plain_tiles ? CUDA_FLOAT_ROWS : CUDA_TILE_ROWS;
+        uint64_t columns = parts_of(out->ne[1], CUDA_TILE_COLUMNS) *
+                           (uint64_t) (out->ne[2] * out->ne[3]);
+
+        if (has_experts(step))
+                columns = (uint64_t) args->groups;
+        cuda_builder_launch(builder, kernel, parts_of(out->ne[0], rows) * columns, args,
+                            sizeof *args);
+}
+
+static void product_prepare(const struct hr_step *step, struct cuda_builder *builder) {
+        uint64_t scratch = cuda_builder_scratch(builder);
+        struct layout layout = layout_of(step);
+        struct cuda_product_args args = {
+                .out = cuda_tensor_of(&step->result),
+                .a = cuda_tensor_of(&step->sources[0]),
+                .b = cuda_tensor_of(&step->sources[1]),
+                .ids = cuda_source_of(step, 2),
+                .bytes = scratch + layout.bytes,
+                .scales = scratch + layout.scales,
+                .group = scratch + layout.group,
+                .list = scratch + layout.list,
+        };
+
+        if (has_experts(step)) {
+                args.fault = cuda_builder_fault(builder);
+                args.step = cuda_builder_step(builder);
+        }
+        if (has_groups(step)) {
+                args.groups = group_count(step);
+                group_launch(&args, scratch + layout.counts, builder);
+        }
+        if (cuda_is_block(&step->sources[0]))
+                round_launch(step, &args, builder);
+        if (has_few_columns(step))
+                few_launch(step, &args, builder);
+        else
+                many_launch(step, &args, builder);
+}
+
+/* ---- Support --------------------------------------------------------------------------------- */
+
+static bool product_supports(const struct hr_step *step) {
+        const struct hr_operand *a = &step->sources[0], *b = &step->sources[1];
+
+        return step->source_count == 2 && is_weight(a) && cuda_is_float(b) && cuda_is_dense(b) &&
+               (b->type == HR_TYPE_F32 || cuda_is_float(a)) && step->result.type == HR_TYPE_F32 &&
+               cuda_is_dense(&step->result);
+}
+
+static bool experts_supports(const struct hr_step *step) {
+        const struct hr_operand *a = &step->sources[0], *b = &step->sources[1];
+
+        return step->source_count == 3 && is_weight(a) && b->type == HR_TYPE_F32 &&
+               cuda_is_dense(b) && step->sources[2].type == HR_TYPE_I32 &&
+               step->result.type == HR_TYPE_F32 && cuda_is_dense(&step->result) &&
+               pair_count(step) <= INT32_MAX && a->ne[2] <= INT32_MAX;
+}
+
+const struct cuda_op cuda_ops_product[] = {
+        { HR_OP_MUL_MAT, false, product_supports, product_prepare, product_scratch },
+        { HR_OP_MUL_MAT_ID, true, experts_supports, product_prepare, product_scratch },
+        { HR_OP_NONE, false, NULL, NULL, NULL },
+};
