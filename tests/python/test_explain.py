@@ -29,8 +29,8 @@ def message() -> pb.Explanation:
         reason_name=["first"], method_name=["input", "direct"], where_name=["none"],
         device_name=['a"b', "c\\d"], device_type=["GPU", "CPU"], device_memory=["m", "n"],
         device_splits=[1, 1], device_nodes=[2, 1], device_weights_bytes=[7, 0],
-        device_state_bytes=zeros, device_compute_bytes=zeros, device_scratch_bytes=zeros,
-        device_copies_bytes=zeros, device_staging_bytes=zeros,
+        device_state_bytes=[0, 8], device_compute_bytes=[31, 32], device_scratch_bytes=[4, 0],
+        device_copies_bytes=[9, 10], device_staging_bytes=[0, 6],
         name_length=list(map(len, encoded)), names=b"".join(encoded), op=[30, 31, 9999],
         tensor_device=[NONE, 0, 0, 1], tensor_cause=[0, 0, 1, 0], tensor_root=[0, 1, 1, 3],
         tensor_notes=[0, 1, 2, FALLBACK], tensor_bytes=[4] * 4, tensor_where=[0] * 4,
@@ -48,6 +48,12 @@ def test_text_of_odd_names_and_plans() -> None:
     assert lines[0] == "plan: 1 leaves, 3 nodes, 2 splits, 1 copies of 2 (memory), rules headrace"
     assert lines[1] == "cache: miss (shapes), first different tensor 2 y"
     assert "rules: pins 1" in lines
+    assert lines[3:5] == [
+        'device a"b (GPU, memory m): 1 splits, 2 nodes; bytes: weights 7, state 0, compute 31 '
+        "(copies 9), scratch 4, staging 0",
+        "device c\\d (CPU, memory n): 1 splits, 1 nodes; bytes: weights 0, state 8, compute 32 "
+        "(copies 10), scratch 0, staging 6",
+    ]
     assert "leaf 0 x: -, usr (pinned), no memory, 4 bytes" in lines
     assert '  node 0 1 q"\\n?->;{ ADD: a"b, usr (pinned), rule pins, no memory, 4 bytes' in lines
     assert '  node 1 2 y SUB: a"b, 1.wgt2 (weight 2 is there), rule writer, in 1' in lines
@@ -64,6 +70,15 @@ def test_graphviz_of_odd_names() -> None:
     assert graphs is not None and len(graphs) == 1
     clusters = graphs[0].get_subgraph_list()
     assert [len(cluster.get_node_list()) for cluster in clusters] == [2, 1]
+    head = graphs[0].get_label()
+    for words in ("3 nodes, 2 splits", "miss (shapes)", "weights 7, state 0, compute 31"):
+        assert words in head
+    nodes = [node for cluster in clusters for node in cluster.get_node_list()]
+    assert [node.get("peripheries") for node in nodes] == [None, None, "2"]
+    assert [found for found in ("rule pins", "rule writer") if found in nodes[1].get_label()] == [
+        "rule writer"
+    ]
+    assert "fallback" in nodes[2].get_label() and "rule pins" in nodes[0].get_label()
     if program := shutil.which("dot"):
         drawn = subprocess.run([program, "-Tsvg"], input=dot.encode(), capture_output=True)
         assert drawn.returncode == 0 and not drawn.stderr and b"<svg" in drawn.stdout

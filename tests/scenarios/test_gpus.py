@@ -187,3 +187,33 @@ def test_b038_weights_pass_a_stream_of_their_own(gpus: Any, copies: int) -> None
         assert copied >= 3 * EXPERTS * 4 * WIDTH * WIDTH
         check_arrivals(trace, 3)
         canary.check()
+
+
+@pytest.mark.parametrize("rules", ["headrace", "ggml"])
+def test_large_batches_on_host_weights_run_on_a_gpu(gpus: Any, rules: str) -> None:
+    """op_offload: the first GPU that asks takes the product, its weight travels, and the result has the
+    bits that it has on the host."""
+    width = 64
+    running = gpus()
+    x = [float(i % 7 - 3) for i in range(width * 256)]
+    weight = floats([float((i // width) == (i % width)) for i in range(width * width)])  # identity
+    with Conn(running.address) as conn:
+        held = conn.put("w", [("w", F32, [width, width], weight)], placement=[("*", "host")])
+
+        def product(rows: int, offload: bool) -> tuple[str | None, str]:
+            graph = Graph()
+            w = graph.leaf(raw.WEIGHT, F32, [width, width], "w")
+            graph.leaf(INPUT, F32, [width, rows], "x")
+            graph.node("MUL_MAT", F32, [width, rows], (w, 1), output=True)
+            reply = conn.submit(
+                graph, weights=[held.handle], op_offload=offload, rules=int(rules == "ggml")
+            )
+            _, body = conn.call(raw.EXPLAIN, pb.Explain(handle=reply.handle))
+            (node,) = Explanation(pb.Explanation.FromString(body)).nodes
+            data = x[: width * rows]
+            assert list(unfloats(conn.run(reply.handle, floats(data)))) == data
+            return node["device"], node["cause"]
+
+        assert product(256, True) == ("cpu0", "1.off")
+        assert product(256, False) == ("host", "1.wgt0")
+        assert product(2, True) == ("host", "1.wgt0")

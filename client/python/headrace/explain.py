@@ -267,6 +267,15 @@ class Explanation:
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
+        yield from self._head_lines()
+        for leaf in self.leaves:
+            yield f"leaf {tensor_words(leaf)}: {placed(leaf)}, {memory_words(leaf)}"
+        for group in self.experts:
+            yield expert_line(group)
+        for split in self.splits:
+            yield from self._split_lines(split)
+
+    def _head_lines(self) -> Iterator[str]:
         s = self.summary
         copies = f"{s['n_copies']} copies"
         if s["planned_copies"] != s["n_copies"]:
@@ -289,12 +298,6 @@ class Explanation:
             yield (
                 f"measured: {self.measured['runs']} runs, median {micro(self.measured['run_ns'])}"
             )
-        for leaf in self.leaves:
-            yield f"leaf {tensor_words(leaf)}: {placed(leaf)}, {memory_words(leaf)}"
-        for group in self.experts:
-            yield expert_line(group)
-        for split in self.splits:
-            yield from self._split_lines(split)
 
     def _cache_words(self) -> str:
         if self.cache["hit"]:
@@ -338,7 +341,8 @@ class Explanation:
             )
 
     def dot(self) -> str:
-        """Graphviz: a cluster per split, nodes coloured by device, edges for what is copied."""
+        """Graphviz: a cluster per split, nodes coloured by device (fallbacks with a double border),
+        edges for what is copied, and above all that the head of the text."""
         return "\n".join(self._dot_lines()) + "\n"
 
     def _dot_lines(self) -> Iterator[str]:
@@ -347,6 +351,7 @@ class Explanation:
         yield "  rankdir=TB; compound=true; newrank=true;"
         yield '  node [shape=box, style=filled, fontname="monospace", fontsize=9];'
         yield '  edge [fontname="monospace", fontsize=8];'
+        yield f"  label={quoted(chr(10).join(self._head_lines()))}; labelloc=t;"
         home: dict[int, str] = {leaf["id"]: f"leaf{leaf['id']}" for leaf in self.leaves}
         anchors: dict[int, str] = {}
         for split in self.splits:
@@ -354,9 +359,13 @@ class Explanation:
             yield f"    label={quoted(split_label(split))}; color=gray;"
             for node in self.nodes[split["start"] : split["end"]]:
                 home[node["id"]] = anchors[split["index"]] = f"node{node['index']}"
-                label = f"{node['index']} {node['op']}\n{node['name']}\n{node['cause']}"
+                words = [f"{node['index']} {node['op']}", node["name"], node["cause"]]
+                words += [f"rule {rule}" for rule in node["rules"]]
+                words += ["fallback"] * node["fallback"]
+                label = "\n".join(words)
                 colour = colours.get(node["device"] or "", "white")
                 style = f"label={quoted(label)}, fillcolor={quoted(colour)}"
+                style += ", peripheries=2" * node["fallback"]
                 yield f"    node{node['index']} [{style}];"
             yield "  }"
         used = {copy["tensor"] for split in self.splits for copy in split["inputs"]}

@@ -94,7 +94,6 @@ HR_TEST(rule_no_cut_at_thirty) {
         int32_t *pins;
 
         world_init(&world, wide_graph(100, &pins), 1, false);
-        memcpy(world.pins, pins, world.graph->leaf_count + world.graph->node_count * sizeof *pins);
         memcpy(world.pins, pins,
                (world.graph->leaf_count + world.graph->node_count) * sizeof *pins);
         HR_EXPECT_EQ(world_plan(&world, HR_RULES_GGML)->split_count, 5);
@@ -316,6 +315,47 @@ HR_TEST(rule_label_needs_a_reader_only) {
         world.in.options.rules = HR_RULES_GGML;
         HR_EXPECT_EQ(hr_plan_make(&world.in, NULL, &plan), HR_E_UNSUPPORTED);
         world_deinit(&world);
+}
+
+/* What the client gives is taken before anything else is waited for, wherever it stands in the list
+ * of inputs: the copies come direct, or in halves through the host. */
+HR_TEST(run_inputs_come_before_those_of_other_devices) {
+        for (uint32_t form = 0; form < 6; ++form) {
+                struct sketch sketch;
+                struct world world;
+                uint64_t copies[2] = {0};
+                uint32_t x, y, a, b, first, taken = 0, waited = 0, second = 0;
+
+                sketch_init(&sketch, 4);
+                x = sketch_leaf(&sketch, HR_LEAF_INPUT, "x");
+                y = sketch_leaf(&sketch, HR_LEAF_INPUT, "y");
+                a = sketch_node(&sketch, HR_OP_ADD, x, x, 1);
+                b = sketch_node(&sketch, HR_OP_SUB, a, y, 0);
+                sketch_output(&sketch, sketch_node(&sketch, HR_OP_MUL, b, x, 0));
+                world_init(&world, sketch_finish(&sketch), 1, false);
+                memcpy(world.pins, sketch.pins, sketch.tensor_count * sizeof *sketch.pins);
+                world.in.copies = form % 2 ? copies : NULL;
+                world.in.options.n_copies = 1 + form / 2;
+                (void) world_plan(&world, HR_RULES_HEADRACE);
+                HR_EXPECT_EQ(world.plan->splits[1].device, 0);
+                first = world.plan->inputs[world.plan->splits[1].input_first];
+                HR_EXPECT_EQ(world.plan->copies[first].tensor, a);
+                for (uint32_t c = 0; c < world.plan->tape.count; ++c) {
+                        const struct hr_command *command = &world.plan->tape.commands[c];
+
+                        if (command->device != 0)
+                                continue;
+                        taken += command->code == HR_COMMAND_INPUT;
+                        if (command->code == HR_COMMAND_WAIT && waited++ == 0)
+                                HR_EXPECT_EQ(taken, 2);
+                        second += command->code == HR_COMMAND_WRITE;
+                }
+                HR_EXPECT_EQ(taken, 2);
+                HR_EXPECT(waited > 0);
+                HR_EXPECT_EQ(second, form % 2);
+                world_deinit(&world);
+                sketch_deinit(&sketch);
+        }
 }
 
 HR_TEST(strict_refuses_a_fallback) {
