@@ -127,7 +127,7 @@ struct hr_config {
         const char *revocation; /* "abort" or "finish" */
         uint64_t heartbeat_ns;  /* between two */
         uint64_t trace_spans;   /* that the loop and each queue keep; 0 = none */
-        struct hr_address metrics; /* where HTTP answers /metrics, /live and /ready */
+        struct hr_address metrics; /* where HTTP answers */
         /* [listen] */
         char *unix_path;             /* NULL = no Unix socket */
         uint64_t unix_mode;          /* permission bits, e.g. 0660 */

@@ -147,6 +147,7 @@ struct hr_engine_stats {
         uint64_t jobs, jobs_on_loop; /* started; of these RUN, TRANSFER, SYNC started by the loop */
         uint64_t waits;              /* starts that found no slot */
         uint64_t turn_waits;         /* ... that found their devices busy with other runs */
+        uint64_t lag_max_ns;         /* the longest that work has waited for the engine's thread */
 };
 
 HR_NODISCARD hr_status hr_engine_new(const struct hr_engine_config *config, struct hr_diag *diag,

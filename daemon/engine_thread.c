@@ -20,8 +20,12 @@ static struct hr_job *work_take(struct hr_engine *engine) {
 
         hr_engine_turn_take(engine);
         place = hr_list_pop(&engine->work);
-        if (place)
+        if (place) {
+                const uint64_t waited_ns = hr_clock_now_ns() - place_job(place)->posted_ns;
+
                 engine->stats.jobs++;
+                engine->stats.lag_max_ns = HR_MAX(engine->stats.lag_max_ns, waited_ns);
+        }
         hr_engine_turn_give(engine);
         return place ? place_job(place) : NULL;
 }

@@ -10,6 +10,7 @@
 #ifdef HR_HAVE_HTTP
 
 #include <microhttpd.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -145,6 +146,34 @@ static enum MHD_Result ready_answer(struct hr_http *http, struct MHD_Connection 
                      "text/plain; charset=utf-8", text, strlen(text), MHD_RESPMEM_MUST_FREE);
 }
 
+/* A line per device that is not well. */
+static enum MHD_Result degraded_answer(struct hr_http *http, struct MHD_Connection *connection) {
+        struct hr_server *server = http->server;
+        char *text = NULL;
+        size_t bytes = 0;
+        FILE *out;
+
+        if (!hr_server_is_degraded(server))
+                return reply_words(connection, MHD_HTTP_OK, "not degraded\n");
+        out = open_memstream(&text, &bytes);
+        if (!out)
+                return MHD_NO;
+        for (uint32_t i = 0; i < server->device_count; i++) {
+                struct hr_device_health health;
+
+                hr_heartbeat_device(server->heartbeat, i, &health);
+                if (health.health != HR_HEALTH_OK && health.health != HR_HEALTH_STARTING)
+                        fprintf(out, "device %s: %s\n", server->devices[i]->props.name,
+                                hr_health_name(health.health));
+        }
+        if (fclose(out) != 0) {
+                free(text);
+                return MHD_NO;
+        }
+        return reply(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", text,
+                     bytes, MHD_RESPMEM_MUST_FREE);
+}
+
 /* Called for a request's header, for what it carries, which nobody wants, and at its end. */
 static enum MHD_Result request_cb(void *arg, struct MHD_Connection *connection, const char *url,
                                   const char *method, const char *version, const char *data,
@@ -179,7 +208,9 @@ static enum MHD_Result request_cb(void *arg, struct MHD_Connection *connection, 
                 return reply_words(connection, MHD_HTTP_OK, "live\n");
         if (strcmp(url, "/ready") == 0)
                 return ready_answer(http, connection);
-        return reply_words(connection, MHD_HTTP_NOT_FOUND, "/metrics, /live or /ready\n");
+        if (strcmp(url, "/degraded") == 0)
+                return degraded_answer(http, connection);
+        return reply_words(connection, MHD_HTTP_NOT_FOUND, "/metrics, /live, /ready or /degraded\n");
 }
 
 static void completed_cb(void *arg, struct MHD_Connection *connection, void **context,

@@ -4,6 +4,7 @@
  *   GET /metrics  the figures in Prometheus' text format
  *   GET /live     200 while the loop turns
  *   GET /ready    200 while new requests are taken and required devices compute; else 503 and why
+ *   GET /degraded 200 while every device is well; else 503 and which are not
  *
  * There is no authentication: bind it where only the monitoring reaches it. Served by the loop,
  * through libmicrohttpd; a build without that refuses the key. Thread: loop.

@@ -212,6 +212,7 @@ static void put_engine(struct hr_metrics *list) {
                             "event=\"not_written\"");
         put(list, "graphs", list->graphs);
         put(list, "engine_jobs_total", list->engine.jobs);
+        hr_metrics_put(list, "engine_lag_seconds_max", "", (double) list->engine.lag_max_ns / 1e9);
         put(list, "engine_slot_waits_total", list->engine.waits);
         put(list, "engine_device_waits_total", list->engine.turn_waits);
 }

@@ -6,6 +6,7 @@ as soon as a file of their name lies in a folder, and a CPU.
 
 from __future__ import annotations
 
+import http.client
 import re
 import struct
 import subprocess
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 import raw
 from raw import F32, INPUT, STATE, WEIGHT, Conn, Graph, pb
-from run_daemon import Daemon, build_folder, device
+from run_daemon import Daemon, build_folder, device, free_port
 
 import headrace
 from headrace import errors
@@ -27,9 +28,10 @@ WIDTH = 32
 
 
 class Fleet:
-    def __init__(self, daemon: Daemon, folder: Path) -> None:
+    def __init__(self, daemon: Daemon, folder: Path, port: int) -> None:
         self.daemon, self.folder = daemon, folder
         self.address = daemon.address
+        self.http = port
 
     def lose(self, name: str) -> None:
         (self.folder / name).touch()
@@ -40,6 +42,7 @@ def fleet(launch: Callable[..., Daemon], tmp_path: Path) -> Iterator[Fleet]:
     program = build_folder() / "tests" / "fake" / "headraced-fake"
     if not program.exists():
         pytest.skip(f"no {program}: a build without the option fake")
+    port = free_port()
     daemon = launch(
         program=program,
         variables={"HEADRACE_FAKE_LOSE": str(tmp_path)},
@@ -49,9 +52,9 @@ def fleet(launch: Callable[..., Daemon], tmp_path: Path) -> Iterator[Fleet]:
             device("cpu0", backend="cpu", threads=1),
         ),
         # A run is to find that a device is lost, not the pulse between two of them.
-        sections={"daemon": {"heartbeat": "3600s"}},
+        sections={"daemon": {"heartbeat": "3600s", "metrics": f"127.0.0.1:{port}"}},
     )
-    yield Fleet(daemon, tmp_path)
+    yield Fleet(daemon, tmp_path, port)
 
 
 def floats(value: float) -> bytes:
@@ -117,6 +120,27 @@ def test_runs_fail_and_the_graph_is_planned_anew(fleet: Fleet) -> None:
             assert [(d.name, d.memory_total) for d in lost] == [("fake0", 0)]
         assert conn.stats()['graph_evictions_total{reason="device_lost"}'] >= 1
     assert re.search(r"1 of 3 devices lost and retired", fleet.daemon.log())
+
+
+def test_health_tells_which_device_is_lost(fleet: Fleet) -> None:
+    """Degraded in the figures and over HTTP; not ready, as the device is required."""
+    with Conn(fleet.address) as conn:
+        there = conn.submit(chain(), pins=pins(a="fake0", b="fake1", c="cpu0"))
+        assert run(conn, there.handle, 1.5) == 12.0
+        assert ask(fleet.http, "/degraded") == (200, "not degraded\n")
+        fleet.lose("fake0")
+        error_of(conn, raw.RUN, pb.Run(handle=there.handle), floats(1.0))
+        assert conn.stats()["degraded"] == 1 and conn.stats()["ready"] == 0
+    assert ask(fleet.http, "/degraded") == (503, "device fake0: lost\n")
+    assert ask(fleet.http, "/ready") == (503, "a device is lost\n")
+    assert ask(fleet.http, "/live") == (200, "live\n")
+
+
+def ask(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
 
 
 def test_many_runs_in_flight_each_end_once(fleet: Fleet) -> None:

@@ -139,6 +139,7 @@ def test_health_and_what_is_not_there(watched: tuple[Daemon, str]) -> None:
     while seen == (503, "a device has not computed anything yet\n"):
         seen = get(url + "/ready")
     assert seen == (200, "ready\n")
+    assert get(url + "/degraded") == (200, "not degraded\n")
     assert get(url + "/")[0] == 404
     request = urllib.request.Request(url + "/metrics", data=b"x" * 100000, method="POST")
     with pytest.raises(urllib.error.HTTPError) as caught:
