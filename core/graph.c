@@ -46,6 +46,17 @@ hr_status hr_graph_new(const struct hr_graph_sizes *sizes, struct hr_diag *diag,
         return HR_OK;
 }
 
+uint64_t hr_graph_memory_bytes(const struct hr_graph *graph) {
+        const uint64_t tensors = (uint64_t) graph->leaf_count + graph->node_count +
+                                 graph->extra_count;
+
+        return sizeof *graph + tensors * sizeof *graph->tensors +
+               graph->source_count * sizeof *graph->sources +
+               (tensors + 1) * sizeof *graph->name_offsets + graph->name_offsets[tensors] +
+               ((uint64_t) graph->leaf_count + 1) * sizeof *graph->constant_offsets +
+               graph->constant_offsets[graph->leaf_count];
+}
+
 struct hr_graph *hr_graph_ref(struct hr_graph *graph) {
         HR_ASSERT(atomic_load(&graph->refs) > 0);
         atomic_fetch_add(&graph->refs, 1);

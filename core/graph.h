@@ -71,6 +71,8 @@ static inline const struct hr_tensor *hr_graph_source_tensor(const struct hr_gra
         return id == HR_TENSOR_NONE ? NULL : &graph->tensors[id];
 }
 
+/* What it takes of the host's memory. */
+uint64_t hr_graph_memory_bytes(const struct hr_graph *graph);
 /* A tensor's name; not terminated. */
 const char *hr_graph_name(const struct hr_graph *graph, uint32_t tensor, size_t *ret_bytes);
 /* Hash of everything stored (names and constants too): equal before and after any planning. */

@@ -84,6 +84,7 @@ struct hr_graph_object {
         struct hr_list idle_runs;
         uint32_t idle_run_count;
         uint64_t measure_charge; /* of the session's buffer_bytes */
+        uint64_t plan_charge;    /* of its plan_bytes */
 };
 struct hr_graph_object *hr_graph_object(struct hr_object *object);
 
@@ -130,6 +131,11 @@ struct hr_binding {
 /* Takes the objects that the arguments name, and checks them against limits. Thread: loop. */
 HR_NODISCARD hr_status hr_binding_begin(struct hr_request *request, struct hr_binding *binding,
                                         struct hr_diag *diag);
+/* The object is bound to what the binding names. Thread: loop. HR_E_EXHAUSTED. */
+HR_NODISCARD hr_status hr_binding_hold(const struct hr_binding *binding, struct hr_object *object,
+                                       struct hr_diag *diag);
+/* Host memory of what the work has made of it. */
+uint64_t hr_binding_plan_bytes(const struct hr_graph *graph, const struct hr_plan *plan);
 /* Gives back what the loop holds of it. Thread: loop. */
 void hr_binding_release(struct hr_binding *binding);
 /* Decodes, validates, finds homes, plans. Thread: engine, without the turn. */

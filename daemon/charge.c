@@ -18,6 +18,7 @@ static const struct {
         ROW(BUFFER_BYTES, buffer_bytes),
         ROW(UPLOADS, uploads),
         ROW(WEIGHT_BYTES, weight_bytes),
+        ROW(PLAN_BYTES, plan_bytes),
         ROW(DEVICE_BYTES, device_bytes),
         ROW(SESSIONS, sessions),
         ROW(CONNECTIONS, connections),

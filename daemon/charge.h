@@ -22,6 +22,7 @@ typedef enum hr_charge_kind {
         HR_CHARGE_BUFFER_BYTES, /* bodies in flight and buffers of runs */
         HR_CHARGE_UPLOADS,      /* loads, too */
         HR_CHARGE_WEIGHT_BYTES, /* of the sets behind handles: by each who holds one */
+        HR_CHARGE_PLAN_BYTES,   /* host memory of graphs and plans: by each handle on one */
         HR_CHARGE_DEVICE_BYTES, /* compute memory of graphs, on all devices. By a budget */
         HR_CHARGE_SESSIONS,     /* of a principal */
         HR_CHARGE_CONNECTIONS,  /* likewise, after the hello */

@@ -34,7 +34,7 @@ struct hr_limits {
         uint64_t upload_bytes, output_queue_bytes, run_bytes, copies;
         /* The others. */
         uint64_t device_runs, device_ahead_ns;
-        uint64_t taps, pins, session_device_bytes, session_buffer_bytes;
+        uint64_t taps, pins, session_device_bytes, session_buffer_bytes, session_plan_bytes;
         uint64_t weights_bytes, weights_tensors, session_weights, session_uploads, kept_sets;
         uint64_t session_regions, principal_regions;
         uint64_t upload_window_bytes, resident_bytes;
@@ -45,7 +45,7 @@ struct hr_limits {
         uint64_t principal_graphs, principal_reservations, principal_runs, principal_uploads;
         uint64_t principal_state_bytes, principal_buffer_bytes, principal_upload_bytes;
         uint64_t principal_weight_bytes, principal_device_bytes, principal_output_bytes;
-        uint64_t principal_descriptors;
+        uint64_t principal_plan_bytes, principal_descriptors;
         uint64_t principal_misses, principal_cancels; /* per second */
         uint64_t connections, greetings, connection_requests, backlog;
         uint64_t hello_timeout_ns, refusal_delay_ns, progress_timeout_ns, output_timeout_ns, tap_timeout_ns;

@@ -141,6 +141,9 @@
 /* ---- Connections
  * ------------------------------------------------------------------------------ */
 
+/* Host memory of graphs and plans, by each handle on them: a plan of a language model takes a MiB. */
+#define HR_DEFAULT_SESSION_PLAN_BYTES (4 * HR_GIB)
+#define HR_DEFAULT_PRINCIPAL_PLAN_BYTES (32 * HR_GIB)
 /* Requests of one principal, per second, for what is not there: a client of many sessions that comes
  * back to a daemon without its handles asks for some hundreds. Whoever guesses the 32 random bits of a
  * handle at this rate needs fifty days. */

@@ -77,6 +77,16 @@ hr_status hr_binding_begin(struct hr_request *request, struct hr_binding *bindin
                             &binding->states);
 }
 
+hr_status hr_binding_hold(const struct hr_binding *binding, struct hr_object *object,
+                          struct hr_diag *diag) {
+        HR_TRY(hr_object_hold(object, binding->weights, binding->submit.weight_count, diag));
+        return hr_object_hold(object, binding->states, binding->submit.state_count, diag);
+}
+
+uint64_t hr_binding_plan_bytes(const struct hr_graph *graph, const struct hr_plan *plan) {
+        return hr_graph_memory_bytes(graph) + hr_plan_summary(plan).memory_bytes;
+}
+
 void hr_binding_release(struct hr_binding *binding) {
         for (uint32_t i = 0; binding->weights && i < binding->submit.weight_count; i++)
                 (void) hr_object_unref(binding->weights[i]);
@@ -205,12 +215,18 @@ static hr_status submit_reply(struct hr_request *request, uint64_t handle,
 static hr_status submit_finish(struct hr_request *request, struct hr_diag *diag) {
         struct hr_binding *binding = request->context;
         struct hr_graph_object *object = hr_graph_object(request->object);
+        uint64_t plan_bytes;
 
         request->server->stats.reallocs += binding->reallocs;
         HR_TRY(hr_session_charge_buffer(request->session, request->reply_bytes, diag));
         request->buffer_charge += request->reply_bytes;
         if (binding->submit.dry_run)
                 return submit_reply(request, 0, binding->plan, diag);
+        plan_bytes = hr_binding_plan_bytes(hr_graph_entry_graph(object->entry), object->plan);
+        HR_TRY(hr_session_charge(request->session, HR_CHARGE_PLAN_BYTES, plan_bytes,
+                                 request->server->config->limits.session_plan_bytes, diag));
+        object->plan_charge = plan_bytes;
+        HR_TRY(hr_binding_hold(binding, &object->base, diag));
         HR_TRY(hr_evict_for_handle(request->session, request->server->config->limits.session_graphs,
                                    diag));
         HR_TRY(hr_session_publish(request->session, &object->base, diag));

@@ -20,6 +20,7 @@ struct reservation {
         struct hr_bound_graph **graphs; /* the engine's */
         uint32_t graph_count;
         bool counted; /* by the workspace */
+        uint64_t plan_charge; /* of the session's plan_bytes */
 };
 
 /* In the request's arena. */
@@ -61,8 +62,11 @@ static void close_work(struct hr_job *job) {
 }
 
 static void reservation_free(struct hr_object *base) {
-        free(reservation_of(base)->graphs);
-        free(base);
+        struct reservation *reservation = reservation_of(base);
+
+        hr_session_discharge(base->session, HR_CHARGE_PLAN_BYTES, reservation->plan_charge);
+        free(reservation->graphs);
+        free(reservation);
 }
 
 /* ---- taking it in ---------------------------------------------------------------------------- */
@@ -326,10 +330,21 @@ static hr_status reserve_reply(struct hr_request *request, uint64_t handle, stru
 }
 
 static hr_status reserve_finish(struct hr_request *request, struct hr_diag *diag) {
+        const struct reserving *reserving = request->context;
         struct hr_object *object = request->object;
+        uint64_t plan_bytes = 0;
 
         if (!object)
                 return reserve_reply(request, 0, diag);
+        for (uint32_t i = 0; i < reserving->count; i++) {
+                const struct hr_bound_graph *graph = reservation_of(object)->graphs[i];
+
+                HR_TRY(hr_binding_hold(&reserving->bindings[i], object, diag));
+                plan_bytes += hr_binding_plan_bytes(hr_graph_entry_graph(graph->entry), graph->plan);
+        }
+        HR_TRY(hr_session_charge(request->session, HR_CHARGE_PLAN_BYTES, plan_bytes,
+                                 request->server->config->limits.session_plan_bytes, diag));
+        reservation_of(object)->plan_charge = plan_bytes;
         HR_TRY(hr_session_publish(request->session, object, diag));
         (void) hr_object_ref(object); /* the handle's */
         return reserve_reply(request, object->handle, diag);

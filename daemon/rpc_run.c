@@ -116,6 +116,7 @@ void hr_graph_object_free(struct hr_object *base) {
         while ((link = hr_list_pop(&object->idle_runs)))
                 (void) run_free(object, HR_CONTAINER_OF(link, struct hr_graph_run, link));
         hr_session_discharge(object->base.session, HR_CHARGE_BUFFER_BYTES, object->measure_charge);
+        hr_session_discharge(object->base.session, HR_CHARGE_PLAN_BYTES, object->plan_charge);
         free(object->input_bytes);
         free(object->output_bytes);
         free(object->shares);

@@ -175,6 +175,8 @@ static void limits_fill(const struct hr_config *config, struct hr_wire_limits *r
                 .state_tensors_max = limits->state_tensors,
                 .principal_misses_max = limits->principal_misses,
                 .principal_cancels_max = limits->principal_cancels,
+                .session_plan_bytes_max = limits->session_plan_bytes,
+                .principal_plan_bytes_max = limits->principal_plan_bytes,
                 .session_grace_ms = config->session_grace_ns / HR_NS_PER_MS,
         };
 }

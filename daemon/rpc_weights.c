@@ -70,6 +70,10 @@ void hr_making_release(struct hr_request *request) {
                 return;
         hr_progress_end(&making->progress);
         making->holding = hr_holding_unref(making->holding);
+        making->file = hr_weights_file_free(making->file);
+        if (making->has_descriptor)
+                hr_account_discharge(NULL, &request->session->principal->account,
+                                     HR_CHARGE_DESCRIPTORS, 1);
         hr_session_discharge(request->session, HR_CHARGE_UPLOADS, 1);
 }
 
@@ -201,8 +205,13 @@ static hr_status load_begin(struct hr_request *request, struct hr_wire_span mess
         (void) header;
         HR_TRY(hr_making_begin(request, diag, &making));
         HR_TRY(hr_wire_weights_load_decode(message, &request->arena, diag, &making->load));
-        if (making->load.path[0] != '\0') /* else a set that is there */
+        if (making->load.path[0] != '\0') { /* else a set that is there */
                 HR_TRY(hr_principal_check(request->session->principal, HR_PERMIT_LOAD, diag));
+                HR_TRY(hr_account_charge(NULL, &request->session->principal->account,
+                                         &request->server->config->limits, HR_CHARGE_DESCRIPTORS, 1,
+                                         0, diag));
+                making->has_descriptor = true;
+        }
         return hr_making_rules(request, making, making->load.rules, making->load.rule_count, diag);
 }
 
@@ -221,32 +230,18 @@ static hr_status load_by_name(struct hr_request *request, struct hr_diag *diag) 
         return HR_OK;
 }
 
-/* Thread: engine. The kept job ends with a failure. */
-static void load_fail(struct making *making, hr_status status, const struct hr_diag *diag) {
-        struct hr_job *job = HR_STEAL(making->kept);
-
-        job->status = status;
-        job->diag = *diag;
-        hr_engine_job_end(job);
-}
-
-/* Thread: engine. */
+/* What the file holds is known: the loop charges it before any memory is taken. Thread: engine. */
 static void load_opened(void *arg, hr_status status, const struct hr_diag *opened,
                         struct hr_weights_file *file) {
         struct hr_request *request = arg;
         struct making *making = request->context;
-        struct hr_diag diag = *opened;
+        struct hr_job *job = HR_STEAL(making->kept);
 
         making->opening = NULL;
-        if (status == HR_OK) {
-                making->store_job.done = hr_making_done;
-                making->store_job.arg = request;
-                status = hr_weights_load(hr_engine_store(request->server->engine), file,
-                                         making->load.name, making->rules, making->rule_count,
-                                         &making->store_job, &diag);
-        }
-        if (status != HR_OK)
-                load_fail(making, status, &diag);
+        making->file = file;
+        job->status = status;
+        job->diag = *opened;
+        hr_engine_job_end(job);
 }
 
 /* Thread: engine. */
@@ -283,6 +278,22 @@ static void load_work(struct hr_job *job) {
                 hr_making_wait(making, job);
 }
 
+/* Thread: engine. */
+static void load_place_work(struct hr_job *job) {
+        struct hr_request *request = job->arg;
+        struct making *making = request->context;
+
+        making->store_job.done = hr_making_done;
+        making->store_job.arg = request;
+        job->status = hr_weights_load(hr_engine_store(request->server->engine),
+                                      HR_STEAL(making->file), making->load.name, making->rules,
+                                      making->rule_count, &making->store_job, &job->diag);
+        if (job->status != HR_OK)
+                hr_engine_job_end(job);
+        else
+                hr_making_wait(making, job);
+}
+
 static hr_status load_finish(struct hr_request *request, struct hr_diag *diag) {
         struct hr_server *server = request->server;
         struct making *making = request->context;
@@ -295,8 +306,9 @@ static hr_status load_finish(struct hr_request *request, struct hr_diag *diag) {
         size_t bytes = 0;
 
         hr_progress_complete(&making->progress);
-        HR_TRY(hr_object_charge(request->object, HR_CHARGE_WEIGHT_BYTES, set->bytes,
-                                UINT64_MAX, diag));
+        if (request->object->bytes == 0) /* a set that was there */
+                HR_TRY(hr_object_charge(request->object, HR_CHARGE_WEIGHT_BYTES, set->bytes,
+                                        UINT64_MAX, diag));
         HR_TRY(hr_rpc_placed(request, &set->placement, diag, &reply.placed, &reply.placed_count));
         HR_TRY(hr_making_publish(request, &reply.set, diag));
         HR_TRY(hr_wire_load_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,
@@ -309,13 +321,35 @@ static void load_done(struct hr_job *job) {
         hr_request_finish(job, load_finish);
 }
 
+/* The file is open: charges for what it holds, then has it placed and read. */
+static hr_status load_charge(struct hr_request *request, struct hr_diag *diag) {
+        struct making *making = request->context;
+
+        if (!making->file)
+                return load_finish(request, diag);
+        HR_TRY(hr_object_charge(request->object, HR_CHARGE_WEIGHT_BYTES,
+                                hr_weights_file_bytes(making->file), UINT64_MAX, diag));
+        making->wait = (struct hr_job){
+                .kind = HR_JOB_WORK,
+                .work = load_place_work,
+                .cancel = hr_making_cancel,
+                .done = load_done,
+        };
+        hr_request_post(request, &making->wait);
+        return HR_OK;
+}
+
+static void load_opened_done(struct hr_job *job) {
+        hr_request_finish(job, load_charge);
+}
+
 static hr_status load_start(struct hr_request *request, struct hr_diag *diag) {
         (void) diag;
         hr_making_tell(request, "load");
         request->job.kind = HR_JOB_WORK;
         request->job.work = load_work;
         request->job.cancel = hr_making_cancel;
-        request->job.done = load_done;
+        request->job.done = load_opened_done;
         hr_request_post(request, &request->job);
         return HR_OK;
 }

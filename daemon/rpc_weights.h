@@ -22,9 +22,11 @@ struct making {
         struct hr_placement_rule *rules;
         uint32_t rule_count;
         struct hr_weights_job store_job;
-        struct hr_job wait;                 /* PUT: the second job */
+        struct hr_job wait;                 /* the second job */
         struct hr_job *kept;                /* engine: the job that the end of store_job ends */
         struct hr_weights_opening *opening; /* engine: LOAD, until the file is open */
+        struct hr_weights_file *file;       /* LOAD: open, until it has been charged */
+        bool has_descriptor;                /* LOAD: charged for it */
         bool ended;                         /* engine: the end came before anybody waited */
         struct hr_holding *holding;         /* PUT: referenced */
         struct hr_upload *upload;       /* engine's result: referenced; NULL = nothing is to come */

@@ -166,6 +166,21 @@ hr_status hr_object_charge(struct hr_object *object, hr_charge_kind kind, uint64
         return HR_OK;
 }
 
+hr_status hr_object_hold(struct hr_object *object, struct hr_object *const *others, uint32_t count,
+                         struct hr_diag *diag) {
+        struct hr_object **held;
+
+        if (count == 0)
+                return HR_OK;
+        held = reallocarray(object->held, (size_t) object->held_count + count, sizeof *held);
+        if (!held)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for what a graph is bound to");
+        object->held = held;
+        for (uint32_t i = 0; i < count; i++)
+                held[object->held_count++] = hr_object_ref(others[i]);
+        return HR_OK;
+}
+
 struct hr_object *hr_object_ref(struct hr_object *object) {
         HR_ASSERT(object->refs > 0);
         object->refs++;
@@ -184,6 +199,9 @@ void hr_object_closed(struct hr_object *object) {
         hr_object_discharge(object);
         hr_session_discharge(session, object->bytes_kind, object->bytes);
         object->holding = hr_holding_unref(object->holding);
+        for (uint32_t i = 0; i < object->held_count; i++)
+                (void) hr_object_unref(object->held[i]);
+        free(object->held);
         hr_discharge(&session->server->stats.objects, 1);
         if (object->free)
                 object->free(object);

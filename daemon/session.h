@@ -7,7 +7,7 @@
  * more.
  *
  * Objects. What a handle leads to is counted by the loop: the handle is one reference, each request
- * in flight that uses it another. With the last one a job goes to the engine, which frees what is
+ * in flight that uses it another, and so has each object that is bound to it. With the last one a job goes to the engine, which frees what is
  * the engine's; when that job is back the charge is returned. So nothing a device may still touch
  * is freed early, and quotas are exact.
  *
@@ -74,6 +74,8 @@ struct hr_object {
         struct hr_holding *holding; /* referenced: what an uploaded set is charged as */
         bool is_discharged;       /* no longer counted under its kind */
         struct hr_list used_link; /* a graph with a handle: in session->graphs */
+        struct hr_object **held;  /* referenced: what it needs as long as it is there */
+        uint32_t held_count;
         /* Closing. `close` frees what is the engine's (thread: engine), `free` the rest (loop). */
         hr_job_fn close;
         void (*free)(struct hr_object *object); /* NULL: free() */
@@ -88,6 +90,10 @@ HR_NODISCARD hr_status hr_object_new(struct hr_session *session, hr_object_kind 
 /* Charges what the object holds, until it has closed; once. limit: the session's. HR_E_EXHAUSTED. */
 HR_NODISCARD hr_status hr_object_charge(struct hr_object *object, hr_charge_kind kind,
                                         uint64_t bytes, uint64_t limit, struct hr_diag *diag);
+/* What it is bound to stays, and stays charged, until it has closed, whoever drops the handles.
+ * HR_E_EXHAUSTED: it holds none of them. */
+HR_NODISCARD hr_status hr_object_hold(struct hr_object *object, struct hr_object *const *others,
+                                      uint32_t count, struct hr_diag *diag);
 /* Takes it out of its kind's count, ahead of its closing. Idempotent. */
 void hr_object_discharge(struct hr_object *object);
 struct hr_object *hr_object_ref(struct hr_object *object);

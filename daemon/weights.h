@@ -205,6 +205,8 @@ HR_NODISCARD hr_status hr_weights_file_open(const struct hr_weights_file_config 
                                             const char *path, struct hr_diag *diag,
                                             struct hr_weights_file **ret_file);
 struct hr_weights_file *hr_weights_file_free(struct hr_weights_file *file);
+/* Of all its tensors. */
+uint64_t hr_weights_file_bytes(const struct hr_weights_file *file);
 
 struct hr_weights_opening;
 /* The file is the callee's; NULL when status is not HR_OK. Thread: engine. */

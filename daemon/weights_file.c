@@ -31,6 +31,14 @@ struct hr_weights_file *hr_weights_file_free(struct hr_weights_file *file) {
         return NULL;
 }
 
+uint64_t hr_weights_file_bytes(const struct hr_weights_file *file) {
+        uint64_t bytes = 0;
+
+        for (uint32_t i = 0; i < file->tensors->tensor_count; i++)
+                bytes += file->tensors->tensors[i].bytes;
+        return bytes;
+}
+
 static hr_status file_map(struct hr_weights_file *file, struct hr_diag *diag) {
         struct stat facts;
         void *base;

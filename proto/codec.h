@@ -75,7 +75,8 @@ struct hr_wire_limits {
                 principal_upload_bytes_max, principal_descriptors_max;
         uint64_t session_regions_max, principal_regions_max, taps_max, pins_max, weights_bytes_max,
                 weights_tensors_max, metadata_bytes_max, manifest_bytes_max, placement_rules_max,
-                state_tensors_max, principal_misses_max, principal_cancels_max;
+                state_tensors_max, principal_misses_max, principal_cancels_max,
+                session_plan_bytes_max, principal_plan_bytes_max;
 };
 
 struct hr_wire_hello_reply {

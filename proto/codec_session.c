@@ -115,6 +115,8 @@ static bool device_put(pb_ostream_t *stream, const void *data, uint32_t index) {
                 (to)->state_tensors_max = (from)->state_tensors_max;                               \
                 (to)->principal_misses_max = (from)->principal_misses_max;                         \
                 (to)->principal_cancels_max = (from)->principal_cancels_max;                       \
+                (to)->session_plan_bytes_max = (from)->session_plan_bytes_max;                     \
+                (to)->principal_plan_bytes_max = (from)->principal_plan_bytes_max;                 \
                 (to)->session_grace_ms = (from)->session_grace_ms;                                 \
         } while (0)
 

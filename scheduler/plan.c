@@ -321,6 +321,7 @@ struct hr_plan_summary hr_plan_summary(const struct hr_plan *plan) {
                 .tap_count = plan->tap_count,
                 .tap_bytes = plan->tap_bytes,
                 .fallback_nodes = plan->fallback_nodes,
+                .memory_bytes = sizeof *plan + plan->arena.used_bytes,
         };
 }
 

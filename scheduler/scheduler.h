@@ -118,6 +118,7 @@ struct hr_plan_summary {
         uint64_t tap_bytes;           /* of the largest */
         uint32_t fallback_nodes;      /* that run on the last device although a weight lives
                                        * elsewhere */
+        uint64_t memory_bytes;        /* of the plan itself, on the host */
 };
 struct hr_plan_summary hr_plan_summary(const struct hr_plan *plan);
 /* The tensor behind a tap: the tap-th of the request. */

@@ -10,6 +10,7 @@ import secrets
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import headrace
@@ -19,6 +20,7 @@ import raw
 from headrace import errors
 from raw import F32, INPUT, STATE, Conn, Graph, eventually, pb
 from run_daemon import Daemon, device
+from weights_tools import gguf
 
 NAMES = ("one", "two", "three")
 TOKENS = {name: secrets.token_urlsafe(24) for name in NAMES}
@@ -167,7 +169,11 @@ def test_limits_are_told(launch: Callable[..., Daemon]) -> None:
         principal_graphs=15, principal_reservations=16, principal_runs=17,
         principal_uploads=18, principal_state_bytes="5M", principal_buffer_bytes="6M",
         principal_weight_bytes="7M", principal_device_bytes="8M", principal_output_bytes="9M",
-        principal_upload_bytes="10M", principal_descriptors=19,
+        principal_upload_bytes="10M", principal_descriptors=19, session_regions=20,
+        principal_regions=21, taps=22, pins=23, weights_bytes="24M", weights_tensors=25,
+        metadata_bytes="26M", manifest_bytes="27M", placement_rules=28, state_tensors=29,
+        principal_misses=30, principal_cancels=31, session_plan_bytes="32M",
+        principal_plan_bytes="33M",
     )  # fmt: skip
     daemon = launch(sections=sections | {"daemon": {"session_grace": "1500ms"}})
     with connect(daemon, "one") as client:
@@ -226,6 +232,78 @@ def test_weights_count_for_each_who_holds_them(launch: Callable[..., Daemon]) ->
         two.drop(shared)
         one.drop(one.put("x", {"a": np.ones(20_000, np.float32)}))
         eventually(lambda: one.quota().value("principal_held", 'what="weight_bytes"') == 0)
+
+
+def held(client: headrace.Client, kind: str) -> float:
+    return client.quota().value("principal_held", f'what="{kind}"')
+
+
+@pytest.mark.parametrize("by", ["graph", "reservation"])
+def test_what_a_graph_is_bound_to_stays_charged(served: Daemon, by: str) -> None:
+    """Handles that are dropped give nothing back as long as a graph keeps the memory behind them."""
+    size = 50_000
+    with connect(served, "one") as client:
+        weights = client.put("bound", {"w": np.ones(size, np.float32)}, {"*": "cpu0"})
+        state = client.state({"s": ("f32", (size,))}, {"*": "cpu0"})
+        g = headrace.Graph()
+        x = g.add(g.input("x", (size,)), g.weight("w", (size,)))
+        g.output(g.add(x, g.state("s", (size,))), "y")
+        options: dict[str, Any] = {"weights": [weights], "states": [state]}
+        keeper: Any = client.submit(g, **options) if by == "graph" else client.reserve([g], **options)
+        client.drop(weights)
+        state.free()
+        for kind, expected in (("upload_bytes", 4 * size), ("weight_bytes", 4 * size),
+                               ("state_bytes", 4 * size), ("weights", 1), ("states", 1)):  # fmt: skip
+            assert held(client, kind) == expected, kind
+        assert held(client, "plan_bytes") > 0
+        if by == "graph":
+            assert keeper.run({"x": np.ones(size, np.float32)})[0][size - 1] == 2
+        keeper.release()
+        for kind in ("upload_bytes", "weight_bytes", "state_bytes", "weights", "states",
+                     "plan_bytes"):  # fmt: skip
+            eventually(lambda kind=kind: held(client, kind) == 0)
+        check_sums(client)
+
+
+def test_graphs_and_plans_take_memory(launch: Callable[..., Daemon]) -> None:
+    """Many small graphs are as many plans: they count, for each handle, and for the principal."""
+    daemon = launch(
+        devices=[device("host", threads=1)], sections=principals(principal_plan_bytes="100K")
+    )
+    with connect(daemon, "one") as one, connect(daemon, "one") as same, connect(daemon, "two") as two:
+        made = []
+        with pytest.raises(errors.Exhausted) as caught:
+            for number in range(200):
+                made.append((one, same)[number % 2].submit(double(16, f"y{number}")))
+        assert caught.value.reason == "LIMIT" and caught.value.field == "principal_plan_bytes"
+        assert 1 < len(made) < 100
+        assert held(one, "plan_bytes") <= 100 << 10
+        assert held(one, "graphs") == len(made)
+        assert two.submit(double(16)).run({"x": np.ones(16, np.float32)})[0][3] == 2
+        made.pop().release()
+        assert one.submit(double(16, "again")).run({"x": np.ones(16, np.float32)})[0][3] == 2
+
+
+def test_a_file_is_charged_before_it_is_placed(launch: Callable[..., Daemon], tmp_path: Path) -> None:
+    """One that is more than its principal may hold is refused for that, before a device that could not hold
+    it either is asked."""
+    data = np.ones(1_000_000, np.float32).tobytes()
+    (tmp_path / "big.gguf").write_bytes(gguf([("w", F32, [1_000_000], data)]))
+    daemon = launch(
+        devices=[
+            device("cpu0", threads=1, memory="isolated", memory_cap="2M"),
+            device("host", threads=1),
+        ],
+        models=[tmp_path],
+        sections=principals(principal_weight_bytes="3M", principal_descriptors=1),
+    )
+    with connect(daemon, "one") as one:
+        for place in ("cpu0", "host"):
+            with pytest.raises(errors.Exhausted) as caught:
+                one.load("big.gguf", placement={"*": place})
+            assert (caught.value.reason, caught.value.field) == ("LIMIT", "principal_weight_bytes")
+            assert caught.value.actual == 4_000_000
+        eventually(lambda: held(one, "weight_bytes") == held(one, "descriptors") == 0)
 
 
 def test_output_that_nobody_takes(launch: Callable[..., Daemon]) -> None:

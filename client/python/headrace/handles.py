@@ -79,6 +79,8 @@ class Limits:
     state_tensors_max: int
     principal_misses_max: int
     principal_cancels_max: int
+    session_plan_bytes_max: int
+    principal_plan_bytes_max: int
     session_grace_ms: int
 
 
