@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define BLOCK_ENTRIES 64U
@@ -209,6 +210,26 @@ struct hr_image *hr_image_unref(struct hr_image *image) {
                 free(image);
         }
         return NULL;
+}
+
+hr_status hr_image_watch(struct hr_image *image, int fd, struct hr_diag *diag) {
+        HR_ASSERT(image->fd < 0);
+        image->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+        if (image->fd < 0)
+                return hr_fail_reason(diag, HR_E_EXHAUSTED, "DESCRIPTORS",
+                                      "no descriptor for a model file");
+        image->is_file = true;
+        return HR_OK;
+}
+
+bool hr_image_check(struct hr_image *image) {
+        struct statx facts;
+
+        if (image->is_file && !hr_image_is_lost(image) &&
+            (statx(image->fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_SIZE, &facts) != 0 ||
+             facts.stx_size < image->bytes))
+                hr_image_mark_lost(image);
+        return hr_image_is_lost(image);
 }
 
 bool hr_image_is_lost(const struct hr_image *image) {

@@ -249,7 +249,7 @@ static void run_leave(struct hr_engine *engine, struct hr_run_job *run) {
 /* What was computed from a file that has become shorter counts for nothing. */
 static hr_status check_images(const struct hr_bound *bound, struct hr_diag *diag) {
         for (struct hr_image **image = bound->images; image && *image; image++)
-                if (hr_image_is_lost(*image))
+                if (hr_image_check(*image))
                         return hr_fail_reason(diag, HR_E_DATA_LOSS, "FILE",
                                               "a model file has become shorter");
         return HR_OK;

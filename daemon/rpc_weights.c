@@ -10,6 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* While a file is read: one to read it, one to watch its mapping, which stays. */
+#define LOAD_DESCRIPTORS 2U
+
 struct weights_object *hr_weights_object(struct hr_object *object) {
         HR_ASSERT(object->kind == HR_OBJECT_WEIGHTS);
         return HR_CONTAINER_OF(object, struct weights_object, base);
@@ -25,6 +28,14 @@ static void weights_close_work(struct hr_job *job) {
                 object->set = hr_weights_unref(object->set);
         }
         hr_engine_job_end(job);
+}
+
+static void weights_free(struct hr_object *base) {
+        struct weights_object *object = hr_weights_object(base);
+
+        hr_account_discharge(NULL, &base->session->principal->account, HR_CHARGE_DESCRIPTORS,
+                             object->descriptors);
+        free(object);
 }
 
 /* ---- making a set: what LOAD and PUT share ----------------------------------------------------
@@ -59,6 +70,7 @@ hr_status hr_making_begin(struct hr_request *request, struct hr_diag *diag,
         HR_TRY(hr_object_new(request->session, HR_OBJECT_WEIGHTS, sizeof(struct weights_object),
                              limits->session_weights, diag, &request->object));
         request->object->close = weights_close_work;
+        request->object->free = weights_free;
         *ret_making = making;
         return HR_OK;
 }
@@ -71,9 +83,8 @@ void hr_making_release(struct hr_request *request) {
         hr_progress_end(&making->progress);
         making->holding = hr_holding_unref(making->holding);
         making->file = hr_weights_file_free(making->file);
-        if (making->has_descriptor)
-                hr_account_discharge(NULL, &request->session->principal->account,
-                                     HR_CHARGE_DESCRIPTORS, 1);
+        hr_account_discharge(NULL, &request->session->principal->account, HR_CHARGE_DESCRIPTORS,
+                             making->descriptors);
         hr_session_discharge(request->session, HR_CHARGE_UPLOADS, 1);
 }
 
@@ -208,9 +219,9 @@ static hr_status load_begin(struct hr_request *request, struct hr_wire_span mess
         if (making->load.path[0] != '\0') { /* else a set that is there */
                 HR_TRY(hr_principal_check(request->session->principal, HR_PERMIT_LOAD, diag));
                 HR_TRY(hr_account_charge(NULL, &request->session->principal->account,
-                                         &request->server->config->limits, HR_CHARGE_DESCRIPTORS, 1,
-                                         0, diag));
-                making->has_descriptor = true;
+                                         &request->server->config->limits, HR_CHARGE_DESCRIPTORS,
+                                         LOAD_DESCRIPTORS, 0, diag));
+                making->descriptors = LOAD_DESCRIPTORS;
         }
         return hr_making_rules(request, making, making->load.rules, making->load.rule_count, diag);
 }
@@ -294,6 +305,23 @@ static void load_place_work(struct hr_job *job) {
                 hr_making_wait(making, job);
 }
 
+/* The handle on a mapped file is charged for its descriptor. */
+static hr_status mapping_charge(struct hr_request *request, struct hr_diag *diag) {
+        struct weights_object *object = hr_weights_object(request->object);
+        struct making *making = request->context;
+
+        if (!object->set->from_file)
+                return HR_OK;
+        if (making->descriptors > 0)
+                making->descriptors--;
+        else
+                HR_TRY(hr_account_charge(NULL, &request->session->principal->account,
+                                         &request->server->config->limits, HR_CHARGE_DESCRIPTORS, 1,
+                                         0, diag));
+        object->descriptors = 1;
+        return HR_OK;
+}
+
 static hr_status load_finish(struct hr_request *request, struct hr_diag *diag) {
         struct hr_server *server = request->server;
         struct making *making = request->context;
@@ -309,6 +337,7 @@ static hr_status load_finish(struct hr_request *request, struct hr_diag *diag) {
         if (request->object->bytes == 0) /* a set that was there */
                 HR_TRY(hr_object_charge(request->object, HR_CHARGE_WEIGHT_BYTES, set->bytes,
                                         UINT64_MAX, diag));
+        HR_TRY(mapping_charge(request, diag));
         HR_TRY(hr_rpc_placed(request, &set->placement, diag, &reply.placed, &reply.placed_count));
         HR_TRY(hr_making_publish(request, &reply.set, diag));
         HR_TRY(hr_wire_load_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,

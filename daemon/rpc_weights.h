@@ -12,6 +12,7 @@
 struct weights_object {
         struct hr_object base;
         struct hr_weights *set; /* NULL until it is ready */
+        uint64_t descriptors;   /* charged to the principal: of a mapped file */
 };
 
 /* The context of a request that makes a set. */
@@ -26,7 +27,7 @@ struct making {
         struct hr_job *kept;                /* engine: the job that the end of store_job ends */
         struct hr_weights_opening *opening; /* engine: LOAD, until the file is open */
         struct hr_weights_file *file;       /* LOAD: open, until it has been charged */
-        bool has_descriptor;                /* LOAD: charged for it */
+        uint64_t descriptors;               /* LOAD: charged, of what is open meanwhile */
         bool ended;                         /* engine: the end came before anybody waited */
         struct hr_holding *holding;         /* PUT: referenced */
         struct hr_upload *upload;       /* engine's result: referenced; NULL = nothing is to come */

@@ -10,11 +10,17 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 typedef enum leaf_state { LEAF_MISSING, LEAF_GIVEN, LEAF_RECEIVED } leaf_state;
 
 struct leaf {
-        struct hr_task task;
+        struct hr_task task, bringing;
+        atomic_bool is_bringing; /* `bringing` is a worker's */
         struct hr_upload *upload;
         uint8_t digest[HR_DIGEST_BYTES];
         uint8_t state; /* the loop's */
@@ -204,6 +210,30 @@ void hr_upload_map(const struct hr_upload *upload, uint8_t *ret_bits) {
                         ret_bits[i / 8] = (uint8_t) (ret_bits[i / 8] | 1U << i % 8);
 }
 
+/* The system clears and maps pages when they are first written: a whole leaf at once costs less than
+ * page by page, and costs a worker. Where the system cannot do it the loop does. Thread: a worker's. */
+static void leaf_bring(struct hr_task *task) {
+        struct leaf *leaf = HR_CONTAINER_OF(task, struct leaf, bringing);
+        struct hr_upload *upload = leaf->upload;
+        const uint32_t index = (uint32_t) (leaf - upload->leaves);
+
+        if (!atomic_load(&upload->is_abandoned))
+                (void) madvise(upload->image->base + leaf_start(index), leaf_bytes(upload, index),
+                               MADV_POPULATE_WRITE);
+        atomic_store(&leaf->is_bringing, false);
+        (void) hr_upload_unref(upload);
+}
+
+static void leaf_expect(struct hr_upload *upload, uint32_t index) {
+        struct leaf *leaf = &upload->leaves[index];
+
+        if (atomic_exchange(&leaf->is_bringing, true))
+                return;
+        leaf->bringing.run = leaf_bring;
+        (void) hr_upload_ref(upload);
+        hr_workers_add(upload->workers, &leaf->bringing);
+}
+
 /* ---- streams --------------------------------------------------------------------------------- */
 
 static uint32_t stream_leaf(const struct hr_upload_stream *stream, uint32_t position) {
@@ -258,6 +288,7 @@ static bool stream_take_leaf(struct hr_upload_stream *stream) {
         if (leaf == upload->next)
                 upload->next++;
         upload->leaves[leaf].state = LEAF_GIVEN;
+        leaf_expect(upload, leaf);
         upload->missing--;
         if (upload->missing == 0)
                 upload->next = upload->leaf_count;

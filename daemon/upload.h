@@ -4,8 +4,9 @@
  * The contents are cut into leaves of HR_DIGEST_LEAF_BYTES. Streams (one per request that sends)
  * are given leaves that are missing, send each from its first byte to its last, and may leave at
  * any moment: what they were given and have not filled is missing again. So several connections
- * share one upload, and a broken one costs the leaf it was in. A leaf that is complete is hashed by
- * a worker.
+ * share one upload, and a broken one costs the leaf it was in. Memory for a leaf that is given is
+ * brought in by a worker, so that the loop, which fills it, does not wait for pages; a leaf that is
+ * complete is hashed by a worker.
  *
  *   MISSING --grant--> GIVEN --complete--> RECEIVED --hashed--> HASHED
  *      ^                 |

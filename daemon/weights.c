@@ -60,7 +60,7 @@ struct hr_weights *hr_weights_unref(struct hr_weights *set) {
 }
 
 bool hr_weights_is_torn(const struct hr_weights *set) {
-        return set->image && hr_image_is_lost(set->image);
+        return set->image && hr_image_check(set->image);
 }
 
 hr_status hr_weights_bind(const struct hr_weights *set, const struct hr_graph *graph, uint32_t leaf,

@@ -59,7 +59,8 @@ static hr_status file_map(struct hr_weights_file *file, struct hr_diag *diag) {
                 return hr_fail_reason(diag, HR_E_EXHAUSTED, "HOST_MEMORY",
                                       "no address space for a file of %" PRIu64 " bytes",
                                       file->identity.bytes);
-        return hr_image_new(base, file->identity.bytes, -1, diag, &file->image);
+        HR_TRY(hr_image_new(base, file->identity.bytes, -1, diag, &file->image));
+        return hr_image_watch(file->image, file->fd, diag);
 }
 
 static hr_status file_read_gguf(struct hr_weights_file *file, const struct hr_gguf_limits *limits,
@@ -139,7 +140,7 @@ hr_status hr_weights_file_open(const struct hr_weights_file_config *config, cons
                 return hr_fail(diag, HR_E_EXHAUSTED, "table of a file");
         HR_TRY(file_map(file, diag));
         HR_TRY(file_read_contents(file, &config->limits, diag));
-        if (hr_image_is_lost(file->image))
+        if (hr_image_check(file->image))
                 return hr_fail_reason(diag, HR_E_DATA_LOSS, "FILE",
                                       "the file has become shorter while it was read");
         *ret_file = HR_STEAL(file);

@@ -295,7 +295,7 @@ def test_a_file_is_charged_before_it_is_placed(launch: Callable[..., Daemon], tm
             device("host", threads=1),
         ],
         models=[tmp_path],
-        sections=principals(principal_weight_bytes="3M", principal_descriptors=1),
+        sections=principals(principal_weight_bytes="3M", principal_descriptors=2),
     )
     with connect(daemon, "one") as one:
         for place in ("cpu0", "host"):

@@ -69,6 +69,44 @@ def test_e05_a_file_that_shrinks_while_it_is_mapped(
         assert conn.run(fresh, one) == expected
 
 
+def tail_graph(name: str, floats: int) -> raw.Graph:
+    graph = raw.Graph()
+    x = graph.leaf(raw.INPUT, F32, [1], "x")
+    w = graph.leaf(raw.WEIGHT, F32, [floats], name)
+    graph.node("ADD", F32, [floats], (w, x), output=True)
+    return graph
+
+
+@pytest.mark.parametrize("cut", ["one byte", "within the last page", "within a page before"])
+def test_e05_cuts_that_touch_no_whole_page(
+    launch: Callable[..., Any], tmp_path: Path, cut: str
+) -> None:
+    """What is left of the page that the new end lies in can still be read, and is zeros behind it. The run
+    that would have used them ends with an error, and not with them."""
+    first, last = 3000, 700
+    contents = gguf([("first", F32, [first], struct.pack("<f", 2.0) * first),
+                     ("last", F32, [last], struct.pack("<f", 2.0) * last)])  # fmt: skip
+    assert len(contents) % 4096 > 2048
+    path = tmp_path / "torn.gguf"
+    path.write_bytes(contents)
+    left = {
+        "one byte": len(contents) - 1,
+        "within the last page": len(contents) - 2000,
+        "within a page before": len(contents) - 6000,
+    }[cut]
+    running = launch(devices=DEVICES, models=[tmp_path])
+    one = struct.pack("<f", 1.0)
+    with Conn(running.address) as conn:
+        loaded = conn.call(raw.LOAD, pb.WeightsLoad(path="torn.gguf"))[0].set.handle
+        name, floats = ("first", first) if cut == "within a page before" else ("last", last)
+        handle = conn.submit(tail_graph(name, floats), weights=[loaded]).handle
+        assert conn.run(handle, one) == struct.pack("<f", 3.0) * floats
+        os.truncate(path, left)
+        error = conn.fails(raw.RUN, pb.Run(handle=handle), one)
+        assert (error.code, error.reason) == (DATA_LOSS, "FILE")
+        conn.ping()
+
+
 SLOW_OPEN = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
