@@ -91,20 +91,23 @@ static bool needs_far_copy(const struct hr_planner *planner, uint32_t tensor, ui
         return by_memory;
 }
 
-static inline bool needs_copy(const struct hr_planner *planner, uint32_t tensor, uint32_t device) {
+/* Labelled for the device and in memory of its kind, as most sources are. */
+static inline bool is_near(const struct hr_planner *planner, uint32_t tensor, uint32_t root,
+                           uint32_t device) {
         const int32_t *label = planner->plan->device;
+        uint32_t buffer;
 
-        /* Most sources are results of the device, in memory of its kind. */
-        if (label[tensor] == (int32_t) device) {
-                uint32_t root = planner->plan->root[tensor];
-                uint32_t buffer = planner->in->tensor_buffer[root];
+        if (label[tensor] != (int32_t) device)
+                return false;
+        buffer = planner->in->tensor_buffer[root];
+        return buffer == HR_NO_BUFFER ? label[root] == (int32_t) device
+                                      : planner->in->buffers[buffer].kind ==
+                                                planner->in->devices[device].kind;
+}
 
-                if (buffer == HR_NO_BUFFER ? label[root] == (int32_t) device
-                                           : planner->in->buffers[buffer].kind ==
-                                                     planner->in->devices[device].kind)
-                        return false;
-        }
-        return needs_far_copy(planner, tensor, device);
+static inline bool needs_copy(const struct hr_planner *planner, uint32_t tensor, uint32_t device) {
+        return !is_near(planner, tensor, planner->plan->root[tensor], device) &&
+               needs_far_copy(planner, tensor, device);
 }
 
 /* The usable copy of the tensor for the device, or HR_NO_COPY. One of experts serves its group
@@ -242,6 +245,32 @@ static bool ids_are_late(struct cutter *cutter, uint32_t id) {
                        current(cutter)->start;
 }
 
+/* Notes the uses of a node of the current split's device that reads near tensors alone, which no rule
+ * of cuts or copies has a say in: the common case in one loop. False, with nothing done: it is not
+ * such a node. */
+static inline bool list_near(struct cutter *cutter, const struct hr_plan_tensor *t, uint32_t node) {
+        struct hr_planner *planner = cutter->planner;
+        const uint32_t *sources = planner->graph->sources + t->source_first;
+        const uint32_t *roots = planner->plan->root;
+        struct hr_plan_use *use = planner->uses + planner->use_count;
+        uint32_t device = cutter->split->device;
+
+        if (!planner->headrace)
+                return false;
+        for (uint32_t i = 0; i < t->source_count; ++i) {
+                uint32_t source = sources[i];
+
+                if (source == HR_TENSOR_NONE)
+                        continue;
+                if (!is_near(planner, source, roots[source], device))
+                        return false;
+                *use++ = (struct hr_plan_use){.holder = roots[source], .node = node};
+        }
+        if (t->flags & HR_PLAN_IS_STEP)
+                planner->use_count = (uint32_t) (use - planner->uses);
+        return true;
+}
+
 static hr_status list_inputs(struct cutter *cutter, uint32_t node) {
         struct hr_planner *planner = cutter->planner;
         struct hr_plan *plan = cutter->plan;
@@ -302,13 +331,12 @@ static hr_status list_write_back(struct cutter *cutter, uint32_t node) {
         return HR_OK;
 }
 
-static hr_status take_node(struct cutter *cutter, uint32_t node) {
+/* Opens the splits that the node asks for, and lists what it reads. */
+static hr_status list_far(struct cutter *cutter, uint32_t node, bool carried) {
         struct hr_planner *planner = cutter->planner;
         struct hr_plan *plan = cutter->plan;
         uint32_t id = planner->graph->leaf_count + node;
         hr_split_reason reason = HR_SPLIT_DEVICE;
-        bool carried = planner->write_back && planner->write_back[node];
-        uint32_t flags, root;
 
         if (plan->device[id] != (int32_t) current(cutter)->device || must_cut(cutter, id, &reason))
                 HR_TRY(open_split(cutter, (uint32_t) plan->device[id], node, reason));
@@ -318,20 +346,32 @@ static hr_status take_node(struct cutter *cutter, uint32_t node) {
                 HR_TRY(open_split(cutter, (uint32_t) plan->device[id], node, HR_SPLIT_EXPERTS));
                 planner_note(planner, HR_RULE_EXPERTS, id);
         }
-        cutter->has_node = true;
         HR_TRY(list_inputs(cutter, node));
         if (carried) {
                 HR_TRY(list_write_back(cutter, node));
                 add_use(planner, node, plan->tensor_count + plan->result_copy[node]);
         }
-        flags = planner_tensor(planner, id)->flags;
-        root = plan->root[id];
-        if (flags & HR_PLAN_IS_STEP) {
+        return HR_OK;
+}
+
+static hr_status take_node(struct cutter *cutter, uint32_t node) {
+        struct hr_planner *planner = cutter->planner;
+        struct hr_plan *plan = cutter->plan;
+        uint32_t id = planner->graph->leaf_count + node;
+        const struct hr_plan_tensor *t = planner_tensor(planner, id);
+        bool carried = planner->write_back && planner->write_back[node];
+        uint32_t root = plan->root[id];
+
+        if (carried || cutter->cut_after || plan->device[id] != (int32_t) cutter->split->device ||
+            !list_near(cutter, t, node))
+                HR_TRY(list_far(cutter, node, carried));
+        cutter->has_node = true;
+        if (t->flags & HR_PLAN_IS_STEP) {
                 add_use(planner, node, root);
                 plan->steps[plan->step_count++] = node;
                 ++current(cutter)->step_count;
         }
-        if (flags & HR_PLAN_WRITES_GIVEN)
+        if (t->flags & HR_PLAN_WRITES_GIVEN)
                 ++planner->version[root];
         planner->last_write[root] = node + 1;
         return HR_OK;
