@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import random
@@ -9,10 +10,13 @@ import signal
 import struct
 import subprocess
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import headrace
+import numpy as np
 import pytest
 import raw
 from graphs import floats, scale, state, submit_ping_pong, unfloats
@@ -215,16 +219,25 @@ def test_b061_blas_is_only_a_helper(launch: Callable[..., Any]) -> None:
 
 
 def test_b065_probes_are_told_apart(launch: Callable[..., Any]) -> None:
-    """Garbage is logged with its reason; a probe that says nothing is no error."""
-    quiet = launch(devices=[device("cpu0", threads=1)])
-    with Conn(quiet.address, hello=False) as conn:
-        conn.raw(b"GET / HTTP/1.0\r\n\r\n" + bytes(20))
-        conn.closed()
-    Conn(quiet.address, hello=False).close()
+    """Garbage is logged with its reason and its peer; a probe that says nothing, or too little, is
+    no error."""
+    quiet = launch(devices=[device("cpu0", threads=1)], tcp=True)
+    http = b"GET / HTTP/1.0\r\n\r\n" + bytes(20)
+    tls_hello = bytes.fromhex("160301020001fc0303") + bytes(500)
+    for address in (quiet.address, quiet.tcp_address):
+        for words in (http, tls_hello):
+            with Conn(address, hello=False) as conn:
+                conn.raw(words)
+                assert [frame.error.reason for frame in conn.closed()] == ["BAD_MAGIC"]
+        for words in (b"", b"H", raw.header(raw.HELLO, 1)[:31]):
+            with Conn(address, hello=False) as conn:
+                conn.raw(words)
     with Conn(quiet.address) as conn:
-        assert conn.stats()["protocol_errors_total"] == 1
+        assert conn.stats()["protocol_errors_total"] == 4
     lines = [line for line in quiet.log().splitlines() if "connection cut" in line]
-    assert len(lines) == 1 and "BAD_MAGIC" in lines[0] and f'principal="uid {os.getuid()}"' in lines[0]
+    assert len(lines) == 4 and all("BAD_MAGIC" in line for line in lines)
+    for peer in (f'unix principal="uid {os.getuid()}"', 'tcp principal="local"'):
+        assert sum(peer in line for line in lines) == 2, lines
 
 
 # ---- validation ----------------------------------------------------------------------------------
@@ -337,6 +350,38 @@ def test_b085_nothing_grows(daemon: Any) -> None:
         one_cycle(daemon.address)
     grown = resident_kib(daemon) - settled
     assert grown < max(settled // 100, 3000), f"{grown} KiB more"
+
+
+def test_b086_clients_leave_nothing(daemon: Any) -> None:
+    """Neither clients that come and go nor runs on one of them make the client's process grow."""
+
+    def connects(count: int) -> None:
+        for _ in range(count):
+            with headrace.connect(daemon.address) as client:
+                client.ping()
+
+    graph = headrace.Graph()
+    x = graph.input("x", (8,))
+    graph.output(x + x, "y")
+    with headrace.connect(daemon.address) as client:
+        plan = client.submit(graph)
+        ones = np.ones(8, np.float32)
+
+        def runs(count: int) -> None:
+            for _ in range(count):
+                assert plan.run({"x": ones})["y"][0] == 2
+
+        for work, few, many in ((connects, 10, 100_000 if FULL else 40),
+                                (runs, 50, 1_000_000 if FULL else 1000)):  # fmt: skip
+            tracemalloc.start()
+            work(few)
+            gc.collect()
+            settled = tracemalloc.get_traced_memory()[0]
+            work(many)
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - settled
+            tracemalloc.stop()
+            assert grown < 64 << 10, f"{grown} bytes more after {many} {work.__name__}"
 
 
 def test_b086_connections_leave_nothing(daemon: Any) -> None:

@@ -1,5 +1,4 @@
 /* Handles and charges: what a session may hold and how it is found again. */
-#include "daemon/random.h"
 #include "daemon/session.h"
 
 #include "daemon/random.h"
