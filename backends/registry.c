@@ -1,8 +1,10 @@
 /* From a configuration to a device of one of the backends in this build. */
 #include "backends/registry.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backends/cpu/backend.h"
 #ifdef HR_HAVE_BLAS
@@ -55,6 +57,8 @@ static hr_status blas_device_new(const struct hr_backend_config *config, struct 
 static hr_status fake_device_new(const struct hr_backend_config *config, struct hr_diag *diag,
                                  struct hr_device **ret_device) {
         static struct hr_fake_world *world;
+        const char *folder = getenv("HEADRACE_FAKE_NEED");
+        char path[4096];
         struct hr_fake_config fake = {
                 .name = config->name,
                 .type = HR_DEVICE_GPU,
@@ -65,6 +69,10 @@ static hr_status fake_device_new(const struct hr_backend_config *config, struct 
                 .lose_folder = getenv("HEADRACE_FAKE_LOSE"),
         };
 
+        /* It is there once a file of its name is. */
+        if (folder && (snprintf(path, sizeof path, "%s/%s", folder, config->name) < 0 ||
+                       access(path, F_OK) != 0))
+                return hr_fail_reason(diag, HR_E_UNAVAILABLE, "DRIVER", "no such simulated device");
         if (!world)
                 HR_TRY(hr_fake_world_new(true, diag, &world));
         return hr_fake_device_new(world, &fake, diag, ret_device);

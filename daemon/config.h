@@ -126,6 +126,7 @@ struct hr_config {
         const char *realloc; /* "count" or "fail" */
         const char *revocation; /* "abort" or "finish" */
         uint64_t heartbeat_ns;  /* between two */
+        uint64_t device_retry_ns; /* between two looks for a required device */
         uint64_t trace_spans;   /* that the loop and each queue keep; 0 = none */
         struct hr_address metrics; /* where HTTP answers */
         /* [listen] */

@@ -67,6 +67,8 @@ const struct key hr_config_keys[] = {
          HR_DEFAULT_HEARTBEAT_MS *MS, MS, DAY, NULL, NULL},
         {SECTION_DAEMON, "trace_spans", KIND_COUNT, FIELD(trace_spans), HR_DEFAULT_TRACE_SPANS, 0,
          HR_TRACE_SPANS_MAX, NULL, NULL},
+        {SECTION_DAEMON, "device_retry", KIND_DURATION, FIELD(device_retry_ns),
+         HR_DEFAULT_DEVICE_RETRY_MS *MS, MS, DAY, NULL, NULL},
         {SECTION_DAEMON, "metrics", KIND_ADDRESS, FIELD(metrics), 0, 0, 0, NULL, NULL},
 
         {SECTION_LISTEN, "unix", KIND_PATH, FIELD(unix_path), 0, 1,

@@ -281,7 +281,7 @@ hr_status hr_heartbeat_new(struct hr_server *server, struct hr_diag *diag,
 
                 pulse->heartbeat = heartbeat;
                 pulse->device = server->devices[i];
-                pulse->only_notifies = server->config->devices[i].delay_ns > 0;
+                pulse->only_notifies = server->device_configs[i]->delay_ns > 0;
                 if (pulse->only_notifies || pulse_make(pulse, &why) == HR_OK)
                         continue;
                 /* Configured to take larger work only: then its queue is all that is asked. */
@@ -379,7 +379,7 @@ bool hr_server_is_ready(const struct hr_server *server, const char **ret_words) 
                 struct hr_device_health health;
 
                 hr_heartbeat_device(server->heartbeat, i, &health);
-                if (health.health != HR_HEALTH_OK && server->config->devices[i].required) {
+                if (health.health != HR_HEALTH_OK && server->device_configs[i]->required) {
                         *ret_words = words[health.health];
                         return false;
                 }
@@ -388,6 +388,8 @@ bool hr_server_is_ready(const struct hr_server *server, const char **ret_words) 
 }
 
 bool hr_server_is_degraded(const struct hr_server *server) {
+        if (server->missing_count > 0)
+                return true;
         for (uint32_t i = 0; i < server->device_count; i++) {
                 struct hr_device_health health;
 

@@ -196,6 +196,8 @@
 /* Spans that one answer to TRACE tells at most, the latest: some MiB of text, and milliseconds of the
  * engine's thread. */
 #define HR_TRACE_ANSWER_SPANS 16384U
+/* Between two looks for a required device that is not there: a driver takes seconds to load. */
+#define HR_DEFAULT_DEVICE_RETRY_MS UINT64_C(2000)
 /* Sets that were left with the service manager and that no client has asked for yet: clients come
  * back within seconds, but some compute for minutes between two calls. */
 #define HR_DEFAULT_KEEP_GRACE_MS UINT64_C(600000)

@@ -269,6 +269,7 @@ static void put_health(struct hr_metrics *list, const struct hr_server *server) 
 
         put(list, "ready", hr_server_is_ready(server, &words));
         put(list, "degraded", hr_server_is_degraded(server));
+        put(list, "devices_missing", server->missing_count);
         hr_metrics_put(list, "loop_lag_seconds_max", "",
                        (double) hr_heartbeat_lag_ns(server->heartbeat) / 1e9);
         for (uint32_t i = 0; i < server->device_count; i++) {

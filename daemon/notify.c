@@ -28,6 +28,7 @@
 
 #define WORDS_BYTES 200
 
+/* state: assignments, one a line. */
 static void notify_send(const char *state, const char *format, va_list args) {
         char words[WORDS_BYTES];
 
@@ -36,7 +37,7 @@ static void notify_send(const char *state, const char *format, va_list args) {
                 if (*at == '\n')
                         *at = ' ';
 #ifdef HR_HAVE_SYSTEMD
-        (void) sd_notifyf(0, "%s=1\nSTATUS=%s", state, words);
+        (void) sd_notifyf(0, "%s\nSTATUS=%s", state, words);
 #else
         (void) state;
 #endif
@@ -46,7 +47,7 @@ void hr_notify_ready(const char *format, ...) {
         va_list args;
 
         va_start(args, format);
-        notify_send("READY", format, args);
+        notify_send("READY=1", format, args);
         va_end(args);
 }
 
@@ -54,7 +55,18 @@ void hr_notify_stopping(const char *format, ...) {
         va_list args;
 
         va_start(args, format);
-        notify_send("STOPPING", format, args);
+        notify_send("STOPPING=1", format, args);
+        va_end(args);
+}
+
+void hr_notify_waiting(uint64_t more_ns, const char *format, ...) {
+        char state[64];
+        va_list args;
+
+        (void) snprintf(state, sizeof state, "EXTEND_TIMEOUT_USEC=%llu",
+                        (unsigned long long) (HR_MAX(more_ns, HR_NS_PER_S) / 1000));
+        va_start(args, format);
+        notify_send(state, format, args);
         va_end(args);
 }
 

@@ -93,7 +93,7 @@ static hr_status health_start(struct hr_request *request, struct hr_diag *diag) 
 
                 hr_heartbeat_device(server->heartbeat, i, &found);
                 devices[i] = (struct hr_wire_device_health){
-                        .required = server->config->devices[i].required,
+                        .required = server->device_configs[i]->required,
                         .age_ms = found.age_ns ? found.age_ns / HR_NS_PER_MS + 1 : 0,
                         .beats = found.beats,
                         .failures = found.failures,

@@ -23,6 +23,7 @@
 #include "core/recorder.h"
 #include "core/log.h"
 #include "daemon/conn.h"
+#include "daemon/devices.h"
 #include "daemon/graphs.h"
 #include "daemon/heartbeat.h"
 #include "daemon/holding.h"
@@ -229,6 +230,10 @@ hr_status hr_server_reconfigure(struct hr_server *server, struct hr_diag *diag,
 static void signal_cb(void *arg, int number) {
         struct hr_server *server = arg;
 
+        if (!server->engine) { /* still at the start, waiting for a device */
+                server->stopping = server->stopping || number != SIGHUP;
+                return;
+        }
         if (number == SIGHUP) {
                 struct hr_config_changes changes;
                 struct hr_diag diag = {0};
@@ -304,53 +309,6 @@ static void loop_deinit(struct hr_server *server) {
         server->tap_timer = hr_timer_free(server->tap_timer);
         server->keep_timer = hr_timer_free(server->keep_timer);
         server->loop = hr_loop_free(server->loop);
-}
-
-/* Why no GPU is among the devices that were found, once. */
-static void gpus_log(void) {
-        struct hr_diag diag = {0};
-        uint32_t count = 0;
-
-        if (hr_backend_gpu_count(&diag, &count) == HR_OK)
-                hr_log(HR_LOG_INFO, "server", "GPUs found: %u", count);
-        else if (diag.status == HR_E_UNAVAILABLE)
-                hr_log(HR_LOG_INFO, "server", "no GPU is used: %s", diag.words);
-}
-
-static hr_status devices_open(struct hr_server *server, struct hr_diag *diag) {
-        const struct hr_config *config = server->config;
-
-        if (config->devices_are_found)
-                gpus_log();
-        server->devices = calloc(config->device_count, sizeof *server->devices);
-        server->stats.device_splits = calloc(config->device_count, sizeof(uint64_t));
-        if (!server->devices || !server->stats.device_splits)
-                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for devices");
-        for (uint32_t i = 0; i < config->device_count; i++) {
-                const struct hr_config_device *device = &config->devices[i];
-                struct hr_backend_config backend = {
-                        .backend = device->backend,
-                        .name = device->name,
-                        .threads = (uint32_t) device->threads,
-                        .isolated = device->isolated,
-                        .memory_cap = device->memory_cap,
-                        .spin_us = (uint32_t) (device->spin_ns / 1000),
-                        .deterministic = device->deterministic,
-                        .fast = strcmp(device->arithmetic, "fast") == 0,
-                        .isa = device->isa,
-                        .deny_ops = device->deny_ops,
-                        .delay_us = (uint32_t) (device->delay_ns / 1000),
-                        .batch_min = (uint32_t) device->batch_min,
-                        .gpu = (uint32_t) device->gpu,
-                };
-
-                HR_TRY(hr_backend_device_new(&backend, diag, &server->devices[i]));
-                server->devices[i]->expert_bytes = device->expert_bytes;
-                server->device_count++;
-                hr_log(HR_LOG_INFO, "server", "device %s: %s", device->name,
-                       server->devices[i]->props.description);
-        }
-        return HR_OK;
 }
 
 /* Pairs of devices whose own way a test at the start found at fault. */
@@ -494,7 +452,9 @@ static hr_status server_open(struct hr_server *server, struct hr_diag *diag) {
         HR_TRY(hr_random(&server->span_seed, sizeof server->span_seed, diag));
         server->span_seed >>= 1; /* no sum is 0 */
         HR_TRY(loop_init(server, diag));
-        HR_TRY(devices_open(server, diag));
+        HR_TRY(hr_devices_open(server, diag));
+        if (server->stopping) /* told to end while a device was waited for */
+                return HR_OK;
         HR_TRY(engine_open(server, diag));
         HR_TRY(hr_heartbeat_new(server, diag, &server->heartbeat));
         HR_TRY(hr_http_open(server, diag, &server->http));
@@ -512,10 +472,7 @@ static void server_close(struct hr_server *server) {
                 server->fleet = hr_fleet_free(server->fleet);
         hr_heartbeat_release(server->heartbeat);
         server->engine = hr_engine_free(server->engine);
-        for (uint32_t i = 0; i < server->device_count; i++)
-                server->devices[i] = hr_device_unref(server->devices[i]);
-        free(server->devices);
-        free(server->stats.device_splits);
+        hr_devices_close(server);
         server->heartbeat = hr_heartbeat_free(server->heartbeat);
         loop_deinit(server);
         server->tls_context = hr_tls_context_free(server->tls_context);
@@ -538,7 +495,7 @@ hr_status hr_server_run(struct hr_config *config, hr_reload_fn reload, void *arg
         server->reload = reload;
         server->reload_arg = arg;
         status = server_open(server, diag);
-        if (status == HR_OK) {
+        if (status == HR_OK && !server->stopping) {
                 hr_log(HR_LOG_NOTICE, "server", "headraced %s ready devices=%u start_ms=%.1f",
                        HR_VERSION, server->device_count,
                        (double) (hr_clock_now_ns() - server->started_ns) / 1e6);

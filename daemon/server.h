@@ -61,7 +61,9 @@ struct hr_server {
         void *reload_arg;
         struct hr_loop *loop;
         struct hr_device **devices;
+        const struct hr_config_device **device_configs; /* of each of them */
         uint32_t device_count;
+        uint32_t missing_count; /* configured ones that were not there */
         struct hr_fleet *fleet;
         struct hr_engine *engine;
         struct hr_graphs *graphs; /* by digest; thread: engine */

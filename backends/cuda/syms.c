@@ -1,5 +1,5 @@
 /*
- * Opening the driver once, and what its results mean here.
+ * Opening the driver, and what its results mean here.
  *
  * A version is asked for before anything else: images of one major toolkit version run on drivers
  * of that version or later, so an older driver is told apart from a broken one.
@@ -7,16 +7,16 @@
 #include "backends/cuda/syms.h"
 
 #include <dlfcn.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
-
-#include "core/thread.h"
 
 #define DRIVER_VERSION_MIN 13000
 
 static struct cuda_syms opened;
-static struct hr_diag opened_diag;
-static hr_once opened_once = HR_ONCE_INIT;
+static atomic_flag is_opening = ATOMIC_FLAG_INIT; /* one thread at a time */
+static void *opened_library; /* NULL until it could be */
+static bool is_started;
 static _Atomic(const struct cuda_syms *) replacement;
 
 static const struct {
@@ -59,29 +59,36 @@ static hr_status driver_start(const struct cuda_syms *syms, struct hr_diag *diag
         return HR_OK;
 }
 
-/* The library stays open for good: threads of its own may run in it. */
-static void driver_open(void) {
-        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-
-        if (!library)
-                (void) hr_fail_reason(&opened_diag, HR_E_UNAVAILABLE, "DRIVER",
+/* The library stays open for good: threads of its own may run in it. What has failed is tried again
+ * by the next call: a driver may be loaded later than the daemon. */
+static hr_status driver_open(struct hr_diag *diag) {
+        if (is_started)
+                return HR_OK;
+        if (!opened_library)
+                opened_library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+        if (!opened_library)
+                return hr_fail_reason(diag, HR_E_UNAVAILABLE, "DRIVER",
                                       "no CUDA driver: libcuda.so.1 cannot be opened");
-        else if (driver_fill(library, &opened, &opened_diag) == HR_OK)
-                (void) driver_start(&opened, &opened_diag);
+        HR_TRY(driver_fill(opened_library, &opened, diag));
+        HR_TRY(driver_start(&opened, diag));
+        is_started = true;
+        return HR_OK;
 }
 
 hr_status cuda_syms_open(struct hr_diag *diag, const struct cuda_syms **ret_syms) {
         const struct cuda_syms *replaced = atomic_load(&replacement);
+        hr_status status;
 
         if (replaced) {
                 HR_TRY(driver_start(replaced, diag));
                 *ret_syms = replaced;
                 return HR_OK;
         }
-        hr_once_call(&opened_once, driver_open);
-        if (opened_diag.status != HR_OK)
-                return hr_fail_reason(diag, opened_diag.status, opened_diag.reason, "%s",
-                                      opened_diag.words);
+        while (atomic_flag_test_and_set(&is_opening))
+                (void) sched_yield();
+        status = driver_open(diag);
+        atomic_flag_clear(&is_opening);
+        HR_TRY(status);
         *ret_syms = &opened;
         return HR_OK;
 }

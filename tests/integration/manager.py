@@ -72,8 +72,10 @@ class Manager:
         sections: dict[str, dict[str, object]] | None = None,
         tcp: bool = False,
         supervise: bool = False,
+        program: Path | None = None,
     ) -> None:
-        """supervise: a daemon that ends without having been told to is started again at once."""
+        """program: another than the build's headraced. supervise: a daemon that ends without having been told to is started again at once."""
+        self._program = program or build_folder() / "daemon" / "headraced"
         self.folder = Path(tempfile.mkdtemp(prefix="headrace-"))
         self.log_path = self.folder / "log"
         self.config = self.folder / "headraced.ini"
@@ -135,10 +137,18 @@ class Manager:
 
     def start(self) -> float:
         """Starts the daemon and waits until it is ready; returns the seconds that took."""
-        self._wanted = True
-        self._spawn()
+        self.launch()
         self.wait_ready()
         return self.ready_s
+
+    def launch(self) -> None:
+        """Starts the daemon and does not wait for it."""
+        self._wanted = True
+        self._spawn()
+
+    def hang_up(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGHUP)
 
     def wait_ready(self) -> None:
         assert self.ready.wait(START_S), f"not ready:\n{self.log()}"
@@ -186,12 +196,11 @@ class Manager:
             "LISTEN_FDNAMES": ":".join(name for _, name in fds),
             "NOTIFY_SOCKET": str(self.folder / "notify"),
         }
-        program = build_folder() / "daemon" / "headraced"
         self.ready.clear()
         started = time.monotonic()
         self._started = started
         with self.log_path.open("ab") as log:
-            command = [program, "--config", self.config, "--set", "daemon.log_level=info"]
+            command = [self._program, "--config", self.config, "--set", "daemon.log_level=info"]
             self.process = Child(command, high, environment, log.fileno())
         self.starts += 1
         for fd in high:

@@ -182,6 +182,8 @@ def test_a_draining_daemon_is_not_ready(watched: tuple[Daemon, str]) -> None:
         handle = client.submit(graph, taps=[graph.nodes[0]])
         seen: list[tuple[int, str]] = []
 
+        eventually(lambda: get(url + "/ready")[0] == 200)
+
         def look(tensor: object, value: object) -> bool:
             daemon.process.terminate()  # the run goes on while the daemon drains
             for _ in range(200):
