@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import raw
 from client_tools import ONE
 from run_daemon import Daemon, build_folder, device, free_port
 
@@ -182,7 +183,7 @@ def test_a_draining_daemon_is_not_ready(watched: tuple[Daemon, str]) -> None:
         handle = client.submit(graph, taps=[graph.nodes[0]])
         seen: list[tuple[int, str]] = []
 
-        eventually(lambda: get(url + "/ready")[0] == 200)
+        raw.eventually(lambda: get(url + "/ready")[0] == 200)
 
         def look(tensor: object, value: object) -> bool:
             daemon.process.terminate()  # the run goes on while the daemon drains
