@@ -556,6 +556,21 @@ HR_NODISCARD hr_status hr_wire_state_alloc_encode(const struct hr_wire_state_all
 HR_NODISCARD hr_status hr_wire_state_range_encode(const struct hr_wire_state_range *range,
                                                   uint8_t *buffer, size_t capacity,
                                                   struct hr_diag *diag, size_t *ret_bytes);
+HR_NODISCARD hr_status hr_wire_state_restore_encode(const struct hr_wire_state_restore *restore,
+                                                    uint8_t *buffer, size_t capacity,
+                                                    struct hr_diag *diag, size_t *ret_bytes);
+/* Of the reply only the handle. */
+HR_NODISCARD hr_status hr_wire_reserve_reply_decode(struct hr_wire_span message,
+                                                    struct hr_diag *diag, uint64_t *ret_handle);
+struct hr_wire_sequence_reply {
+        const struct hr_wire_step_reply *steps;
+        uint32_t step_count;
+        uint64_t queue_ns;
+};
+/* Lists in the arena. */
+HR_NODISCARD hr_status hr_wire_sequence_reply_decode(struct hr_wire_span message,
+                                                     struct hr_arena *arena, struct hr_diag *diag,
+                                                     struct hr_wire_sequence_reply *ret_reply);
 /* WeightsPutReply or WeightsLoadReply: of the set handle, tensors and bytes; *ret_already is false
  * in the former. */
 HR_NODISCARD hr_status hr_wire_set_reply_decode(struct hr_wire_span message, bool load,

@@ -55,6 +55,19 @@ hr_status hr_wire_state_alloc_encode(const struct hr_wire_state_alloc *alloc, ui
                                ret_bytes);
 }
 
+hr_status hr_wire_state_restore_encode(const struct hr_wire_state_restore *restore, uint8_t *buffer,
+                                       size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        struct hr_codec_items rules = {restore->rules, restore->rule_count, hr_codec_rule_put};
+        headrace_v1_StateRestore wire = {
+                .placement = hr_codec_put_items(&rules),
+                .manifest_bytes = restore->manifest_bytes,
+                .body_bytes = restore->body_bytes,
+        };
+
+        return hr_codec_encode(headrace_v1_StateRestore_fields, &wire, buffer, capacity, diag,
+                               ret_bytes);
+}
+
 hr_status hr_wire_state_range_encode(const struct hr_wire_state_range *range, uint8_t *buffer,
                                      size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
         const headrace_v1_StateRead wire = {
@@ -201,5 +214,48 @@ hr_status hr_wire_stats_decode(struct hr_wire_span message, struct hr_arena *are
         HR_TRY(hr_codec_list_check(&list, status, diag));
         *ret_stats = list.items;
         *ret_count = list.count;
+        return HR_OK;
+}
+
+hr_status hr_wire_reserve_reply_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                       uint64_t *ret_handle) {
+        headrace_v1_ReserveReply wire = headrace_v1_ReserveReply_init_zero;
+
+        HR_TRY(hr_codec_decode(message, headrace_v1_ReserveReply_fields, &wire, diag));
+        *ret_handle = wire.handle;
+        return HR_OK;
+}
+
+static bool take_step_reply(pb_istream_t *stream, const pb_field_t *field, void **arg) {
+        struct hr_codec_list *list = *arg;
+        struct hr_codec_list outputs = {.arena = list->arena};
+        headrace_v1_StepReply wire = headrace_v1_StepReply_init_zero;
+        struct hr_wire_step_reply *step;
+
+        (void) field;
+        wire.output_bytes = hr_codec_list_fixed64(&outputs);
+        if (!pb_decode(stream, headrace_v1_StepReply_fields, &wire))
+                return false;
+        step = hr_codec_list_extend(list, 1, sizeof *step);
+        if (!step)
+                PB_RETURN_ERROR(stream, "too many steps");
+        *step = (struct hr_wire_step_reply){
+                .output_bytes = outputs.items,
+                .output_count = outputs.count,
+                .slot = wire.slot,
+                .run_ns = wire.run_ns,
+        };
+        return true;
+}
+
+hr_status hr_wire_sequence_reply_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                        struct hr_diag *diag,
+                                        struct hr_wire_sequence_reply *ret_reply) {
+        struct hr_codec_list steps = {.arena = arena};
+        headrace_v1_SequenceReply wire = headrace_v1_SequenceReply_init_zero;
+
+        wire.steps = (pb_callback_t){.funcs.decode = take_step_reply, .arg = &steps};
+        HR_TRY(hr_codec_decode(message, headrace_v1_SequenceReply_fields, &wire, diag));
+        *ret_reply = (struct hr_wire_sequence_reply){steps.items, steps.count, wire.queue_ns};
         return HR_OK;
 }

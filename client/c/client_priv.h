@@ -108,3 +108,23 @@ enum headrace_status hr_client_simple(struct headrace_client *client, uint8_t ki
 enum headrace_status hr_client_graph_encode(const struct headrace_graph *graph,
                                             struct headrace_error *error, uint8_t **ret_bytes,
                                             size_t *ret_size);
+
+/* ---- states (state.c) ------------------------------------------------------------------------ */
+
+/* A request that is answered with a new state. */
+enum headrace_status hr_client_ask_state(struct headrace_client *client,
+                                         const struct hr_request *request, int64_t timeout_ms,
+                                         struct headrace_error *error, uint64_t *ret_state);
+
+/* ---- submitted graphs (run.c) ---------------------------------------------------------------- */
+
+struct headrace_client *hr_client_of(const struct headrace_handle *handle);
+/* The options as they go over the wire; graph_bytes: 0 for a graph that is one frame's body. */
+struct hr_wire_submit hr_client_submit(const struct headrace_submit *options, uint64_t graph_bytes);
+/* The daemon's number for it, and which of them it is. */
+uint64_t hr_client_number(struct headrace_handle *handle, uint64_t *ret_generation);
+/* Submits again unless somebody has since generation `seen`. */
+enum headrace_status hr_client_renew(struct headrace_handle *handle, uint64_t seen,
+                                     int64_t deadline_ns, struct headrace_error *error);
+/* The daemon does not have the graph any more. */
+bool hr_client_is_evicted(enum headrace_status status, const struct headrace_error *error);

@@ -228,6 +228,23 @@ HEADRACE_API enum headrace_status headrace_state_free(struct headrace_client *cl
                                                       uint64_t state, int64_t timeout_ms,
                                                       struct headrace_error *error);
 
+/* All of it, as it is between two runs, for headrace_state_restore() of any daemon. Free with
+ * headrace_free(). */
+HEADRACE_API enum headrace_status headrace_state_save(struct headrace_client *client,
+                                                      uint64_t state, int64_t timeout_ms,
+                                                      struct headrace_error *error,
+                                                      void **ret_saved, uint64_t *ret_bytes);
+/* A new state with tensors and contents of a saved one. */
+HEADRACE_API enum headrace_status
+headrace_state_restore(struct headrace_client *client, const void *saved, uint64_t bytes,
+                       const struct headrace_rule *rules, size_t rule_count, int64_t timeout_ms,
+                       struct headrace_error *error, uint64_t *ret_state);
+/* A copy, made where it lies. */
+HEADRACE_API enum headrace_status headrace_state_fork(struct headrace_client *client,
+                                                      uint64_t state, int64_t timeout_ms,
+                                                      struct headrace_error *error,
+                                                      uint64_t *ret_state);
+
 /* ---- graphs ---------------------------------------------------------------------------------- */
 
 struct headrace_graph;
@@ -321,6 +338,27 @@ HEADRACE_API enum headrace_status headrace_release(struct headrace_handle *handl
                                                    int64_t timeout_ms,
                                                    struct headrace_error *error);
 
+/* The plan as data: message Explanation of the daemon's headrace.proto. Free with headrace_free(). */
+HEADRACE_API enum headrace_status headrace_explain(struct headrace_handle *handle,
+                                                   int64_t timeout_ms,
+                                                   struct headrace_error *error, void **ret_bytes,
+                                                   size_t *ret_size);
+
+struct headrace_wanted {
+        const struct headrace_graph *graph;
+        const struct headrace_submit *options; /* may be NULL */
+};
+/* Takes memory for a set of graphs at once: as long as the reservation is there, submitting and running
+ * one of them takes no more. */
+HEADRACE_API enum headrace_status headrace_reserve(struct headrace_client *client,
+                                                   const struct headrace_wanted *graphs,
+                                                   size_t count, int64_t timeout_ms,
+                                                   struct headrace_error *error,
+                                                   uint64_t *ret_reservation);
+HEADRACE_API enum headrace_status headrace_unreserve(struct headrace_client *client,
+                                                     uint64_t reservation, int64_t timeout_ms,
+                                                     struct headrace_error *error);
+
 struct headrace_buffer {
         void *data;
         uint64_t bytes;
@@ -363,6 +401,28 @@ HEADRACE_API enum headrace_status headrace_run_wait(struct headrace_run *run,
 /* Asks the daemon to stop a run, which must still be waited for; it then ends with CANCELLED unless
  * it was too late. Any thread. */
 HEADRACE_API void headrace_run_cancel(struct headrace_run *run);
+
+/* An input of this step is an output of an earlier one; all are positions. */
+struct headrace_feed {
+        uint32_t input, step, output;
+};
+
+struct headrace_step {
+        struct headrace_handle *handle;
+        const struct headrace_feed *feeds;
+        size_t feed_count;
+        const uint32_t *outputs; /* positions of those that come back; none: all */
+        size_t output_count;
+        bool no_outputs; /* none comes back */
+};
+/* Runs the steps one after the other in the daemon. inputs: those that no feed gives, step by step;
+ * outputs: what the steps give back, likewise. When a step fails, those after it do not begin. options
+ * may be NULL. */
+HEADRACE_API enum headrace_status
+headrace_sequence(struct headrace_client *client, const struct headrace_step *steps,
+                  size_t step_count, const struct headrace_buffer *inputs, size_t input_count,
+                  const struct headrace_buffer *outputs, size_t output_count,
+                  const struct headrace_run_options *options, struct headrace_error *error);
 
 #ifdef __cplusplus
 }

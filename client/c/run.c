@@ -69,13 +69,10 @@ static enum headrace_status handle_submit(struct headrace_handle *handle, int64_
         return status;
 }
 
-static enum headrace_status message_make(struct headrace_handle *handle,
-                                         const struct headrace_submit *options,
-                                         struct headrace_error *error) {
-        struct hr_wire_submit submit = {
-                .graph_bytes = handle->graph_bytes > hr_channel_body_max(handle->client->channel)
-                                       ? handle->graph_bytes
-                                       : 0,
+struct hr_wire_submit hr_client_submit(const struct headrace_submit *options,
+                                       uint64_t graph_bytes) {
+        return (struct hr_wire_submit){
+                .graph_bytes = graph_bytes,
                 .weights = options->weights,
                 .weight_count = (uint32_t) options->weight_count,
                 .states = options->states,
@@ -90,6 +87,14 @@ static enum headrace_status message_make(struct headrace_handle *handle,
                 .realloc_fail = options->realloc_fail,
                 .traceparent = options->traceparent,
         };
+}
+
+static enum headrace_status message_make(struct headrace_handle *handle,
+                                         const struct headrace_submit *options,
+                                         struct headrace_error *error) {
+        const bool is_long = handle->graph_bytes > hr_channel_body_max(handle->client->channel);
+        const struct hr_wire_submit submit =
+                hr_client_submit(options, is_long ? handle->graph_bytes : 0);
         uint8_t buffer[HR_WIRE_MESSAGE_BYTES_MAX];
         struct hr_diag diag = {0};
 
@@ -154,9 +159,26 @@ enum headrace_status headrace_release(struct headrace_handle *handle, int64_t ti
         return status == HEADRACE_NOT_FOUND ? HEADRACE_OK : status; /* evicted: gone already */
 }
 
-/* Submits again unless somebody has since generation `seen`. */
-static enum headrace_status handle_renew(struct headrace_handle *handle, uint64_t seen,
-                                         int64_t deadline_ns, struct headrace_error *error) {
+struct headrace_client *hr_client_of(const struct headrace_handle *handle) {
+        return handle->client;
+}
+
+uint64_t hr_client_number(struct headrace_handle *handle, uint64_t *ret_generation) {
+        uint64_t number;
+
+        (void) pthread_mutex_lock(&handle->lock);
+        number = handle->handle;
+        *ret_generation = handle->generation;
+        (void) pthread_mutex_unlock(&handle->lock);
+        return number;
+}
+
+bool hr_client_is_evicted(enum headrace_status status, const struct headrace_error *error) {
+        return status == HEADRACE_NOT_FOUND && strcmp(error->reason, "GRAPH") == 0;
+}
+
+enum headrace_status hr_client_renew(struct headrace_handle *handle, uint64_t seen,
+                                     int64_t deadline_ns, struct headrace_error *error) {
         enum headrace_status status = HEADRACE_OK;
 
         (void) pthread_mutex_lock(&handle->lock);
@@ -207,10 +229,7 @@ static enum headrace_status run_send(struct headrace_run *run, uint64_t input_by
         };
         struct hr_diag diag = {0};
 
-        (void) pthread_mutex_lock(&handle->lock);
-        wire.handle = handle->handle;
-        run->generation = handle->generation;
-        (void) pthread_mutex_unlock(&handle->lock);
+        wire.handle = hr_client_number(handle, &run->generation);
         if (hr_wire_run_encode(&wire, message, sizeof message, &diag, &request.message_bytes) !=
             HR_OK)
                 return hr_client_fail_diag(error, &diag);
@@ -285,7 +304,7 @@ static enum headrace_status run_again(struct headrace_run *run, struct headrace_
         struct hr_channel *channel = run->handle->client->channel;
         uint64_t input_bytes = 0;
         enum headrace_status status =
-                handle_renew(run->handle, run->generation, run->deadline_ns, error);
+                hr_client_renew(run->handle, run->generation, run->deadline_ns, error);
 
         if (status != HEADRACE_OK)
                 return status;
@@ -305,7 +324,7 @@ enum headrace_status headrace_run_wait(struct headrace_run *run, struct headrace
         enum headrace_status status =
                 hr_channel_wait(run->handle->client->channel, run->call, &local, &answer);
 
-        if (status == HEADRACE_NOT_FOUND && strcmp(local.reason, "GRAPH") == 0)
+        if (hr_client_is_evicted(status, &local))
                 status = run_again(run, &local, &answer);
         if (status == HEADRACE_OK)
                 status = run_take(run, &answer, &local, ret_figures);

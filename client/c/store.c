@@ -242,27 +242,6 @@ enum headrace_status headrace_drop(struct headrace_client *client, uint64_t set,
 
 /* ---- states ---------------------------------------------------------------------------------- */
 
-static enum headrace_status ask_state(struct headrace_client *client,
-                                      const struct hr_request *request, int64_t timeout_ms,
-                                      struct headrace_error *error, uint64_t *ret_state) {
-        struct hr_wire_state_alloc_reply reply;
-        struct hr_diag diag = {0};
-        struct hr_answer answer;
-        struct hr_call *call;
-        enum headrace_status status =
-                hr_channel_call(client->channel, request, hr_client_deadline_of(client, timeout_ms),
-                                error, &call, &answer);
-
-        if (status != HEADRACE_OK)
-                return status;
-        if (hr_wire_state_alloc_reply_decode(answer.message, &diag, &reply) == HR_OK)
-                *ret_state = reply.handle;
-        else
-                status = hr_client_fail_answer(error, &diag);
-        hr_call_free(client->channel, call);
-        return status;
-}
-
 enum headrace_status headrace_state_alloc(struct headrace_client *client,
                                           const struct headrace_tensor *tensors,
                                           size_t tensor_count, const struct headrace_rule *rules,
@@ -285,7 +264,7 @@ enum headrace_status headrace_state_alloc(struct headrace_client *client,
                         manifest.size > hr_channel_body_max(client->channel) ? manifest.size : 0;
                 if (hr_wire_state_alloc_encode(&alloc, message, sizeof message, &diag,
                                                &request.message_bytes) == HR_OK)
-                        status = ask_state(client, &request, timeout_ms, error, ret_state);
+                        status = hr_client_ask_state(client, &request, timeout_ms, error, ret_state);
                 else
                         status = hr_client_fail_diag(error, &diag);
         }

@@ -176,6 +176,122 @@ HR_TEST(a_state_of_more_than_one_frame) {
         headrace_close(client);
 }
 
+HR_TEST(states_as_a_whole) {
+        struct headrace_client *client = connected();
+        const int64_t count = 3 << 18; /* more than a frame */
+        const uint64_t bytes = (uint64_t) count * 4;
+        struct headrace_tensor tensor = {"s", "f32", NE(count, 1, 1, 1), NULL};
+        float *there = malloc(bytes), *back = malloc(bytes);
+        uint64_t states[3], saved_bytes = 0;
+        void *saved = NULL;
+
+        for (int64_t i = 0; i < count; i++)
+                there[i] = (float) i;
+        OK(headrace_state_alloc(client, &tensor, 1, NULL, 0, 0, &error, &states[0]));
+        OK(headrace_state_write(client, states[0], 0, 0, there, bytes, 0, &error));
+        OK(headrace_state_save(client, states[0], 0, &error, &saved, &saved_bytes));
+        HR_EXPECT(saved_bytes > bytes);
+        OK(headrace_state_fork(client, states[0], 0, &error, &states[1]));
+        OK(headrace_state_restore(client, saved, saved_bytes,
+                                  &(struct headrace_rule){"*", "cpu0"}, 1, 0, &error, &states[2]));
+        memset(back, 0, bytes);
+        OK(headrace_state_write(client, states[0], 0, 0, back, bytes, 0, &error));
+        for (int i = 1; i < 3; i++) {
+                memset(back, 0, bytes);
+                OK(headrace_state_read(client, states[i], 0, 0, back, bytes, 0, &error));
+                HR_EXPECT(memcmp(there, back, bytes) == 0);
+        }
+        HR_EXPECT_EQ(headrace_state_restore(client, saved, 7, NULL, 0, 0, &error, &states[0]),
+                     HEADRACE_INVALID);
+        HR_EXPECT_EQ(headrace_state_restore(client, saved, saved_bytes - 4, NULL, 0, 0, &error,
+                                            &states[0]), HEADRACE_INVALID);
+        HR_EXPECT_EQ(headrace_state_fork(client, 12345, 0, &error, &states[0]),
+                     HEADRACE_NOT_FOUND);
+        HR_EXPECT_EQ(headrace_state_save(client, 12345, 0, &error, &saved, &saved_bytes),
+                     HEADRACE_NOT_FOUND);
+        headrace_free(saved);
+        free(there);
+        free(back);
+        headrace_close(client);
+}
+
+HR_TEST(reserved_and_explained) {
+        struct headrace_client *client = connected();
+        struct headrace_graph *graphs[2];
+        struct headrace_wanted wanted[2];
+        struct headrace_handle *handle = NULL;
+        uint64_t reservation = 0;
+        float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, y[8] = {0};
+        void *plan = NULL;
+        size_t size = 0;
+
+        for (int i = 0; i < 2; i++) {
+                uint32_t tensor;
+
+                graphs[i] = headrace_graph_new();
+                tensor = leaf(graphs[i], HEADRACE_INPUT, "f32", 4 << i, 1, "x");
+                headrace_graph_output(graphs[i], binary(graphs[i], "ADD", tensor, tensor));
+                wanted[i] = (struct headrace_wanted){graphs[i], NULL};
+        }
+        OK(headrace_reserve(client, wanted, 2, 0, &error, &reservation));
+        OK(headrace_submit(client, graphs[1], &(struct headrace_submit){.realloc_fail = true}, 0,
+                           &error, &handle));
+        OK(headrace_run(handle, &(struct headrace_buffer){x, sizeof x}, 1,
+                        &(struct headrace_buffer){y, sizeof y}, 1, NULL, &error, NULL));
+        HR_EXPECT(y[7] == 16);
+        OK(headrace_explain(handle, 0, &error, &plan, &size));
+        HR_EXPECT(size > 20 && memmem(plan, size, "headrace", 8)); /* its rules' name */
+        headrace_free(plan);
+        OK(headrace_unreserve(client, reservation, 0, &error));
+        HR_EXPECT_EQ(headrace_unreserve(client, reservation, 0, &error), HEADRACE_NOT_FOUND);
+        OK(headrace_release(handle, 0, &error));
+        for (int i = 0; i < 2; i++)
+                headrace_graph_free(graphs[i]);
+        headrace_close(client);
+}
+
+/* x doubled three times, of which the last two come back; with more graphs than are kept. */
+HR_TEST(steps_are_chained_in_the_daemon) {
+        struct headrace_client *client = connected();
+        struct headrace_handle *handles[6];
+        const uint32_t first = 0;
+        const struct headrace_feed second_feed = {0, 0, 0}, third_feed = {0, 1, 0};
+        float x[4] = {1, 2, 3, 4}, y[2][4] = {{0}};
+
+        for (int i = 0; i < 6; i++)
+                handles[i] = doubler(client, i < 3 ? 4 : i);
+        for (int round = 0; round < 3; round++) {
+                const struct headrace_step steps[] = {
+                        {.handle = handles[0], .no_outputs = true},
+                        {.handle = handles[1], .feeds = &second_feed, .feed_count = 1,
+                         .outputs = &first, .output_count = 1},
+                        {.handle = handles[2], .feeds = &third_feed, .feed_count = 1},
+                };
+                const struct headrace_buffer outputs[] = {{y[0], sizeof y[0]}, {y[1], sizeof y[1]}};
+
+                x[0] = (float) round;
+                OK(headrace_sequence(client, steps, 3, &(struct headrace_buffer){x, sizeof x}, 1,
+                                     outputs, 2, NULL, &error));
+                HR_EXPECT(y[0][0] == 4 * x[0] && y[0][3] == 16 && y[1][3] == 32);
+                for (int i = 3; i < 6; i++) { /* others push them out */
+                        float in[8] = {0}, out[8];
+                        uint64_t bytes = (uint64_t) i * 4;
+
+                        OK(headrace_run(handles[i], &(struct headrace_buffer){in, bytes}, 1,
+                                        &(struct headrace_buffer){out, bytes}, 1, NULL, &error,
+                                        NULL));
+                }
+                HR_EXPECT_EQ(headrace_sequence(client, steps, 3,
+                                               &(struct headrace_buffer){x, sizeof x}, 1,
+                                               &(struct headrace_buffer){y, sizeof y}, 1, NULL,
+                                               &error),
+                             HEADRACE_INVALID); /* two outputs, one buffer */
+        }
+        for (int i = 0; i < 6; i++)
+                OK(headrace_release(handles[i], 0, &error));
+        headrace_close(client);
+}
+
 /* Inputs that need credit, outputs in several frames. */
 HR_TEST(long_inputs_and_outputs) {
         struct headrace_client *client = connected();

@@ -1,0 +1,186 @@
+/*
+ * Runs chained in the daemon: a step's inputs come from the client or from outputs of earlier steps,
+ * and only what is asked for comes back. A graph that was evicted is submitted again, once, and so is
+ * the whole sequence, which has not begun then.
+ */
+#include "client/c/client_priv.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define REPLY_BYTES_MAX (16U << 20) /* of lists in a reply */
+
+struct sequence {
+        const struct headrace_step *steps;
+        size_t step_count;
+        struct hr_wire_step *wire;
+        uint64_t *generations; /* of the steps' handles, as they were sent */
+        struct iovec *inputs, *outputs;
+        size_t input_count, output_count;
+        uint64_t input_bytes;
+        int32_t priority;
+        int64_t deadline_ns;
+};
+
+static struct iovec *buffers_take(const struct headrace_buffer *buffers, size_t count,
+                                  uint64_t *ret_bytes) {
+        struct iovec *parts = calloc(count + 1, sizeof *parts);
+
+        *ret_bytes = 0;
+        for (size_t i = 0; parts && i < count; i++) {
+                parts[i] = (struct iovec){buffers[i].data, buffers[i].bytes};
+                *ret_bytes += buffers[i].bytes;
+        }
+        return parts;
+}
+
+static void sequence_deinit(struct sequence *sequence) {
+        free(sequence->wire);
+        free(sequence->generations);
+        free(sequence->inputs);
+        free(sequence->outputs);
+}
+
+/* Outputs in the reply against the buffers, one after the other. */
+static enum headrace_status outputs_check(const struct sequence *sequence,
+                                          const struct hr_wire_sequence_reply *reply,
+                                          struct headrace_error *error) {
+        size_t next = 0;
+
+        if (reply->step_count != sequence->step_count)
+                return hr_client_fail(error, HEADRACE_INTERNAL, "PROTOCOL", "%u steps of %zu",
+                                      reply->step_count, sequence->step_count);
+        for (uint32_t i = 0; i < reply->step_count; i++)
+                for (uint32_t j = 0; j < reply->steps[i].output_count; j++, next++)
+                        if (next >= sequence->output_count ||
+                            reply->steps[i].output_bytes[j] != sequence->outputs[next].iov_len)
+                                return hr_client_fail(error, HEADRACE_INVALID, "SIZE",
+                                                      "step %u, output %u: %llu bytes", i, j,
+                                                      (unsigned long long)
+                                                              reply->steps[i].output_bytes[j]);
+        if (next != sequence->output_count)
+                return hr_client_fail(error, HEADRACE_INVALID, "OUTPUT",
+                                      "the steps have %zu outputs, room is for %zu", next,
+                                      sequence->output_count);
+        return HEADRACE_OK;
+}
+
+static enum headrace_status sequence_take(const struct sequence *sequence,
+                                          const struct hr_answer *answer,
+                                          struct headrace_error *error) {
+        struct hr_wire_sequence_reply reply;
+        struct hr_diag diag = {0};
+        struct hr_arena arena;
+        enum headrace_status status;
+
+        hr_arena_init(&arena, REPLY_BYTES_MAX);
+        status = hr_wire_sequence_reply_decode(answer->message, &arena, &diag, &reply) == HR_OK
+                         ? outputs_check(sequence, &reply, error)
+                         : hr_client_fail_answer(error, &diag);
+        hr_arena_deinit(&arena);
+        return status;
+}
+
+static enum headrace_status sequence_call(struct headrace_client *client,
+                                          const struct sequence *sequence,
+                                          struct headrace_error *error) {
+        const struct hr_wire_sequence wire = {
+                .steps = sequence->wire,
+                .step_count = (uint32_t) sequence->step_count,
+                .input_bytes = sequence->input_bytes > hr_channel_body_max(client->channel)
+                                       ? sequence->input_bytes
+                                       : 0,
+                .priority = sequence->priority,
+        };
+        uint8_t message[HR_WIRE_MESSAGE_BYTES_MAX];
+        struct hr_request request = {.kind = HR_FRAME_SEQUENCE,
+                                     .message = message,
+                                     .parts = sequence->inputs,
+                                     .part_count = sequence->input_count,
+                                     .into = sequence->outputs,
+                                     .into_count = sequence->output_count};
+        struct hr_diag diag = {0};
+        struct hr_answer answer;
+        struct hr_call *call;
+        enum headrace_status status;
+
+        for (size_t i = 0; i < sequence->step_count; i++)
+                sequence->wire[i].handle =
+                        hr_client_number(sequence->steps[i].handle, &sequence->generations[i]);
+        if (hr_wire_sequence_encode(&wire, message, sizeof message, &diag,
+                                    &request.message_bytes) != HR_OK)
+                return hr_client_fail_diag(error, &diag);
+        status = hr_channel_call(client->channel, &request, sequence->deadline_ns, error, &call,
+                                 &answer);
+        if (status != HEADRACE_OK)
+                return status;
+        status = sequence_take(sequence, &answer, error);
+        hr_call_free(client->channel, call);
+        return status;
+}
+
+/* Which of the graphs was evicted is not said in a way that could be relied on: all are submitted. */
+static enum headrace_status sequence_again(struct headrace_client *client,
+                                           const struct sequence *sequence,
+                                           struct headrace_error *error) {
+        for (size_t i = 0; i < sequence->step_count; i++) {
+                enum headrace_status status =
+                        hr_client_renew(sequence->steps[i].handle, sequence->generations[i],
+                                        sequence->deadline_ns, error);
+
+                if (status != HEADRACE_OK)
+                        return status;
+        }
+        return sequence_call(client, sequence, error);
+}
+
+static enum headrace_status sequence_init(struct sequence *sequence,
+                                          const struct headrace_step *steps, size_t step_count,
+                                          struct headrace_error *error) {
+        sequence->steps = steps;
+        sequence->step_count = step_count;
+        sequence->wire = calloc(step_count + 1, sizeof *sequence->wire);
+        sequence->generations = calloc(step_count + 1, sizeof *sequence->generations);
+        if (!sequence->wire || !sequence->generations || !sequence->inputs || !sequence->outputs)
+                return hr_client_fail_memory(error);
+        for (size_t i = 0; i < step_count; i++)
+                sequence->wire[i] = (struct hr_wire_step){
+                        .outputs = steps[i].outputs,
+                        .output_count = (uint32_t) steps[i].output_count,
+                        .no_outputs = steps[i].no_outputs,
+                        .feeds = (const struct hr_wire_feed *) (const void *) steps[i].feeds,
+                        .feed_count = (uint32_t) steps[i].feed_count,
+                };
+        return HEADRACE_OK;
+}
+
+enum headrace_status headrace_sequence(struct headrace_client *client,
+                                       const struct headrace_step *steps, size_t step_count,
+                                       const struct headrace_buffer *inputs, size_t input_count,
+                                       const struct headrace_buffer *outputs, size_t output_count,
+                                       const struct headrace_run_options *options,
+                                       struct headrace_error *error) {
+        struct sequence sequence = {
+                .input_count = input_count,
+                .output_count = output_count,
+                .priority = options ? options->priority : 0,
+                .deadline_ns = hr_client_deadline_of(client, options ? options->timeout_ms : 0),
+        };
+        struct headrace_error local;
+        uint64_t output_bytes;
+        enum headrace_status status;
+
+        _Static_assert(sizeof(struct headrace_feed) == sizeof(struct hr_wire_feed),
+                       "a feed is three numbers");
+        sequence.inputs = buffers_take(inputs, input_count, &sequence.input_bytes);
+        sequence.outputs = buffers_take(outputs, output_count, &output_bytes);
+        status = sequence_init(&sequence, steps, step_count, &local);
+        if (status == HEADRACE_OK)
+                status = sequence_call(client, &sequence, &local);
+        if (hr_client_is_evicted(status, &local))
+                status = sequence_again(client, &sequence, &local);
+        if (status != HEADRACE_OK && error)
+                *error = local;
+        sequence_deinit(&sequence);
+        return status;
+}
