@@ -356,6 +356,12 @@ def suites(full: bool) -> list[Suite]:
         pytest_suite("python", ["tests/python"], at_main),
         pytest_suite("integration", ["tests/integration"], at_main),
         pytest_suite("systemd", ["tests/systemd"], at_main, packages="systemd"),
+        pytest_suite(
+            "packages",
+            ["tests/packages"],
+            at_main,
+            packages="operation packages" if full else "operation",
+        ),
         pytest_suite("hostile", ["tests/hostile"], at_main),
         pytest_suite("scenarios", ["tests/scenarios"], at_main),
         # On two GPUs of the fake driver; built only where the CUDA toolkit is.
