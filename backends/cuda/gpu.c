@@ -15,6 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/cuda/blas.h"
+
 #define TEST_BYTES 4096
 
 static struct {
@@ -296,6 +298,7 @@ static struct cuda_gpu *gpu_free(struct cuda_gpu *gpu) {
         if (gpu->context) {
                 (void) cu->cuCtxSetCurrent(gpu->context);
                 cuda_shelf_clear(&gpu->shelf, cu);
+                cuda_blas_close(gpu);
                 for (size_t i = 0; i < HR_ARRAY_LENGTH(gpu->modules); i++)
                         if (gpu->modules[i])
                                 (void) cu->cuModuleUnload(gpu->modules[i]);

@@ -55,6 +55,7 @@ struct cuda_gpu {
         struct cuda_lane *lanes; /* of its queues */
         struct cuda_shelf shelf; /* recorded splits of programs that are gone */
         bool runs_have_failed;   /* after a loss: every run that was under way knows it */
+        void *blas; /* the library's handle for the context, NULL before its first product */
         CUmodule modules[CUDA_IMAGE_COUNT];
         CUfunction functions[CUDA_KERNEL_COUNT];
 };

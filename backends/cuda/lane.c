@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/cuda/blas.h"
+
 #define PASSAGES_MAX 4096
 #define TASKS_MAX 1024
 #define WATCH_NS (1 * HR_NS_PER_MS)
@@ -349,6 +351,8 @@ static CUresult launch(struct cuda_lane *lane, const struct cuda_program *progra
         size_t bytes = item->argument_bytes;
         void *extra[] = CUDA_LAUNCH_EXTRA(program, item, &bytes);
 
+        if (item->matmul)
+                return cuda_matmul_launch(item->matmul, lane->stream);
         return lane->gpu->cu->cuLaunchKernel(item->function, item->blocks, 1, 1, item->threads, 1,
                                              1, item->shared_bytes, lane->stream, NULL, extra);
 }

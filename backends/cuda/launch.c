@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/cuda/blas.h"
 #include "backends/cuda/ops.h"
 
 /* Blocks beyond this take several pieces each. */
@@ -77,6 +78,34 @@ void cuda_builder_launch(struct cuda_builder *builder, enum cuda_kernel kernel, 
         memcpy(program->arguments + builder->argument_count, argument, argument_bytes);
         builder->argument_count += argument_bytes;
         program->launches[builder->launch_count++] = launch;
+        program->launch_count = builder->launch_count;
+}
+
+bool cuda_builder_matmul(struct cuda_builder *builder, const struct cuda_matmul_spec *spec) {
+        struct cuda_program *program = builder->program;
+        struct cuda_launch launch = { 0 };
+        void *launches = program->launches;
+        hr_status status;
+
+        if (builder->status != HR_OK)
+                return true;
+        if (!grow(&launches, &builder->launch_room, builder->launch_count, 1, sizeof launch)) {
+                builder->status = hr_fail(builder->diag, HR_E_EXHAUSTED, "no memory for launches");
+                return true;
+        }
+        program->launches = launches;
+        status = cuda_matmul_new(program->gpu, spec, NULL, &launch.matmul);
+        if (status == HR_E_UNSUPPORTED)
+                return false;
+        if (status != HR_OK) {
+                builder->status = hr_fail(builder->diag, status, "%s: a product of the library",
+                                          program->program.device->props.name);
+                return true;
+        }
+        program->has_matmul = true;
+        program->launches[builder->launch_count++] = launch;
+        program->launch_count = builder->launch_count;
+        return true;
 }
 
 /* ---- Programs -------------------------------------------------------------------------------- */
@@ -86,6 +115,9 @@ static void program_destroy(struct hr_program *base) {
 
         cuda_replay_deinit(program);
         cuda_gpu_word_give(program->gpu, program->fault);
+        (void) program->gpu->cu->cuCtxSetCurrent(program->gpu->context);
+        for (uint64_t i = 0; i < program->launch_count; i++)
+                (void) cuda_matmul_free(program->launches[i].matmul);
         cuda_gpu_memory_give(program->gpu, program->scratch);
         free(program->launches);
         free(program->arguments);

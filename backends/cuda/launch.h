@@ -8,8 +8,11 @@
 #include "backends/cuda/replay.h"
 #include "core/device.h"
 
+struct cuda_matmul;
+
 /* One launch. Its argument is a struct of `argument_bytes` bytes in the program's block. */
 struct cuda_launch {
+        struct cuda_matmul *matmul; /* instead of a kernel; the program's */
         CUfunction function;
         uint32_t blocks, threads;
         uint32_t shared_bytes;
@@ -21,12 +24,14 @@ struct cuda_program {
         struct hr_program program;
         struct cuda_gpu *gpu;
         struct cuda_launch *launches;
+        uint64_t launch_count;
         uint32_t *first; /* of step i: launches first[i] .. first[i + 1] - 1 */
         uint8_t *arguments;
         /* Kernels that meet an index outside its tensor write 1 + the step's number into it. NULL
          * when no step uses values as indices. */
         struct cuda_word *fault;
         bool *may_fault; /* per step */
+        bool has_matmul; /* some launch is one */
         CUdeviceptr scratch; /* program.scratch_bytes, for one step after the other; 0 = none */
         struct cuda_replay replay;
 };

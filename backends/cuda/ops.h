@@ -33,6 +33,9 @@ const struct cuda_op *cuda_op_find(const struct hr_step *step);
 /* One launch with `items` pieces of work that blocks take in turn. What fails is remembered. */
 void cuda_builder_launch(struct cuda_builder *builder, enum cuda_kernel kernel, uint64_t items,
                          const void *argument, uint32_t argument_bytes);
+struct cuda_matmul_spec;
+/* A product by the library of products, which is there. False: it has no way for it. */
+bool cuda_builder_matmul(struct cuda_builder *builder, const struct cuda_matmul_spec *spec);
 /* Where the GPU writes a bad index, and what. */
 uint64_t cuda_builder_fault(const struct cuda_builder *builder);
 uint64_t cuda_builder_step(const struct cuda_builder *builder);

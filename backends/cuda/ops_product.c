@@ -4,7 +4,11 @@
  * Weights in blocks are multiplied with columns rounded to bytes, which the step makes in its scratch
  * first. Columns of experts, when there are many, are gathered by expert there. All of it is decided
  * by types and shapes alone, so that scratch can be told before there are addresses.
+ *
+ * Large products of floats are the library's, where there is one. It is given halves on both sides,
+ * rounded as the own kernels round them, and scratch of its own.
  */
+#include "backends/cuda/blas.h"
 #include "backends/cuda/ops.h"
 
 #define ROWS_OF_BLOCK 8 /* a warp each */
@@ -74,10 +78,30 @@ static enum cuda_kernel many_kernel(const struct hr_operand *a, const struct hr_
         return a->type == HR_TYPE_F16 ? CUDA_KERNEL_half_tiles_f16 : CUDA_KERNEL_half_tiles_bf16;
 }
 
+/* A product is large from that many multiplications on. */
+#define LARGE ((int64_t) 1 << 21)
+#define LARGE_EXTENT 32
+#define WORKSPACE (UINT64_C(32) << 20)
+
+/* Is it the library's? One matrix, whose columns lie as the library wants them. */
+static bool is_large(const struct hr_step *step) {
+        const struct hr_operand *a = &step->sources[0], *b = &step->sources[1],
+                                *out = &step->result;
+        int64_t most = LARGE_EXTENT;
+
+        if (has_experts(step) || !cuda_is_float(a) || b->type != HR_TYPE_F32 ||
+            out->ne[2] * out->ne[3] != 1 || a->nb[1] % 16 || out->nb[1] % 16 || a->ne[0] % 8 ||
+            (a->type == HR_TYPE_F32 && b->nb[1] % 16))
+                return false;
+        return out->ne[0] >= most && out->ne[1] >= most && a->ne[0] >= most &&
+               out->ne[0] <= INT32_MAX && out->ne[1] <= INT32_MAX && a->ne[0] <= INT32_MAX &&
+               out->ne[0] * out->ne[1] >= LARGE / a->ne[0] && cuda_blas_open();
+}
+
 /* ---- Scratch --------------------------------------------------------------------------------- */
 
 struct layout {
-        uint64_t bytes, scales, group, list, counts; /* offsets */
+        uint64_t bytes, scales, group, list, counts, halves, workspace; /* offsets */
         uint64_t total;
 };
 
@@ -114,6 +138,12 @@ static struct layout layout_of(const struct hr_step *step) {
                                                             sizeof(struct cuda_group));
                 layout.list = layout_take(&layout, (uint64_t) pair_count(step) * sizeof(int32_t));
                 layout.counts = layout_take(&layout, (uint64_t) a->ne[2] * sizeof(int32_t));
+        }
+        if (is_large(step)) {
+                layout.workspace = layout_take(&layout, WORKSPACE);
+                if (a->type != HR_TYPE_F32)
+                        layout.halves = layout_take(&layout, (uint64_t) (b->ne[0] * cuda_rows(b)) *
+                                                                     sizeof(uint16_t));
         }
         return layout;
 }
@@ -181,6 +211,39 @@ static void many_launch(const struct hr_step *step, const struct cuda_product_ar
                             sizeof *args);
 }
 
+/* False: the library has no way for it. */
+static bool large_launch(const struct hr_step *step, const struct layout *layout,
+                         struct cuda_builder *builder) {
+        const struct hr_operand *a = &step->sources[0], *b = &step->sources[1],
+                                *out = &step->result;
+        uint64_t scratch = cuda_builder_scratch(builder);
+        bool is_half = a->type != HR_TYPE_F32;
+        struct cuda_matmul_spec spec = {
+                .type = a->type,
+                .m = out->ne[0],
+                .n = out->ne[1],
+                .k = a->ne[0],
+                .a_stride = (int64_t) a->nb[1] / (is_half ? 2 : 4),
+                .b_stride = is_half ? a->ne[0] : (int64_t) b->nb[1] / 4,
+                .out_stride = (int64_t) out->nb[1] / 4,
+                .a = (uint64_t) (uintptr_t) a->data,
+                .b = is_half ? scratch + layout->halves : (uint64_t) (uintptr_t) b->data,
+                .out = (uint64_t) (uintptr_t) out->data,
+                .workspace = scratch + layout->workspace,
+                .workspace_bytes = WORKSPACE,
+        };
+        struct cuda_narrow_args narrow = {
+                .in = cuda_tensor_of(b),
+                .halves = spec.b,
+                .type = a->type,
+        };
+
+        if (is_half)
+                cuda_builder_launch(builder, CUDA_KERNEL_narrow_rows, (uint64_t) cuda_rows(b),
+                                    &narrow, sizeof narrow);
+        return cuda_builder_matmul(builder, &spec);
+}
+
 static void product_prepare(const struct hr_step *step, struct cuda_builder *builder) {
         uint64_t scratch = cuda_builder_scratch(builder);
         struct layout layout = layout_of(step);
@@ -195,6 +258,8 @@ static void product_prepare(const struct hr_step *step, struct cuda_builder *bui
                 .list = scratch + layout.list,
         };
 
+        if (is_large(step) && large_launch(step, &layout, builder))
+                return;
         if (has_experts(step)) {
                 args.fault = cuda_builder_fault(builder);
                 args.step = cuda_builder_step(builder);

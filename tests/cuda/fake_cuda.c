@@ -11,6 +11,7 @@
 
 #define FATBIN_MAGIC 0xba55ed50U
 #define GOOD_VERSION 13000
+#define RUBBISH_MAX (UINT64_C(4) << 20) /* that much of fresh memory is filled */
 
 struct allocation {
         struct allocation *next;
@@ -103,7 +104,7 @@ static CUresult memory_take(uint64_t bytes, bool is_pinned, void **ret_base) {
                 free(allocation);
                 return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        memset(base, 0xa5, bytes);
+        memset(base, 0xa5, bytes < RUBBISH_MAX ? bytes : RUBBISH_MAX);
         *allocation = (struct allocation) { allocations, base, bytes, is_pinned, gpu };
         allocations = allocation;
         fake.used[gpu] += is_pinned ? 0 : bytes;
@@ -488,27 +489,31 @@ void fake_begin(uint32_t seed) {
         fake.fail_name = NULL;
         fake.version = 0;
         fake.writes_late = false;
+        fake.has_no_way = false;
+        fake.products = 0;
         fake.memory_bytes = UINT64_C(1) << 30;
         memset(fake.broken, 0, sizeof fake.broken);
         for (uint32_t i = 0; i < FAKE_GPUS; i++)
                 fake.contexts[i] = (struct CUctx_st) { .gpu = i, .lose_at = UINT64_MAX };
         (void) pthread_mutex_unlock(&fake.lock);
         cuda_syms_replace(fake_table());
+        fake_fill_blas();
 }
 
 uint32_t fake_leaks(void) {
         uint32_t count;
 
         (void) pthread_mutex_lock(&fake.lock);
-        count = fake.streams + fake.events + fake.modules + fake.graphs + fake.execs;
+        count = fake.streams + fake.events + fake.modules + fake.graphs + fake.execs +
+                fake.objects;
         for (uint32_t i = 0; i < FAKE_GPUS; i++)
                 count += fake.contexts[i].refs;
         if (count)
                 fprintf(stderr,
                         "left: %u streams, %u events, %u modules, %u + %u graphs, "
-                        "contexts %u %u %u\n",
+                        "%u objects of products, contexts %u %u %u\n",
                         fake.streams, fake.events, fake.modules, fake.graphs, fake.execs,
-                        fake.contexts[0].refs, fake.contexts[1].refs, fake.contexts[2].refs);
+                        fake.objects, fake.contexts[0].refs, fake.contexts[1].refs, fake.contexts[2].refs);
         for (const struct allocation *a = allocations; a; a = a->next, count++)
                 fprintf(stderr, "left: %llu bytes of %s memory of GPU %u\n",
                         (unsigned long long) a->bytes, a->is_pinned ? "pinned" : "device", a->gpu);
@@ -523,6 +528,21 @@ uint32_t fake_violations(void) {
         count = fake.violations;
         (void) pthread_mutex_unlock(&fake.lock);
         return count;
+}
+
+uint64_t fake_products(void) {
+        uint64_t count;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        count = fake.products;
+        (void) pthread_mutex_unlock(&fake.lock);
+        return count;
+}
+
+void fake_without_ways(void) {
+        (void) pthread_mutex_lock(&fake.lock);
+        fake.has_no_way = true;
+        (void) pthread_mutex_unlock(&fake.lock);
 }
 
 uint64_t fake_calls(void) {

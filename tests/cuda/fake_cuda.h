@@ -1,5 +1,5 @@
 /*
- * A CUDA driver without a GPU: fills the symbol table of backends/cuda. Memory of the GPUs is
+ * A CUDA driver without a GPU, and cuBLASLt: fills the symbol tables of backends/cuda. Memory of the GPUs is
  * ordinary memory, a stream is a thread that executes what was given to it, with random pauses, and
  * a kernel is its source compiled for the processor.
  *
@@ -35,6 +35,10 @@ void fake_lose(uint32_t gpu, uint64_t operations, CUresult result);
 void fake_write_late(void);
 /* Bytes copied from one GPU to the other arrive changed. */
 void fake_break_copies(uint32_t from, uint32_t to);
+/* Products that the library was given, since the beginning. */
+uint64_t fake_products(void);
+/* The library has no way for any product. */
+void fake_without_ways(void);
 /* Bytes of memory that each GPU has. */
 void fake_set_memory(uint64_t bytes);
 /* Version that the driver says it has; 0 = a good one. */

@@ -18,6 +18,7 @@ typedef enum operation_kind {
         OPERATION_COPY,
         OPERATION_SET,
         OPERATION_KERNEL,
+        OPERATION_PRODUCT,
         OPERATION_HOST,
         OPERATION_VALUE,
         OPERATION_RECORD,
@@ -50,6 +51,9 @@ struct fake_state {
         uint64_t memory_bytes;
         int version;
         bool writes_late;
+        bool has_no_way;   /* the library of products knows none */
+        uint32_t objects;  /* of that library */
+        uint64_t products; /* that it was given */
         bool broken[FAKE_GPUS][FAKE_GPUS];
         struct CUctx_st contexts[FAKE_GPUS];
         uint64_t used[FAKE_GPUS];
@@ -76,6 +80,10 @@ bool fake_is_device(uint64_t address, uint64_t bytes, uint32_t gpu);
  * GPU. Lock held. */
 void fake_wait_executing(void);
 
+/* What OPERATION_PRODUCT does. */
+bool fake_multiply(const void *argument);
+/* fake_blas.c's table, which becomes the library's. */
+void fake_fill_blas(void);
 /* fake_stream.c's part of the table. */
 void fake_fill_streams(struct cuda_syms *syms);
 /* fake_graph.c's. */

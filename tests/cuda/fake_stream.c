@@ -45,6 +45,10 @@ static CUresult operation_execute(const struct operation *operation) {
                                 operation->argument))
                         return CUDA_ERROR_LAUNCH_FAILED;
                 break;
+        case OPERATION_PRODUCT:
+                if (!fake_multiply(operation->argument))
+                        return CUDA_ERROR_LAUNCH_FAILED;
+                break;
         case OPERATION_HOST:
                 fake_is_in_host_function = true;
                 operation->fn(operation->to);

@@ -122,6 +122,13 @@ struct cuda_round_args {
         uint64_t is_large;
 };
 
+/* Rows of floats to rows of f16 or bf16. */
+struct cuda_narrow_args {
+        struct cuda_tensor in;
+        uint64_t halves;
+        uint64_t type;
+};
+
 /* Columns of one expert, in `list`. */
 struct cuda_group {
         int32_t expert, first, count, unused;
@@ -147,8 +154,14 @@ struct cuda_group_args {
         int64_t groups, experts;
 };
 
+/* Elements of keys and values, and rows of a tile, that the matrix units take. */
+#define CUDA_ATTENTION_SIZE 128
+#define CUDA_ATTENTION_ROWS 128
+
 struct cuda_attention_args {
         struct cuda_tensor out, q, k, v, mask, sinks;
+        uint64_t parts; /* of the splits: for each, and each query of each head, v.ne[0] + 2 floats */
+        int64_t splits;
         float scale, max_bias, cap;
         float slope_base, slope_half;
         int64_t slope_power;

@@ -6,7 +6,7 @@
  *         KERNEL(name, struct cuda_x_args) { ... args ... }
  *
  * and is launched with CUDA_THREADS threads in blocks along x. A DENSE_KERNEL keeps to as many
- * registers as four blocks on a multiprocessor leave it. A kernel without barriers and exchanges is a
+ * registers as four blocks on a multiprocessor leave it, a WIDE_KERNEL may have them all. A kernel without barriers and exchanges is a
  * FLAT_KERNEL; that matters on the processor only.
  *
  * Every access stays within its tensor whatever the data are: an address that a kernel must not
@@ -25,6 +25,8 @@
         extern "C" __global__ void __launch_bounds__(CUDA_THREADS, 2) name(const type args)
 #define DENSE_KERNEL(name, type)                                                                   \
         extern "C" __global__ void __launch_bounds__(CUDA_THREADS, 4) name(const type args)
+#define WIDE_KERNEL(name, type)                                                                    \
+        extern "C" __global__ void __launch_bounds__(CUDA_THREADS, 1) name(const type args)
 #define FLAT_KERNEL(name, type) KERNEL(name, type)
 #define SHARED __shared__
 #define DEVICE static __device__ __forceinline__

@@ -29,6 +29,7 @@
         }                                                                                          \
         static void name##_body(const type &args)
 #define KERNEL(name, type) KERNEL_OF(name, type, 0)
+#define WIDE_KERNEL(name, type) KERNEL_OF(name, type, 0)
 #define DENSE_KERNEL(name, type) KERNEL_OF(name, type, 0)
 #define FLAT_KERNEL(name, type) KERNEL_OF(name, type, 1)
 

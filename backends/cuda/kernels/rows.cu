@@ -129,3 +129,17 @@ FLAT_KERNEL(add_id_rows, struct cuda_add_id_args) {
                                             load_float(b + i * args.b.nb[0], args.b.type));
         }
 }
+
+/* Rows of f32 to rows of halves without gaps. */
+FLAT_KERNEL(narrow_rows, struct cuda_narrow_args) {
+        for (int64_t row = blockIdx.x; row < row_count(args.in); row += gridDim.x) {
+                const byte *in = row_at(args.in, index_of_row(args.in, row));
+                uint16_t *out = (uint16_t *) (uintptr_t) args.halves + row * args.in.ne[0];
+
+                for (int64_t i = threadIdx.x; i < args.in.ne[0]; i += CUDA_THREADS) {
+                        float x = *(const float *) (in + 4 * i);
+
+                        out[i] = args.type == HR_TYPE_BF16 ? float_to_bf16(x) : float_to_half(x);
+                }
+        }
+}

@@ -1,0 +1,202 @@
+/* Large products by the library that the fake stands in for: right results, the kernels' where it has
+ * no way, and no call whose failure leaks or goes unsaid. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backends/cuda/backend.h"
+#include "tests/cuda/fake_cuda.h"
+#include "tests/harness.h"
+
+enum { M = 64, N = 128, K = 256, WAIT_S = 20 };
+
+struct product {
+        struct hr_device *device;
+        struct hr_queue *queue;
+        struct hr_event *event;
+        struct hr_buffer *a, *b, *out;
+        struct hr_program *program;
+        struct hr_operand sources[2];
+        struct hr_step step;
+        struct hr_steps list;
+        int32_t params[HR_OP_PARAM_WORDS];
+        struct hr_outcome outcome;
+        struct hr_diag diag;
+        float b_values[K * N], result[M * N];
+        uint8_t a_bytes[M * K * 4];
+};
+
+/* Small numbers that every type holds. */
+static float value_of(int i) {
+        return (float) (i * 37 % 17 - 8) / 8;
+}
+
+static uint16_t half_of(float value) {
+        int exponent;
+        float fraction = frexpf(fabsf(value), &exponent);
+
+        if (value == 0)
+                return 0;
+        return (uint16_t) ((value < 0 ? 0x8000 : 0) | (exponent + 14) << 10 |
+                           ((int) (fraction * 2048) & 1023));
+}
+
+static void a_put(struct product *product, uint32_t type, int i) {
+        float value = value_of(i);
+        uint32_t bits;
+        uint16_t half;
+
+        memcpy(&bits, &value, sizeof bits);
+        half = type == HR_TYPE_F16 ? half_of(value) : (uint16_t) (bits >> 16);
+        if (type == HR_TYPE_F32)
+                memcpy(product->a_bytes + 4 * (size_t) i, &value, sizeof value);
+        else
+                memcpy(product->a_bytes + 2 * (size_t) i, &half, sizeof half);
+}
+
+static struct hr_operand operand(uint32_t type, int64_t n0, int64_t n1, struct hr_buffer *buffer) {
+        uint64_t bytes = type == HR_TYPE_F32 ? 4 : 2;
+
+        return (struct hr_operand) { .type = type,
+                                     .ne = { n0, n1, 1, 1 },
+                                     .nb = { bytes, (uint64_t) n0 * bytes,
+                                             (uint64_t) (n0 * n1) * bytes,
+                                             (uint64_t) (n0 * n1) * bytes },
+                                     .data = buffer->base,
+                                     .room = buffer->bytes };
+}
+
+static hr_status product_set_up(struct product *product, uint32_t type) {
+        struct hr_cuda_config config = { .name = "gpu" };
+        struct hr_diag *diag = &product->diag;
+        uint64_t a_bytes = (uint64_t) M * K * (type == HR_TYPE_F32 ? 4 : 2);
+
+        for (int i = 0; i < M * K; i++)
+                a_put(product, type, i);
+        for (int i = 0; i < K * N; i++)
+                product->b_values[i] = value_of(3 * i + 1);
+        HR_TRY(hr_cuda_device_new(&config, diag, &product->device));
+        HR_TRY(hr_queue_new(product->device, diag, &product->queue));
+        HR_TRY(hr_event_new(product->device, diag, &product->event));
+        HR_TRY(hr_buffer_new(product->device, a_bytes, HR_USAGE_WEIGHTS, diag, &product->a));
+        HR_TRY(hr_buffer_new(product->device, sizeof product->b_values, HR_USAGE_COMPUTE, diag,
+                             &product->b));
+        HR_TRY(hr_buffer_new(product->device, sizeof product->result, HR_USAGE_COMPUTE, diag,
+                             &product->out));
+        product->sources[0] = operand(type, K, M, product->a);
+        product->sources[1] = operand(HR_TYPE_F32, K, N, product->b);
+        product->step = (struct hr_step) { .op = HR_OP_MUL_MAT,
+                                           .node = 3,
+                                           .params = product->params,
+                                           .result = operand(HR_TYPE_F32, M, N, product->out),
+                                           .source_count = 2,
+                                           .sources = product->sources };
+        product->list = (struct hr_steps) { .count = 1, .steps = &product->step };
+        HR_TRY(hr_program_new(product->device, &product->list, diag, &product->program));
+        HR_TRY(hr_queue_write(product->queue, product->a->base, product->a_bytes, a_bytes,
+                              &product->outcome, diag));
+        HR_TRY(hr_queue_write(product->queue, product->b->base, product->b_values,
+                              sizeof product->b_values, &product->outcome, diag));
+        HR_TRY(hr_queue_compute(product->queue, product->program, 0, 1, &product->outcome, diag));
+        HR_TRY(hr_queue_read(product->queue, product->out->base, product->result,
+                             sizeof product->result, &product->outcome, diag));
+        HR_TRY(hr_queue_record(product->queue, product->event, diag));
+        return hr_event_synchronize(product->event, WAIT_S * UINT64_C(1000000000), diag);
+}
+
+static void product_tear_down(struct product *product) {
+        product->queue = hr_queue_free(product->queue);
+        product->program = hr_program_free(product->program);
+        product->event = hr_event_free(product->event);
+        product->a = hr_buffer_unref(product->a);
+        product->b = hr_buffer_unref(product->b);
+        product->out = hr_buffer_unref(product->out);
+        product->device = hr_device_unref(product->device);
+}
+
+static bool product_is_right(const struct product *product) {
+        bool good = true;
+
+        for (int n = 0; n < N; n++)
+                for (int m = 0; m < M; m++) {
+                        double sum = 0;
+
+                        for (int k = 0; k < K; k++)
+                                sum += (double) value_of(m * K + k) *
+                                       (double) product->b_values[n * K + k];
+                        good &= fabs(sum - (double) product->result[n * M + m]) < 1e-3;
+                }
+        return good;
+}
+
+/* What became of it; `*ret_right` where nothing failed. */
+static hr_status product_make(uint32_t type, bool *ret_right, uint64_t *ret_scratch) {
+        struct product *product = calloc(1, sizeof *product);
+        hr_status status;
+
+        HR_EXPECT(product);
+        status = product_set_up(product, type);
+        if (status == HR_OK && hr_outcome_failed(&product->outcome))
+                status = hr_outcome_diag(&product->outcome)->status;
+        *ret_right = product_is_right(product);
+        *ret_scratch = product->program ? product->program->scratch_bytes : 0;
+        product_tear_down(product);
+        free(product);
+        HR_EXPECT_EQ(fake_leaks(), 0);
+        HR_EXPECT_EQ(fake_violations(), 0);
+        return status;
+}
+
+HR_TEST(every_type_is_multiplied_by_the_library) {
+        const uint32_t types[] = { HR_TYPE_F16, HR_TYPE_BF16, HR_TYPE_F32 };
+        uint64_t scratch = 0;
+        bool is_right = false;
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(types); i++) {
+                fake_begin(0);
+                HR_EXPECT_EQ(product_make(types[i], &is_right, &scratch), HR_OK);
+                HR_EXPECT(is_right);
+                HR_EXPECT(scratch >= UINT64_C(32) << 20);
+                HR_EXPECT_EQ(fake_products(), 1);
+        }
+}
+
+HR_TEST(the_kernels_do_what_the_library_has_no_way_for) {
+        uint64_t scratch = 0;
+        bool is_right = false;
+
+        fake_begin(0);
+        fake_without_ways();
+        HR_EXPECT_EQ(product_make(HR_TYPE_F16, &is_right, &scratch), HR_OK);
+        HR_EXPECT(is_right);
+        HR_EXPECT_EQ(fake_products(), 0);
+}
+
+/* A call that fails is told, or made up for. */
+static void fail_every_call(CUresult result) {
+        uint64_t call = 0;
+
+        do {
+                uint64_t scratch = 0;
+                bool is_right = false;
+
+                fake_begin(0);
+                fake_fail_call(call, result);
+                if (product_make(HR_TYPE_BF16, &is_right, &scratch) == HR_OK)
+                        HR_EXPECT(is_right);
+        } while (fake_calls() > call++);
+        HR_EXPECT(call > 60);
+}
+
+HR_TEST_LIMIT(every_call_of_a_product_fails_without_memory, 120) {
+        fail_every_call(CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+HR_TEST_LIMIT(every_call_of_a_product_fails_as_unsupported, 120) {
+        fail_every_call(CUDA_ERROR_NOT_SUPPORTED);
+}
+
+HR_TEST_LIMIT(every_call_of_a_product_ends_its_context, 120) {
+        fail_every_call(CUDA_ERROR_ILLEGAL_ADDRESS);
+}
