@@ -232,6 +232,8 @@ int main(int argc, char **argv) {
         if (!mkdtemp(folder))
                 return 2;
         (void) signal(SIGABRT, on_abort);
+        hr_log_set_sink(sim_log);
+        hr_log_set_level(HR_LOG_DEBUG);
         for (uint64_t seed = first; seed < first + count; seed++) {
                 const uint64_t hash = history(seed, &requests);
 

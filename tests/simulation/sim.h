@@ -25,6 +25,7 @@
 
 #include "core/graph.h"
 #include "core/list.h"
+#include "core/log.h"
 #include "daemon/server.h"
 
 #define SIM_NEVER UINT64_MAX
@@ -75,8 +76,10 @@ bool sim_chance(uint32_t of_1000);
 /* Into the hash of the history. */
 void sim_note(const void *bytes, size_t size);
 void sim_note_number(uint64_t number);
-/* With --verbose: a line with the time. */
+/* With --verbose: a line with the time; and what the daemon logs. */
 HR_PRINTF(1, 2) void sim_tell(const char *format, ...);
+void sim_log(hr_log_level level, const char *topic, const char *words,
+             const struct hr_log_field *fields, size_t count);
 /* The history is wrong: says why and how to see it again, and ends the program. */
 HR_NORETURN HR_PRINTF(1, 2) void sim_fail(const char *format, ...);
 

@@ -7,10 +7,7 @@
 
 #include "core/clock.h"
 #include "core/host.h"
-#include "core/log.h"
 #include "daemon/random.h"
-
-HR_PRINTF(3, 4) void __wrap_hr_log(hr_log_level level, const char *topic, const char *format, ...);
 
 #define LOOK_NS 200 /* that a look at the clock takes, at most */
 #define PROCESSORS 3
@@ -72,32 +69,24 @@ void sim_note_number(uint64_t number) {
         sim.hash ^= sim.hash >> 29;
 }
 
-static void tell(const char *topic, const char *format, va_list arguments) {
-        if (!sim.verbose)
-                return;
-        (void) fprintf(stderr, "%12.6f ms  %s", (double) sim.now_ns / 1e6, topic);
-        (void) vfprintf(stderr, format, arguments);
-        (void) fputc('\n', stderr);
-}
-
 void sim_tell(const char *format, ...) {
         va_list arguments;
 
+        if (!sim.verbose)
+                return;
+        (void) fprintf(stderr, "%12.6f ms  ", (double) sim.now_ns / 1e6);
         va_start(arguments, format);
-        tell("", format, arguments);
+        (void) vfprintf(stderr, format, arguments);
         va_end(arguments);
+        (void) fputc('\n', stderr);
 }
 
-/* What the daemon logs is of interest to whoever looks at one history. */
-void __wrap_hr_log(hr_log_level level, const char *topic, const char *format, ...) {
-        char words[64];
-        va_list arguments;
+void sim_log(hr_log_level level, const char *topic, const char *words,
+             const struct hr_log_field *fields, size_t count) {
+        char line[2048];
+        size_t bytes = hr_log_line(level, topic, words, fields, count, line, sizeof line);
 
-        (void) level;
-        (void) snprintf(words, sizeof words, "the daemon (%s): ", topic);
-        va_start(arguments, format);
-        tell(words, format, arguments);
-        va_end(arguments);
+        sim_tell("%.*s", bytes > 0 ? (int) bytes - 1 : 0, line);
 }
 
 void sim_fail(const char *format, ...) {
