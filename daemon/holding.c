@@ -62,7 +62,7 @@ static hr_status holding_new(struct hr_server *server, struct hr_principal *prin
 }
 
 static bool is_receiving(const struct hr_holding *holding) {
-        return !holding->set && holding->is_kept && !holding->is_unwanted;
+        return holding->set_number == 0 && holding->is_kept && !holding->is_unwanted;
 }
 
 /* Whether an upload of these contents can use what the holding has been charged for. */
@@ -70,7 +70,7 @@ static bool serves(const struct hr_holding *holding, const struct hr_holding_req
         return request->digest && holding->has_digest && holding->principal == request->principal &&
                holding->bytes == request->bytes &&
                hr_digest_equal(holding->digest, request->digest) &&
-               (holding->set || (request->is_kept && is_receiving(holding) &&
+               (holding->set_number || (request->is_kept && is_receiving(holding) &&
                                  strcmp(holding->name, request->name) == 0));
 }
 
@@ -115,7 +115,7 @@ static struct hr_holding *find_settled(const struct hr_server *server,
         HR_LIST_FOR_EACH(link, &server->holdings) {
                 struct hr_holding *holding = HR_CONTAINER_OF(link, struct hr_holding, link);
 
-                if (holding->set == set && holding->principal == principal)
+                if (holding->set_number == set->number && holding->principal == principal)
                         return holding;
         }
         return NULL;
@@ -138,7 +138,7 @@ hr_status hr_holding_of_set(struct hr_server *server, struct hr_principal *princ
 struct hr_holding *hr_holding_settle(struct hr_holding *holding, const struct hr_weights *set) {
         struct hr_holding *settled;
 
-        if (holding->set == set)
+        if (holding->set_number == set->number)
                 return holding;
         settled = find_settled(holding->server, holding->principal, set);
         if (settled) {
@@ -147,10 +147,10 @@ struct hr_holding *hr_holding_settle(struct hr_holding *holding, const struct hr
                 (void) hr_holding_unref(holding);
                 return settled;
         }
-        if (holding->set) { /* of the same contents under another name: it serves both */
+        if (holding->set_number) { /* of the same contents under another name: it serves both */
                 return holding;
         }
-        holding->set = set;
+        holding->set_number = set->number;
         holding->has_digest = set->has_digest;
         memcpy(holding->digest, set->digest, HR_DIGEST_BYTES);
         holding->upload = hr_upload_unref(holding->upload);
@@ -233,7 +233,7 @@ bool hr_holdings_expire(struct hr_server *server, uint64_t now_ns, bool all) {
         HR_LIST_FOR_EACH(link, &server->holdings) {
                 struct hr_holding *holding = HR_CONTAINER_OF(link, struct hr_holding, link);
 
-                left |= !holding->set;
+                left |= holding->set_number == 0;
                 if (holding->expires_ns != 0 &&
                     (all || holding->principal->is_revoked || now_ns >= holding->expires_ns))
                         holding_drop(holding);
@@ -248,7 +248,7 @@ void hr_holdings_count(const struct hr_server *server, struct hr_evicted_sum *re
                 const struct hr_holding *holding = HR_CONTAINER_OF(link, struct hr_holding, link);
                 bool waits = holding->expires_ns != 0;
 
-                if (holding->set || holding->is_unwanted)
+                if (holding->set_number || holding->is_unwanted)
                         continue;
                 sum.entries += waits;
                 sum.bytes += waits ? holding->bytes : 0;

@@ -66,6 +66,7 @@ struct hr_weights_home {
 /* Read-only for everybody but weights.c, except `users`. */
 struct hr_weights {
         uint32_t refs;
+        uint64_t number; /* of its store, never given again: who only compares goes by it */
         uint32_t users;               /* sessions that hold it: kept by the sessions */
         char *name;
         bool from_file;

@@ -105,6 +105,7 @@ hr_status hr_weights_set_begin(const struct set_plan *plan, struct hr_diag *diag
                 return hr_fail(diag, HR_E_EXHAUSTED, "weight set");
         }
         set->store = plan->store;
+        set->number = ++plan->store->numbers;
         set->manifest = plan->manifest;
         set->from_file = !plan->is_upload;
         HR_TRY(hr_weights_check_room(plan->store, plan->contents_bytes, diag));

@@ -368,3 +368,24 @@ def test_b07_declared_and_aborted_a_thousand_times(served: Any) -> None:
         raw.eventually(lambda: held(conn, "upload_bytes") == held(conn, "uploads") == 0)
         assert held(conn, "descriptors") == 0
         assert conn.stats()["weight_sets_in_work"] == 0
+
+
+def test_b07_what_comes_is_not_taken_for_what_has_gone(daemon: Any) -> None:
+    """Contents in two places are charged once. When one of the sets has gone, the next one may lie where it
+    lay: it is charged for itself."""
+    held = 'total_held{what="upload_bytes"}'
+    data = [("t", F32, [16], bytes(64))]
+    digest = raw.tree_digest(bytes(64))
+    with Conn(daemon.address) as conn:
+        before = conn.stats().get(held, 0)
+        for number in range(1, 21):
+            size = 64 * (1 + number)
+            first = conn.put("twice", data, digest, [("*", "cpu0")]).handle
+            second = conn.put("twice", data, digest, [("*", "cpu1")]).handle
+            assert conn.stats()[held] - before == 64
+            conn.call(raw.DROP, pb.WeightsDrop(handle=first))
+            other = conn.put("other", [("t", F32, [size // 4], bytes(size))], b"", [("*", "cpu0")])
+            assert conn.stats()[held] - before == 64 + size
+            for handle in (second, other.handle):
+                conn.call(raw.DROP, pb.WeightsDrop(handle=handle))
+            assert conn.stats().get(held, 0) == before

@@ -1,7 +1,7 @@
 /*
  * The clients of a history: each has a user, a connection at a time, maybe a session that outlives it,
- * and a model of what it owns. talk.c speaks frames, judge.c knows what has to come back, clients.c
- * decides what is said. Numbers in tensors lie on lines, first + step * i: exact in floats, and wrong
+ * and a model of what it owns. talk.c speaks frames, say.c makes requests, judge.c knows what has to
+ * come back, clients.c leads their lives. Numbers in tensors lie on lines, first + step * i: exact in floats, and wrong
  * ones are not likely to.
  *
  * Thread: the clients'.
@@ -31,11 +31,13 @@ typedef enum request_kind {
         KIND_SEQUENCE,
         KIND_ALLOC,
         KIND_READ,
+        KIND_SAVE,
         KIND_WRITE,
         KIND_FORK,
         KIND_FREE,
         KIND_PUT,
         KIND_DROP,
+        KIND_TAP,
         KINDS
 } request_kind;
 
@@ -99,6 +101,7 @@ struct request {
         uint64_t id; /* 0 = free */
         request_kind kind;
         bool cancelled, timed, tries; /* tries: may well be refused */
+        bool observed, stopped;       /* a run that waits at taps; at one it was told to stop */
         uint32_t object;      /* graph, state or set */
         struct effect effect; /* on the state, and its number once the request is whole: requests count
                                * in the order of their ends */
@@ -116,6 +119,11 @@ struct request {
         bool begun;
         uint8_t *message, *body;
         size_t message_bytes, body_bytes;
+        /* The tap that is being shown. */
+        bool tap_follows;
+        uint32_t tap;
+        uint8_t *shown;
+        size_t shown_bytes;
 };
 
 typedef enum phase {
@@ -186,11 +194,21 @@ struct line line_read(const struct client *client, const void *bytes, size_t siz
 /* The request has its reply, or its error. */
 void judge(struct client *client, struct request *request, const struct hr_wire_error *error);
 /* The connection is gone: what is open may have happened. */
+/* What a tap shows of the run. */
+void judge_tap(const struct client *client, const struct request *run);
 void judge_lost(struct client *client, struct request *request);
 /* The request is whole: its effect has its place. */
 void effect_place(struct client *client, struct request *request);
 void session_forget(struct client *client);
 void graph_forget(struct client *client, uint32_t index);
+
+/* ---- say.c ----------------------------------------------------------------------------------- */
+
+void say_hello(struct client *client);
+/* One more request, of a kind that makes sense now. */
+void say_something(struct client *client);
+/* Its answer at a tap. */
+void say_tap(struct client *client, struct request *run, uint32_t tap);
 
 /* ---- clients.c ------------------------------------------------------------------------------- */
 

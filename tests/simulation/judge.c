@@ -230,7 +230,7 @@ static void effect_end(struct client *client, const struct request *request, eff
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 static bool touches_devices(request_kind kind) {
-        return kind == KIND_SUBMIT || kind >= KIND_RUN;
+        return kind == KIND_SUBMIT || (kind >= KIND_RUN && kind != KIND_TAP);
 }
 
 static bool names_graph(request_kind kind) {
@@ -243,11 +243,11 @@ static bool error_is_due(const struct client *client, const struct request *requ
 
         switch (code) {
         case CODE_CANCELLED: /* also: what it was to send will not come */
-                return request->cancelled ||
+                return request->cancelled || request->stopped || traits->drains ||
                        request->sent_end > client->out_sent + client->out_bytes ||
                        ((client->phase == PHASE_HALF || client->mute) && request->data_bytes > 0);
         case CODE_DEADLINE:
-                return request->timed;
+                return request->timed || request->observed;
         case CODE_NOT_FOUND:
                 return request->tries ||
                        (names_graph(request->kind) && (traits->tight || traits->device_losses));
@@ -258,6 +258,8 @@ static bool error_is_due(const struct client *client, const struct request *requ
         case CODE_INTERNAL:
                 return traits->device_errors && touches_devices(request->kind);
         case CODE_UNAVAILABLE:
+                return traits->drains ||
+                       (traits->device_losses && touches_devices(request->kind));
         case CODE_DATA_LOSS:
                 return traits->device_losses && touches_devices(request->kind);
         case CODE_UNAUTHENTICATED:
@@ -344,6 +346,25 @@ static void sequence_done(const struct client *client, const struct request *req
         }
 }
 
+/* Behind the manifest, padded. */
+static struct line saved_line(const struct client *client, const struct request *request) {
+        const struct hr_wire_span message = {request->message, request->message_bytes};
+        const size_t bytes = client->width * sizeof(float);
+        uint64_t manifest_bytes = 0;
+
+        if (hr_wire_varint_decode(message, NULL, &manifest_bytes) != HR_OK ||
+            request->body_bytes < manifest_bytes + bytes)
+                sim_fail("client %u: a state is saved in %zu bytes", client->number,
+                         request->body_bytes);
+        return line_read(client, request->body + manifest_bytes, bytes);
+}
+
+void judge_tap(const struct client *client, const struct request *run) {
+        if (run->shown_bytes != client->width * sizeof(float))
+                sim_fail("client %u: a tap shows %zu bytes", client->number, run->shown_bytes);
+        expect_line(client, run, run->shown, line_sum(run->line, run->line, 1));
+}
+
 static void judge_done(struct client *client, struct request *request) {
         struct line line;
         uint64_t number = 0;
@@ -375,6 +396,10 @@ static void judge_done(struct client *client, struct request *request) {
                 break;
         case KIND_READ:
                 line = line_read(client, request->body, request->body_bytes);
+                effect_end(client, request, OUTCOME_DONE, &line);
+                break;
+        case KIND_SAVE:
+                line = saved_line(client, request);
                 effect_end(client, request, OUTCOME_DONE, &line);
                 break;
         case KIND_WRITE:

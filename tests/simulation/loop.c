@@ -63,6 +63,7 @@ struct hr_loop *hr_loop_free(struct hr_loop *loop) {
                 sim_fail("the loop goes before its watches and timers");
         free(loop);
         the_loop = NULL;
+        sim_links_refuse();
         return NULL;
 }
 

@@ -79,6 +79,7 @@ static void traits_choose(struct sim_traits *traits) {
                 .body_bytes = bodies[sim_random(HR_ARRAY_LENGTH(bodies))],
                 .grace_ms = graces[sim_random(HR_ARRAY_LENGTH(graces))],
                 .tight = sim_chance(250),
+                .drains = sim_chance(200),
                 .clients = 1 + (uint32_t) sim_random(SIM_CLIENTS_MAX),
                 .devices = (uint32_t) sim_random(4),
         };
@@ -120,6 +121,8 @@ static void config_make(struct hr_config *config) {
         set(config, "listen.unix=%s/socket", folder);
         set(config, "daemon.spin=%s", sim_chance(500) ? "0us" : "5us");
         set(config, "daemon.session_grace=%ums", traits->grace_ms);
+        set(config, "daemon.drain_timeout=%ums", 1 + (uint32_t) sim_random(500));
+        set(config, "limits.tap_timeout=%ums", 20 + (uint32_t) sim_random(500));
         set(config, "daemon.heartbeat=%ums", 50 + (uint32_t) sim_random(5000));
         set(config, "limits.body_bytes=%u", traits->body_bytes);
         set(config, "limits.upload_window_bytes=%u", traits->body_bytes * (1 + (uint32_t) sim_random(3)));
@@ -233,7 +236,7 @@ int main(int argc, char **argv) {
                 return 2;
         (void) signal(SIGABRT, on_abort);
         hr_log_set_sink(sim_log);
-        hr_log_set_level(HR_LOG_DEBUG);
+        hr_log_set_level(sim.verbose ? HR_LOG_DEBUG : HR_LOG_ERROR);
         for (uint64_t seed = first; seed < first + count; seed++) {
                 const uint64_t hash = history(seed, &requests);
 

@@ -49,6 +49,7 @@ struct sim_traits {
         bool device_errors;      /* commands and calls fail */
         bool device_losses;
         bool accept_errors;
+        bool drains; /* the daemon is told to end while clients are at work */
         uint32_t latency_ns;     /* of the network, at most */
         uint32_t window_bytes;   /* that the network holds in each direction, at least */
         uint32_t body_bytes;     /* limits.body_bytes */
@@ -125,6 +126,8 @@ void sim_link_close(struct sim_link *link, bool cut);
 /* When there may next be something to read: now or later, or SIM_NEVER. */
 uint64_t sim_link_next_ns(struct sim_link *link);
 bool sim_link_has_room(const struct sim_link *link);
+/* The daemon has gone: who waits to be let in, waits no more. */
+void sim_links_refuse(void);
 void sim_links_free(void);
 
 /* What the loop asks of a descriptor. */
@@ -140,7 +143,7 @@ uint64_t sim_devices_next_ns(void);
 /* The clock of the devices follows. */
 void sim_devices_follow(void);
 
-/* ---- clients.c, talk.c, judge.c -------------------------------------------------------------- */
+/* ---- clients.c, say.c, talk.c, judge.c ----------------------------------------------------------- */
 
 void sim_clients_begin(void);
 /* Something has happened that they may want to know. */

@@ -174,6 +174,15 @@ void sim_link_close(struct sim_link *link, bool cut) {
         sim_loop_nudge();
 }
 
+void sim_links_refuse(void) {
+        for (uint32_t i = 0; i < link_count; i++)
+                if (!links[i]->accepted) {
+                        links[i]->accepted = links[i]->closed_there = true;
+                        flow_end(&links[i]->down);
+                }
+        sim_clients_nudge();
+}
+
 void sim_links_free(void) {
         for (uint32_t i = 0; i < link_count; i++) {
                 if (links[i]->fd >= 0)

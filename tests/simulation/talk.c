@@ -10,7 +10,7 @@
 const char *kind_name(request_kind kind) {
         static const char *const names[KINDS] = {
                 "HELLO", "PING", "CANCEL", "SYNC", "STATS", "SUBMIT", "RELEASE", "RUN",
-                "SEQUENCE", "ALLOC", "READ", "WRITE", "FORK", "FREE", "PUT", "DROP"};
+                "SEQUENCE", "ALLOC", "READ", "SAVE", "WRITE", "FORK", "FREE", "PUT", "DROP", "TAP"};
 
         return names[kind];
 }
@@ -62,6 +62,7 @@ void client_request_free(struct client *client, struct request *request) {
         free(request->data);
         free(request->message);
         free(request->body);
+        free(request->shown);
         *request = (struct request){0};
         client->open--;
 }
@@ -175,6 +176,33 @@ static void error_take(struct client *client, struct request *request,
         judge(client, request, &error);
 }
 
+/* A run waits at a tap: this is what it shows, or the next piece of it. */
+static void tap_take(struct client *client, struct request *run, bool more,
+                     struct hr_wire_span body) {
+        append(&run->shown, &run->shown_bytes, body.data, body.size);
+        run->tap_follows = more;
+        if (more)
+                return;
+        judge_tap(client, run);
+        free(run->shown);
+        run->shown = NULL;
+        run->shown_bytes = 0;
+        if (client->phase <= PHASE_ENDING && !client->mute)
+                say_tap(client, run, run->tap);
+}
+
+static void tap_begin(struct client *client, const struct hr_frame_header *header,
+                      struct hr_wire_span message, struct hr_wire_span body) {
+        struct request *run = request_find(client, header->request_id);
+        struct hr_wire_tap_push push;
+
+        if (!run || !run->observed || run->begun || run->tap_follows ||
+            hr_wire_tap_push_decode(message, NULL, &push) != HR_OK)
+                sim_fail("client %u: a tap of nothing", client->number);
+        run->tap = push.tap;
+        tap_take(client, run, header->flags & HR_FRAME_MORE, body);
+}
+
 static void reply_take(struct client *client, const struct hr_frame_header *header,
                        struct hr_wire_span message, struct hr_wire_span body) {
         struct request *request = request_find(client, header->request_id);
@@ -182,6 +210,10 @@ static void reply_take(struct client *client, const struct hr_frame_header *head
         if (!request)
                 sim_fail("client %u: a reply (type %u, id %llu) to nothing, or a second one",
                          client->number, header->type, (unsigned long long) header->request_id);
+        if (request->tap_follows && header->type == (HR_FRAME_DATA | HR_FRAME_REPLY)) {
+                tap_take(client, request, header->flags & HR_FRAME_MORE, body);
+                return;
+        }
         if (header->flags & HR_FRAME_ERROR) {
                 error_take(client, request, header, message);
                 client_request_free(client, request);
@@ -222,6 +254,10 @@ static void frame_take(struct client *client, const struct hr_frame_header *head
                         sim_fail("client %u: it is not understood: %.*s", client->number,
                                  (int) message.size, (const char *) message.data);
                 client->told_goaway = true;
+        } else if (header->type == HR_FRAME_TAP) {
+                tap_begin(client, header, message, body);
+        } else if (header->type == HR_FRAME_GOAWAY && sim.traits.drains) {
+                sim_tell("client %u: is told to go away", client->number);
         } else if (header->type & HR_FRAME_REPLY) {
                 reply_take(client, header, message, body);
         } else {
