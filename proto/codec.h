@@ -582,6 +582,10 @@ HR_NODISCARD hr_status
 hr_wire_state_alloc_reply_decode(struct hr_wire_span message, struct hr_diag *diag,
                                  struct hr_wire_state_alloc_reply *ret_reply);
 /* Lists and their texts in the arena. */
+HR_NODISCARD hr_status hr_wire_sets_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                           struct hr_diag *diag,
+                                           const struct hr_wire_set_info **ret_sets,
+                                           uint32_t *ret_count);
 HR_NODISCARD hr_status hr_wire_devices_reply_decode(struct hr_wire_span message,
                                                     struct hr_arena *arena, struct hr_diag *diag,
                                                     const struct hr_wire_device **ret_devices,

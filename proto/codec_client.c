@@ -259,3 +259,38 @@ hr_status hr_wire_sequence_reply_decode(struct hr_wire_span message, struct hr_a
         *ret_reply = (struct hr_wire_sequence_reply){steps.items, steps.count, wire.queue_ns};
         return HR_OK;
 }
+
+static bool take_set(pb_istream_t *stream, const pb_field_t *field, void **arg) {
+        struct hr_codec_list *list = *arg;
+        headrace_v1_SetInfo wire = headrace_v1_SetInfo_init_zero;
+        struct hr_wire_set_info *set;
+
+        (void) field;
+        if (!pb_decode(stream, headrace_v1_SetInfo_fields, &wire))
+                return false;
+        set = hr_codec_list_extend(list, 1, sizeof *set);
+        if (!set)
+                return false;
+        set_info_take(&wire, set);
+        set->name = text_keep(list, wire.name, sizeof wire.name);
+        set->source = text_keep(list, wire.source, sizeof wire.source);
+        return set->name && set->source;
+}
+
+hr_status hr_wire_sets_decode(struct hr_wire_span message, struct hr_arena *arena,
+                              struct hr_diag *diag, const struct hr_wire_set_info **ret_sets,
+                              uint32_t *ret_count) {
+        struct hr_codec_list list = {.arena = arena};
+        headrace_v1_WeightSets wire = headrace_v1_WeightSets_init_zero;
+        struct hr_diag local = {0};
+        hr_status status;
+
+        if (!diag)
+                diag = &local;
+        wire.sets = (pb_callback_t){.funcs.decode = take_set, .arg = &list};
+        status = hr_codec_decode(message, headrace_v1_WeightSets_fields, &wire, diag);
+        HR_TRY(hr_codec_list_check(&list, status, diag));
+        *ret_sets = list.items;
+        *ret_count = list.count;
+        return HR_OK;
+}

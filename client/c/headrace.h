@@ -424,6 +424,156 @@ headrace_sequence(struct headrace_client *client, const struct headrace_step *st
                   const struct headrace_buffer *outputs, size_t output_count,
                   const struct headrace_run_options *options, struct headrace_error *error);
 
+/* ---- for who runs the daemon ------------------------------------------------------------------- */
+
+/* A principal without the right "admin" is shown what its own sessions hold, and is refused
+ * (HEADRACE_PERMISSION) a reload, a drain and an eviction. Lists are freed with headrace_free(). */
+
+struct headrace_daemon_status {
+        uint8_t boot_id[16];
+        char version[32], state[16]; /* "serving", "draining" */
+        char words[128];             /* why it is not ready */
+        char principal[64];          /* who asks */
+        bool ready, degraded;
+        bool whole; /* the counts are of the whole daemon, else of that principal */
+        uint64_t pid, uptime_ms, epoch;
+        uint64_t connections, sessions, requests, runs, graphs, weights, states;
+        uint64_t weight_bytes, state_bytes, device_bytes, buffer_bytes, upload_bytes;
+        uint32_t devices, devices_lost;
+};
+HEADRACE_API enum headrace_status
+headrace_daemon_status(struct headrace_client *client, int64_t timeout_ms,
+                       struct headrace_error *error, struct headrace_daemon_status *ret_status);
+
+struct headrace_device_health {
+        char device[64], health[16]; /* "starting", "ok", "late", "wrong", "lost" */
+        bool required;
+        uint64_t age_ms; /* since it last computed what it should; 0: never */
+        uint64_t beats, failures;
+};
+struct headrace_health {
+        bool live, ready, degraded;
+        char words[128]; /* why it is not ready */
+};
+HEADRACE_API enum headrace_status
+headrace_health(struct headrace_client *client, int64_t timeout_ms, struct headrace_error *error,
+                struct headrace_health *ret_health, struct headrace_device_health **ret_devices,
+                size_t *ret_count);
+
+struct headrace_session_info {
+        uint64_t number;
+        char principal[64], name[64], client[64];
+        uint32_t connections;
+        uint64_t closing_ms; /* without connections: it closes after so long */
+        uint64_t runs, graphs, states, weights;
+        uint64_t device_bytes, state_bytes, weight_bytes, buffer_bytes;
+};
+HEADRACE_API enum headrace_status headrace_sessions(struct headrace_client *client,
+                                                    int64_t timeout_ms,
+                                                    struct headrace_error *error,
+                                                    struct headrace_session_info **ret_sessions,
+                                                    size_t *ret_count);
+
+/* A submitted graph with its plan. */
+struct headrace_plan_info {
+        uint64_t session;
+        uint32_t graph; /* with the session: what headrace_explain() takes */
+        char principal[64], digest[24], origin[16];
+        char devices[256]; /* that have splits of it, with commas */
+        uint32_t nodes, splits, n_copies, fallback_nodes;
+        uint64_t copied_bytes, own_bytes, expert_bytes;
+        bool in_use;
+};
+HEADRACE_API enum headrace_status headrace_plans(struct headrace_client *client,
+                                                 int64_t timeout_ms, struct headrace_error *error,
+                                                 struct headrace_plan_info **ret_plans,
+                                                 size_t *ret_count);
+
+struct headrace_quota_item {
+        char what[32]; /* "graphs", as in the names of the limits */
+        uint64_t held, limit;
+};
+struct headrace_principal_quota {
+        char principal[64], permissions[32];
+        uint32_t weight, item_count;
+        struct headrace_quota_item items[24];
+};
+HEADRACE_API enum headrace_status headrace_quotas(struct headrace_client *client,
+                                                  int64_t timeout_ms,
+                                                  struct headrace_error *error,
+                                                  struct headrace_principal_quota **ret_quotas,
+                                                  size_t *ret_count);
+
+struct headrace_weight_set {
+        char name[256], source[16]; /* "file", "upload" */
+        uint64_t handle;            /* in this session, 0 = none */
+        uint64_t tensors, bytes;
+        uint32_t users; /* sessions that hold it */
+        uint8_t digest[32];
+        bool has_digest;
+};
+HEADRACE_API enum headrace_status headrace_weight_sets(struct headrace_client *client,
+                                                       int64_t timeout_ms,
+                                                       struct headrace_error *error,
+                                                       struct headrace_weight_set **ret_sets,
+                                                       size_t *ret_count);
+
+/* Keys of the configuration, with commas. */
+struct headrace_reloaded {
+        char applied[1024];
+        char kept[1024]; /* differ, but only a new start changes them */
+};
+/* Has the configuration read again. HEADRACE_INVALID (CONFIG): the file is wrong, nothing has
+ * changed. */
+HEADRACE_API enum headrace_status headrace_reload(struct headrace_client *client,
+                                                  int64_t timeout_ms, struct headrace_error *error,
+                                                  struct headrace_reloaded *ret_reloaded);
+
+struct headrace_drain {
+        uint64_t requests, connections; /* in flight, open */
+        uint64_t limit_ms;
+};
+/* Begins the drain, which cannot be undone; limit_ms 0: as the configuration says. */
+HEADRACE_API enum headrace_status headrace_drain(struct headrace_client *client, uint64_t limit_ms,
+                                                 int64_t timeout_ms, struct headrace_error *error,
+                                                 struct headrace_drain *ret_drain);
+
+struct headrace_evicted {
+        uint64_t entries, bytes;
+        uint64_t kept_entries, kept_bytes; /* in use */
+};
+/* Frees what nobody uses: "plans", "graphs", "experts", "uploads", "sessions" (proto/headrace.proto
+ * says what each is). */
+HEADRACE_API enum headrace_status headrace_evict(struct headrace_client *client, const char *what,
+                                                 int64_t timeout_ms, struct headrace_error *error,
+                                                 struct headrace_evicted *ret_evicted);
+
+struct headrace_explained_device {
+        char name[64], type[16];
+        uint32_t splits, nodes;
+        uint64_t weights_bytes, state_bytes, compute_bytes, scratch_bytes;
+};
+struct headrace_explained_split {
+        char device[64], reason[32];
+        uint32_t first_node, nodes, inputs;
+        uint64_t copied_bytes;
+        uint64_t compute_ns, copy_ns, wait_ns; /* medians of traced runs; 0 without any */
+};
+struct headrace_explanation {
+        char rules[16], origin[16], copies_reason[96];
+        uint32_t leaf_count, node_count, n_copies, fallback_nodes;
+        uint64_t copied_bytes, staging_bytes, measured_runs, measured_run_ns;
+        struct headrace_explained_device *devices;
+        struct headrace_explained_split *splits;
+        size_t device_count, split_count;
+};
+/* The plan of a graph that headrace_plans() lists. Free with headrace_explanation_free(). */
+HEADRACE_API enum headrace_status headrace_explain(struct headrace_client *client,
+                                                   uint64_t session, uint32_t graph,
+                                                   int64_t timeout_ms, struct headrace_error *error,
+                                                   struct headrace_explanation *ret_explanation);
+HEADRACE_API void headrace_explanation_free(struct headrace_explanation *explanation);
+
 #ifdef __cplusplus
 }
 #endif
