@@ -183,7 +183,7 @@ static hr_status drain_start(struct hr_request *request, struct hr_diag *diag) {
 struct eviction {
         struct hr_wire_evict asked;
         struct hr_evicted_sum sum;
-        bool plans; /* the engine's part */
+        bool plans, weights; /* the engine's part */
 };
 
 static hr_status evict_begin(struct hr_request *request, struct hr_wire_span message,
@@ -235,6 +235,15 @@ static void evict_work(struct hr_job *job) {
                                                         evicted.kept_entries, evicted.kept_bytes,
                                                         false};
         }
+        if (eviction->weights) {
+                struct hr_weights_evicted evicted =
+                        hr_weights_store_evict(hr_engine_store(request->server->engine),
+                                               eviction->asked.name);
+
+                eviction->sum = (struct hr_evicted_sum){evicted.sets, evicted.bytes,
+                                                        evicted.kept_sets, evicted.kept_bytes,
+                                                        false};
+        }
         hr_engine_job_end(job);
 }
 
@@ -268,6 +277,8 @@ static hr_status evict_start(struct hr_request *request, struct hr_diag *diag) {
 
         if (strcmp(what, "plans") == 0) {
                 eviction->plans = true;
+        } else if (strcmp(what, "weights") == 0) {
+                eviction->weights = true;
         } else if (strcmp(what, "graphs") == 0 || strcmp(what, "experts") == 0) {
                 hr_evict_idle(server, what[0] == 'e', EVICTED_AT_ONCE, &eviction->sum);
         } else if (strcmp(what, "uploads") == 0) {
@@ -278,7 +289,7 @@ static hr_status evict_start(struct hr_request *request, struct hr_diag *diag) {
         } else {
                 diag->field = "what";
                 return hr_fail_reason(diag, HR_E_INVALID, "EVICT",
-                                      "not one of: plans graphs experts uploads sessions");
+                                      "not one of: plans graphs experts uploads sessions weights");
         }
         /* What the loop has let go of reaches the engine ahead of this. */
         hr_request_post_work(request, evict_work, evict_done);

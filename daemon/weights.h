@@ -148,6 +148,12 @@ struct hr_weights_store_stats hr_weights_store_stats(const struct hr_weights_sto
 void hr_weights_store_take_back(struct hr_weights_store *store, struct hr_inherited *inherited);
 /* Sets that were taken back and that no session holds go; the others with their last handle. */
 void hr_weights_store_release(struct hr_weights_store *store);
+/* What an eviction has freed, and what somebody holds. */
+struct hr_weights_evicted {
+        uint64_t sets, bytes, kept_sets, kept_bytes;
+};
+/* Those of them that nobody holds go, of that name or, with "", of any. */
+struct hr_weights_evicted hr_weights_store_evict(struct hr_weights_store *store, const char *name);
 /* The process ends: what the manager has stays with it, whatever goes from now on. Thread: any. */
 void hr_weights_store_leave(struct hr_weights_store *store);
 /* The ready set of that name that became ready last, or NULL; no reference is taken. */

@@ -429,6 +429,26 @@ void hr_weights_store_release(struct hr_weights_store *store) {
         }
 }
 
+struct hr_weights_evicted hr_weights_store_evict(struct hr_weights_store *store, const char *name) {
+        struct hr_weights_evicted evicted = {0};
+
+        HR_LIST_FOR_EACH(link, &store->ready) {
+                struct hr_weights *set = HR_CONTAINER_OF(link, struct hr_weights, link);
+
+                if (*name != '\0' && strcmp(set->name, name) != 0)
+                        continue;
+                if (!set->is_taken_back || set->refs > 1) {
+                        evicted.kept_sets++;
+                        evicted.kept_bytes += set->bytes;
+                        continue;
+                }
+                evicted.sets++;
+                evicted.bytes += set->bytes;
+                let_go(set);
+        }
+        return evicted;
+}
+
 bool hr_weights_make_way(struct hr_weights_store *store) {
         HR_LIST_FOR_EACH(link, &store->ready) {
                 struct hr_weights *set = HR_CONTAINER_OF(link, struct hr_weights, link);

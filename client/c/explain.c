@@ -129,7 +129,7 @@ static enum headrace_status explanation_take(struct hr_wire_span body, struct hr
         return HEADRACE_OK;
 }
 
-enum headrace_status headrace_explain(struct headrace_client *client, uint64_t session,
+enum headrace_status headrace_explain_listed(struct headrace_client *client, uint64_t session,
                                       uint32_t graph, int64_t timeout_ms,
                                       struct headrace_error *error,
                                       struct headrace_explanation *ret_explanation) {

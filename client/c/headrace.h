@@ -477,7 +477,7 @@ HEADRACE_API enum headrace_status headrace_sessions(struct headrace_client *clie
 /* A submitted graph with its plan. */
 struct headrace_plan_info {
         uint64_t session;
-        uint32_t graph; /* with the session: what headrace_explain() takes */
+        uint32_t graph; /* with the session: what headrace_explain_listed() takes */
         char principal[64], digest[24], origin[16];
         char devices[256]; /* that have splits of it, with commas */
         uint32_t nodes, splits, n_copies, fallback_nodes;
@@ -542,10 +542,11 @@ struct headrace_evicted {
         uint64_t entries, bytes;
         uint64_t kept_entries, kept_bytes; /* in use */
 };
-/* Frees what nobody uses: "plans", "graphs", "experts", "uploads", "sessions" (proto/headrace.proto
- * says what each is). */
+/* Frees what nobody uses: "plans", "graphs", "experts", "uploads", "sessions", "weights"
+ * (proto/headrace.proto says what each is). name: of a weight set; NULL for all. */
 HEADRACE_API enum headrace_status headrace_evict(struct headrace_client *client, const char *what,
-                                                 int64_t timeout_ms, struct headrace_error *error,
+                                                 const char *name, int64_t timeout_ms,
+                                                 struct headrace_error *error,
                                                  struct headrace_evicted *ret_evicted);
 
 struct headrace_explained_device {
@@ -568,7 +569,7 @@ struct headrace_explanation {
         size_t device_count, split_count;
 };
 /* The plan of a graph that headrace_plans() lists. Free with headrace_explanation_free(). */
-HEADRACE_API enum headrace_status headrace_explain(struct headrace_client *client,
+HEADRACE_API enum headrace_status headrace_explain_listed(struct headrace_client *client,
                                                    uint64_t session, uint32_t graph,
                                                    int64_t timeout_ms, struct headrace_error *error,
                                                    struct headrace_explanation *ret_explanation);

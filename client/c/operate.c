@@ -151,7 +151,8 @@ enum headrace_status headrace_drain(struct headrace_client *client, uint64_t lim
 }
 
 enum headrace_status headrace_evict(struct headrace_client *client, const char *what,
-                                    int64_t timeout_ms, struct headrace_error *error,
+                                    const char *name, int64_t timeout_ms,
+                                    struct headrace_error *error,
                                     struct headrace_evicted *ret_evicted) {
         struct headrace_evicted sum = {0};
         struct hr_wire_evict evict = {0};
@@ -160,10 +161,11 @@ enum headrace_status headrace_evict(struct headrace_client *client, const char *
         uint8_t message[sizeof evict + 16];
         size_t bytes = 0;
 
-        if (strlen(what) >= sizeof evict.what)
+        if (strlen(what) >= sizeof evict.what || (name && strlen(name) >= sizeof evict.name))
                 return hr_client_fail(error, HEADRACE_INVALID, "EVICT", "%.40s cannot be evicted",
-                                      what);
-        memcpy(evict.what, what, strlen(what) + 1);
+                                      name ? name : what);
+        (void) snprintf(evict.what, sizeof evict.what, "%s", what);
+        (void) snprintf(evict.name, sizeof evict.name, "%s", name ? name : "");
         if (hr_wire_evict_encode(&evict, message, sizeof message, &diag, &bytes) != HR_OK)
                 return hr_client_fail_diag(error, &diag);
         while (found.more) {

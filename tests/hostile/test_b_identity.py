@@ -137,7 +137,17 @@ def test_B10_permissions(address: str) -> None:
         refused(error, PERMISSION, "PERMISSION")
         refused(runner.fails(raw.STATS, pb.StatsRequest()), PERMISSION, "PERMISSION")
         refused(runner.fails(raw.STATS, b"\xff"), PERMISSION, "PERMISSION")  # before it is read
+        for kind, message in ((raw.RELOAD, pb.Reload()), (raw.DRAIN, pb.Drain(limit_ms=1)),
+                              (raw.EVICT, pb.Evict(what="sessions"))):  # fmt: skip
+            refused(runner.fails(kind, message), PERMISSION, "PERMISSION")
+            refused(runner.fails(kind, b"\xff"), PERMISSION, "PERMISSION")
+        assert not runner.call(raw.STATUS, pb.Status())[0].whole  # its own, and nobody else's
+        _, body = runner.call(raw.SESSIONS, pb.Sessions())
+        assert {row.principal for row in pb.SessionList.FromString(body).sessions} == {"runner"}
+        _, body = runner.call(raw.QUOTAS, pb.Quotas())
+        assert {row.principal for row in pb.QuotaList.FromString(body).principals} == {"runner"}
         served(runner)
+        assert admin.call(raw.STATUS, pb.Status())[0].whole
         assert "unauthenticated_total" in admin.stats()
         body = raw.add_graph().encode().SerializeToString()
         refused(admin.fails(raw.SUBMIT, pb.Submit(), body), PERMISSION, "PERMISSION")

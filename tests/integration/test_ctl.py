@@ -224,7 +224,8 @@ def test_reload_and_evict(launch: Callable[..., Daemon]) -> None:
         assert answer(daemon.address, "plans") == {"plans": []}
         assert ctl(daemon.address, "plans")[0] == "none\n"
         assert answer(daemon.address, "evict", "plans")["evicted"] == 1
-    for what in ("experts", "uploads", "sessions"):
+    ctl(daemon.address, "evict", "plans", "name", code=USAGE)
+    for what in ("experts", "uploads", "sessions", "weights"):
         assert answer(daemon.address, "evict", what)["evicted"] == 0
     assert "EVICT" in ctl(daemon.address, "evict", "everything", code=REFUSED)[1]
 
@@ -297,7 +298,7 @@ def test_who_may(launch: Callable[..., Daemon], tmp_path: Path) -> None:
     "arguments",
     [
         (), ("stat",), ("status", "extra"), ("status", "--nothing"), ("status", "--wait"),
-        ("drain", "--limit"), ("drain", "--limit", "soon"), ("evict",), ("--json=yes", "status"),
+        ("drain", "--limit"), ("drain", "--limit", "soon"), ("evict",), ("evict", "plans", "a", "b"), ("--json=yes", "status"),
         ("top", "--count", "x"), ("trace", "--latest", "-1"), ("completion", "tcsh"),
         ("--connect", "nowhere", "status"), ("--connect=", "status"), ("status", "--timeout", "0"),
     ],

@@ -131,7 +131,7 @@ def test_bash_completes(tmp_path: Path) -> None:
     assert complete("headracectl", "drain", "--w") == {"--wait"}
     assert "--wait" not in complete("headracectl", "status", "--")
     assert set(options()) >= complete("headracectl", "top", "--") >= {"--interval", "--json"}
-    assert complete("headracectl", "evict", "") == {"plans", "graphs", "experts", "uploads", "sessions"}
+    assert complete("headracectl", "evict", "") == {"plans", "graphs", "experts", "uploads", "sessions", "weights"}
     assert complete("headracectl", "--token-file", str(script)) == {str(script)}
     assert complete("headracectl", "--connect", "") == set()
 

@@ -258,7 +258,7 @@ int ctl_explain(struct ctl *ctl) {
         if (!ctl_parse_u64(ctl->arguments[0], &session) || session == 0 ||
             !ctl_parse_u64(ctl->arguments[1], &graph) || graph > UINT32_MAX)
                 return ctl_misuse("explain SESSION GRAPH: numbers as plans shows them");
-        if (headrace_explain(ctl->client, session, (uint32_t) graph, 0, &ctl->error, &plan) !=
+        if (headrace_explain_listed(ctl->client, session, (uint32_t) graph, 0, &ctl->error, &plan) !=
             HEADRACE_OK)
                 return ctl_fail(ctl);
         explained(begin(ctl), &plan);
@@ -350,14 +350,17 @@ int ctl_drain(struct ctl *ctl) {
 }
 
 int ctl_evict(struct ctl *ctl) {
+        const char *what = ctl->arguments[0];
+        const char *name = ctl->argument_count > 1 ? ctl->arguments[1] : NULL;
         struct headrace_evicted evicted;
         struct ctl_output *out;
 
-        if (headrace_evict(ctl->client, ctl->arguments[0], 0, &ctl->error, &evicted) !=
-            HEADRACE_OK)
+        if (name && strcmp(what, "weights") != 0)
+                return ctl_misuse("evict %s takes no name", what);
+        if (headrace_evict(ctl->client, what, name, 0, &ctl->error, &evicted) != HEADRACE_OK)
                 return ctl_fail(ctl);
         out = begin(ctl);
-        ctl_text(out, "what", ctl->arguments[0]);
+        ctl_text(out, "what", what);
         ctl_count(out, "evicted", evicted.entries);
         ctl_bytes(out, "evicted_bytes", evicted.bytes);
         ctl_count(out, "in_use", evicted.kept_entries);

@@ -37,8 +37,9 @@ static const struct ctl_command commands[] = {
         {"reload", "", "read the configuration again", 0, 0, false, ctl_reload},
         {"drain", "", "take no new requests, end those in flight, then end the daemon", 0, 0, false,
          ctl_drain},
-        {"evict", "WHAT", "free what nobody uses: plans, graphs, experts, uploads, sessions", 1, 1,
-         false, ctl_evict},
+        {"evict", "WHAT [SET]",
+         "free what nobody uses: plans, graphs, experts, uploads, sessions, weights", 1, 2, false,
+         ctl_evict},
         {"completion", "SHELL", "print the completion for bash, zsh or fish", 1, 1, true,
          ctl_completion},
         {"manual", "PART", "print a part of the manual: commands, options, exit", 1, 1, true,
@@ -91,7 +92,8 @@ static const struct {
         {CTL_DEGRADED, "health: ready, but a device is lost, late or wrong"},
 };
 
-static const char *const evictable[] = {"plans", "graphs", "experts", "uploads", "sessions"};
+static const char *const evictable[] = {"plans", "graphs", "experts", "uploads", "sessions",
+                                        "weights"};
 
 /* ---- failures -------------------------------------------------------------------------------- */
 

@@ -466,11 +466,11 @@ class AsyncClient:
         """
         return await self.drive(operate.drain(limit_s), timeout)
 
-    async def evict(self, what: str, *, timeout: float | None = None) -> operate.Evicted:
-        """Frees what nobody uses: "plans", "graphs", "experts", "uploads" or "sessions" (see
-        Evict in the protocol).
+    async def evict(self, what: str, name: str = "", *, timeout: float | None = None) -> operate.Evicted:
+        """Frees what nobody uses: "plans", "graphs", "experts", "uploads", "sessions" or
+        "weights" (see Evict in the protocol). name: of a weight set; all without one.
         """
-        return await self.drive(operate.evict(what), timeout)
+        return await self.drive(operate.evict(what, name), timeout)
 
     async def load(
         self,

@@ -436,11 +436,11 @@ class Client:
         """
         return self.drive(operate.drain(limit_s), timeout)
 
-    def evict(self, what: str, *, timeout: float | None = None) -> operate.Evicted:
-        """Frees what nobody uses: "plans", "graphs", "experts", "uploads" or "sessions" (see
-        Evict in the protocol).
+    def evict(self, what: str, name: str = "", *, timeout: float | None = None) -> operate.Evicted:
+        """Frees what nobody uses: "plans", "graphs", "experts", "uploads", "sessions" or
+        "weights" (see Evict in the protocol). name: of a weight set; all without one.
         """
-        return self.drive(operate.evict(what), timeout)
+        return self.drive(operate.evict(what, name), timeout)
 
     # ---- weights and states --------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from headrace.explain import Explanation
 from headrace.flows import Flow, Request
 from headrace.wire import Kind, parse
 
-EVICTABLE = ("plans", "graphs", "experts", "uploads", "sessions")
+EVICTABLE = ("plans", "graphs", "experts", "uploads", "sessions", "weights")
 
 T = TypeVar("T")
 
@@ -239,11 +239,11 @@ def drain(limit_s: float | None) -> Flow[Draining]:
     return _taken(Draining, parse(pb.DrainReply, reply.message))
 
 
-def evict(what: str) -> Flow[Evicted]:
+def evict(what: str, name: str) -> Flow[Evicted]:
     """Frees what nobody uses, however many requests it takes."""
     entries = nbytes = 0
     while True:
-        reply = yield Request(Kind.EVICT, pb.Evict(what=what).SerializeToString())
+        reply = yield Request(Kind.EVICT, pb.Evict(what=what, name=name).SerializeToString())
         found = parse(pb.EvictReply, reply.message)
         entries += found.entries
         nbytes += found.bytes
