@@ -8,21 +8,20 @@
 #include "scheduler/exec.h"
 
 void rig_init(struct rig *rig, const struct rig_device *devices, uint32_t count) {
-        static const char *const names[RIG_DEVICES] = {"d0", "d1", "d2", "d3",
-                                                       "d4", "d5", "d6", "d7"};
-
         memset(rig, 0, sizeof *rig);
         HR_EXPECT(count <= RIG_DEVICES);
         for (uint32_t i = 0; i < count; ++i) {
-                struct hr_cpu_config config = {.name = names[i],
+                char name[16];
+                struct hr_cpu_config config = {.name = name,
                                                .threads = 1,
                                                .isolated = devices[i].isolated,
                                                .memory_cap = devices[i].memory_cap,
                                                .deny_ops = devices[i].deny_ops,
                                                .delay_us = devices[i].delay_us};
 
+                snprintf(name, sizeof name, "d%u", i);
                 if (devices[i].opaque) {
-                        rig->devices[i] = opaque_device_new(names[i], devices[i].delay_us, i);
+                        rig->devices[i] = opaque_device_new(name, devices[i].delay_us, i);
                         continue;
                 }
                 HR_EXPECT_OK(hr_cpu_device_new(&config, &rig->diag, &rig->devices[i]), &rig->diag);

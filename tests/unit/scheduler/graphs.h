@@ -10,7 +10,7 @@
 #include "tests/build.h"
 #include "tests/harness.h"
 
-#define RIG_DEVICES 8
+#define RIG_DEVICES 64
 
 struct rig {
         struct hr_device *devices[RIG_DEVICES];
@@ -27,6 +27,7 @@ struct rig_device {
         bool opaque; /* the test's own device: staged copies, sleeps of up to delay_us */
 };
 
+/* The name is copied. */
 struct hr_device *opaque_device_new(const char *name, uint32_t sleep_us, uint32_t seed);
 void rig_init(struct rig *rig, const struct rig_device *devices, uint32_t count);
 void rig_deinit(struct rig *rig);

@@ -14,6 +14,7 @@
 struct opaque {
         struct hr_device device;
         struct hr_buffer_kind kind;
+        char name[16];
         uint32_t sleep_us; /* at most, before a step */
         _Atomic uint32_t seed;
 };
@@ -155,12 +156,13 @@ struct hr_device *opaque_device_new(const char *name, uint32_t sleep_us, uint32_
         struct opaque *opaque = calloc(1, sizeof *opaque);
 
         HR_EXPECT(opaque);
-        opaque->kind = (struct hr_buffer_kind){.name = name, .alignment = 64};
+        (void) snprintf(opaque->name, sizeof opaque->name, "%s", name);
+        opaque->kind = (struct hr_buffer_kind){.name = opaque->name, .alignment = 64};
         opaque->sleep_us = sleep_us;
         atomic_init(&opaque->seed, seed);
         atomic_init(&opaque->device.refs, 1);
         opaque->device.ops = &opaque_ops;
-        opaque->device.props = (struct hr_device_props){.name = name,
+        opaque->device.props = (struct hr_device_props){.name = opaque->name,
                                                         .description = "test",
                                                         .type = HR_DEVICE_GPU,
                                                         .kind = &opaque->kind,

@@ -301,6 +301,20 @@ HR_TEST_LIMIT(echo_returns_every_number_once_in_order, 280) {
         }
 }
 
+/* As many devices as a rig has, one after the other, and as many slots as a plan decides on. */
+HR_TEST_LIMIT(echo_through_sixty_four_devices, 120) {
+        struct rig_device isolated[RIG_DEVICES];
+        struct rig rig;
+
+        for (uint32_t d = 0; d < RIG_DEVICES; ++d)
+                isolated[d] = (struct rig_device){.isolated = true};
+        rig_init(&rig, isolated, RIG_DEVICES);
+        rig_delay(&rig, 1, 50, 8);
+        echo(&rig, RIG_DEVICES, 16, getenv("HEADRACE_FULL") ? 1000 : 50);
+        HR_EXPECT_EQ(hr_fleet_exec_stats(rig.fleet).device_waits, 0);
+        rig_deinit(&rig);
+}
+
 /* However long its devices take, a run is started without waiting for any. */
 HR_TEST(starting_waits_for_no_device) {
         const struct rig_device isolated[2] = {{.isolated = true, .delay_us = 20000},

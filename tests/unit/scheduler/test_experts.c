@@ -283,6 +283,8 @@ HR_TEST(only_used_experts_are_copied) {
                         HR_EXPECT_EQ(trip_end(&trip), HR_OK);
                         if (memcmp(trip.out, expected.out, sizeof trip.out) != 0)
                                 hr_test_fail(__FILE__, __LINE__, "%s: bits differ", routing->name);
+                        /* Three weights, and the ids were read once. */
+                        HR_EXPECT_EQ(pipeline->expert_caches[0].clock, again + 1);
                         HR_EXPECT_EQ(trip.ride.run.experts.misses, misses);
                         HR_EXPECT_EQ(trip.ride.run.experts.hits, routing->used - misses);
                         HR_EXPECT_EQ(trip.ride.run.experts.bytes, misses * LAYER_BYTES);
