@@ -285,6 +285,7 @@ static hr_status run_finish(struct hr_request *request, struct hr_diag *diag) {
                 .queue_ns = run->job.job.started_ns - request->arrived_ns,
                 .run_ns = run->job.run.ended_ns - run->job.run.started_ns,
                 .slot = run->job.run.slot,
+                .sequence = run->job.run.sequence,
                 .taps = run->observed ? run->tap.count : 0,
                 .tap_ns = run->observed ? run->tap.waited_ns : 0,
                 .trace_bytes = run->traced ? request->reply_bytes - run->wanted_bytes : 0,

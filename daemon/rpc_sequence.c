@@ -291,6 +291,7 @@ static struct hr_wire_step_reply step_reply(const struct step *step) {
                 .output_bytes = step->asked_bytes,
                 .output_count = step->asked_count,
                 .slot = step->job.run.slot,
+                .sequence = step->job.run.sequence,
                 .run_ns = step->job.run.ended_ns - step->job.run.started_ns,
         };
 }

@@ -448,7 +448,7 @@ struct hr_wire_run_reply {
         uint32_t slot, taps;
         uint64_t tap_ns, trace_bytes, copied_bytes;
         uint64_t expert_hits, expert_misses, expert_copies, expert_bytes;
-        uint64_t moves;
+        uint64_t moves, sequence;
         const char *traceparent; /* NULL = none; not decoded */
 };
 HR_NODISCARD hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply,
@@ -523,7 +523,7 @@ HR_NODISCARD hr_status hr_wire_sequence_encode(const struct hr_wire_sequence *se
 struct hr_wire_step_reply {
         const uint64_t *output_bytes;
         uint32_t output_count, slot;
-        uint64_t run_ns;
+        uint64_t run_ns, sequence;
 };
 HR_NODISCARD hr_status hr_wire_sequence_reply_encode(const struct hr_wire_step_reply *steps,
                                                      uint32_t step_count, uint64_t queue_ns,

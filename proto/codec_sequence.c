@@ -123,6 +123,7 @@ static bool step_reply_put(pb_ostream_t *stream, const void *data, uint32_t inde
                 .output_bytes = hr_codec_put_numbers(&outputs),
                 .run_ns = step->run_ns,
                 .slot = step->slot,
+                .sequence = step->sequence,
         };
 
         return pb_encode_submessage(stream, headrace_v1_StepReply_fields, &wire);

@@ -374,6 +374,7 @@ struct headrace_run_options {
 
 struct headrace_run_figures {
         uint64_t queue_ns, run_ns, copied_bytes;
+        uint64_t sequence; /* number of the run on its pipeline, from 0 on; slot: modulo its copies */
         uint32_t slot;
 };
 

@@ -292,8 +292,10 @@ static enum headrace_status run_take(const struct headrace_run *run, const struc
                                         run->outputs[i].iov_len);
         }
         if (status == HEADRACE_OK && ret_figures)
-                *ret_figures = (struct headrace_run_figures){reply.queue_ns, reply.run_ns,
-                                                             reply.copied_bytes, reply.slot};
+                *ret_figures = (struct headrace_run_figures){
+                        .queue_ns = reply.queue_ns, .run_ns = reply.run_ns,
+                        .copied_bytes = reply.copied_bytes, .sequence = reply.sequence,
+                        .slot = reply.slot};
         hr_arena_deinit(&arena);
         return status;
 }

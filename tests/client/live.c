@@ -129,9 +129,11 @@ HR_TEST(weights_and_a_product) {
         headrace_plan_of(handle, &plan);
         HR_EXPECT_EQ(plan.inputs, 1);
         HR_EXPECT_EQ(plan.outputs, 1);
+        figures.sequence = UINT64_MAX;
         OK(headrace_run(handle, &(struct headrace_buffer){x, sizeof x}, 1,
                         &(struct headrace_buffer){y, sizeof y}, 1, NULL, &error, &figures));
         HR_EXPECT(figures.run_ns > 0);
+        HR_EXPECT_EQ(figures.sequence, 0);
         for (int column = 0; column < 2; column++)
                 for (int row = 0; row < 4; row++) {
                         float want = 0;

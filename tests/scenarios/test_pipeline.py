@@ -28,14 +28,16 @@ def test_b010_b021_echo_in_order(daemon: Any, copies: int) -> None:
         reply = submit_ping_pong(conn, 64, n_copies=copies)
         assert reply.n_copies <= copies
         calls: list[int] = []
-        answers: list[float] = []
+        answers: list[tuple[Any, bytes]] = []
         for number in range(count):
             calls.append(conn.send(raw.RUN, pb.Run(handle=reply.handle), floats([number] * 64)))
             if len(calls) >= 40:
-                answers += set(unfloats(conn.reply(calls.pop(0))[1]))
-        for call in calls:
-            answers += set(unfloats(conn.reply(call)[1]))
-        assert answers == [float(number) for number in range(count)]
+                answers.append(conn.reply(calls.pop(0)))
+        answers += [conn.reply(call) for call in calls]
+        for number, (run, body) in enumerate(answers):
+            assert set(unfloats(body)) == {float(number)}
+            assert (run.sequence, run.slot) == (number, number % reply.n_copies)
+        assert len(answers) == count
 
 
 def test_slots_follow_each_other(daemon: Any) -> None:

@@ -55,6 +55,7 @@ def test_the_same_bits_as_run_by_run(daemon: Any, canary: Any, copies: int) -> N
                 x = others[i // 3]
             result = one.run({"x": x})
             expected.append([result["y"].tobytes(), result["total"].tobytes()])
+            assert result.sequence == i
             x = result["y"]
         steps = []
         for i in range(12):
@@ -66,6 +67,7 @@ def test_the_same_bits_as_run_by_run(daemon: Any, canary: Any, copies: int) -> N
                 steps.append(Step(two, feeds={"x": (i - 1, "y")}))
         results = client.sequence(steps)
         assert [[r["y"].tobytes(), r["total"].tobytes()] for r in results] == expected
+        assert [r.sequence for r in results] == list(range(12))
         assert np.array_equal(states[0].read("s"), states[1].read("s"))
         canary.check()
 

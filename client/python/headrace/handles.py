@@ -405,12 +405,13 @@ class RunResult(Sequence[Array]):
 
     copied_bytes: between memories, experts included. taps: how many an observed run has shown, and
     tap_s of run_s waiting for answers. trace: of a run that was asked for one.
-    moves: how often reallocations have moved the graph's memory. traceparent: of the run in the
+    moves: how often reallocations have moved the graph's memory. sequence: the run's number on its
+    pipeline, slot: sequence modulo copies. traceparent: of the run in the
     trace that its caller has named, with the daemon's span.
     """
 
     __slots__ = (
-        "arrays", "copied_bytes", "experts", "moves", "names", "queue_s", "run_s", "slot", "tap_s",
+        "arrays", "copied_bytes", "experts", "moves", "names", "queue_s", "run_s", "sequence", "slot", "tap_s",
         "taps", "trace", "traceparent",
     )  # fmt: skip
 
@@ -420,6 +421,7 @@ class RunResult(Sequence[Array]):
         self.queue_s = reply.queue_ns / 1e9
         self.run_s = reply.run_ns / 1e9
         self.slot = reply.slot
+        self.sequence = reply.sequence
         self.taps = reply.taps
         self.tap_s = reply.tap_ns / 1e9
         self.copied_bytes = reply.copied_bytes

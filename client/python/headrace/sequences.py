@@ -84,7 +84,11 @@ def step_results(
     for step, one in zip(steps, reply.steps, strict=True):
         size = sum(one.output_bytes)
         run_reply = pb.RunReply(
-            output_bytes=one.output_bytes, run_ns=one.run_ns, slot=one.slot, queue_ns=reply.queue_ns
+            output_bytes=one.output_bytes,
+            run_ns=one.run_ns,
+            slot=one.slot,
+            sequence=one.sequence,
+            queue_ns=reply.queue_ns,
         )
         results.append(
             handles.outputs_of(

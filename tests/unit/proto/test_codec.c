@@ -419,7 +419,8 @@ HR_TEST(run_round_trip_and_full_buffer) {
 
 HR_TEST(run_reply_round_trip) {
         const uint64_t outputs[] = {7, UINT64_C(1) << 40};
-        struct hr_wire_run_reply reply = {.output_bytes = outputs,
+        struct hr_wire_run_reply reply = {.sequence = UINT64_C(1) << 40,
+                                          .output_bytes = outputs,
                                           .output_count = 2,
                                           .queue_ns = 1,
                                           .run_ns = 2,
@@ -434,6 +435,7 @@ HR_TEST(run_reply_round_trip) {
         HR_EXPECT_OK(hr_wire_run_reply_encode(&reply, buffer, sizeof buffer, &diag, &bytes), &diag);
         HR_EXPECT_OK(hr_wire_run_reply_decode(span(bytes), &arena, &diag, &back), &diag);
         HR_EXPECT(back.output_bytes[1] == outputs[1] && back.slot == 3 && back.copied_bytes == 5);
+        HR_EXPECT_EQ(back.sequence, UINT64_C(1) << 40);
         HR_EXPECT_EQ(back.trace_bytes + back.expert_hits + back.expert_misses + back.expert_copies +
                              back.expert_bytes,
                      0);
