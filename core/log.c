@@ -118,6 +118,28 @@ static void value_add(struct line *line, const char *value) {
         line_add(line, "\"");
 }
 
+static void text_add(struct line *line, const char *words, const struct hr_log_field *fields,
+                     size_t count) {
+        line_add(line, words);
+        for (size_t i = 0; i < count; i++) {
+                if (!fields[i].value)
+                        continue;
+                line_add(line, " ");
+                line_add(line, fields[i].name);
+                line_add(line, "=");
+                value_add(line, fields[i].value);
+        }
+}
+
+size_t hr_log_text(const char *words, const struct hr_log_field *fields, size_t count, char *text,
+                   size_t room) {
+        struct line line = {.text = text, .room = room};
+
+        text_add(&line, words, fields, count);
+        text[line.used] = '\0';
+        return line.used;
+}
+
 size_t hr_log_line(hr_log_level level, const char *topic, const char *words,
                    const struct hr_log_field *fields, size_t count, char *text, size_t room) {
         struct line line = {.text = text, .room = room};
@@ -127,15 +149,7 @@ size_t hr_log_line(hr_log_level level, const char *topic, const char *words,
         line_add(&line, ": ");
         line_add(&line, topic);
         line_add(&line, ": ");
-        line_add(&line, words);
-        for (size_t i = 0; i < count; i++) {
-                if (!fields[i].value)
-                        continue;
-                line_add(&line, " ");
-                line_add(&line, fields[i].name);
-                line_add(&line, "=");
-                value_add(&line, fields[i].value);
-        }
+        text_add(&line, words, fields, count);
         text[line.used++] = '\n';
         text[line.used] = '\0';
         return line.used;

@@ -42,6 +42,9 @@ void hr_log(hr_log_level level, const char *topic, const char *format, ...);
 HR_PRINTF(5, 6)
 void hr_log_fields(hr_log_level level, const char *topic, const struct hr_log_field *fields,
                    size_t count, const char *format, ...);
+/* The words and then the fields, name=value, cut to the room. Returns the bytes, without the NUL. */
+size_t hr_log_text(const char *words, const struct hr_log_field *fields, size_t count, char *text,
+                   size_t room);
 /* What stderr gets: the whole line with its end, cut to the room. Returns its bytes. */
 size_t hr_log_line(hr_log_level level, const char *topic, const char *words,
                    const struct hr_log_field *fields, size_t count, char *line, size_t room);

@@ -14,7 +14,8 @@
 typedef enum hr_span_kind {
         HR_SPAN_NONE,
         /* Of requests, by the loop. */
-        HR_SPAN_REQUEST, /* detail: type, and code of its end << 8; a: the client's id; b: principal */
+        HR_SPAN_REQUEST, /* detail: type, and code of its end << 8 (HR_SPAN_OPEN: it has not ended); a: the
+                          * client's id; b: principal */
         HR_SPAN_UPLOAD,  /* its body arrived */
         HR_SPAN_PLAN,
         HR_SPAN_QUEUE, /* waited to start */
@@ -41,6 +42,7 @@ struct hr_span {
 };
 
 #define HR_SPAN_WORDS 6U
+#define HR_SPAN_OPEN 255U
 
 struct hr_recorder {
         uint64_t mask; /* capacity - 1 */

@@ -94,8 +94,7 @@ static int line_by_request(const void *a, const void *b) {
         return order ? order : number_compare(first->kind, second->kind);
 }
 
-/* Sorted by request. Without those of other principals: whose a request was is told by its own span,
- * which is there once it has ended. */
+/* Sorted by request. Without those of other principals: whose a request is is told by its own span. */
 static void collection_filter(struct collection *collection, uint64_t principal) {
         uint32_t kept = 0;
 
@@ -131,8 +130,8 @@ static void collection_cut(struct collection *collection, uint32_t most) {
 
 static hr_status collect(const struct hr_flight *flight, struct hr_diag *diag,
                          struct collection *ret_collection) {
-        uint64_t total = hr_recorder_capacity(flight->recorder);
-        uint64_t largest = total;
+        uint64_t largest = hr_recorder_capacity(flight->recorder);
+        uint64_t total = largest + flight->open_count;
         struct collection collection = {0};
         struct hr_span *spans;
 
@@ -155,6 +154,8 @@ static hr_status collect(const struct hr_flight *flight, struct hr_diag *diag,
                 ring_collect(flight, hr_fleet_recorder(flight->fleet, q),
                              (struct line){.track = q, .is_device = true}, spans, &collection);
         free(spans);
+        for (uint32_t i = 0; i < flight->open_count; i++)
+                collection.lines[collection.count++] = (struct line){.span = flight->open[i]};
         qsort(collection.lines, collection.count, sizeof *collection.lines, line_by_request);
         collection_filter(&collection, flight->principal);
         collection_cut(&collection, flight->spans_max);
@@ -239,8 +240,12 @@ static void origin_write(struct writer *writer, const struct hr_span *origin, ui
 static void request_args(struct writer *writer, const struct group *group) {
         const struct hr_span *request = group->request;
 
-        fprintf(writer->out, ",\"id\":%llu,\"code\":%u,\"principal\":",
-                (unsigned long long) request->a, request->detail >> 8);
+        fprintf(writer->out, ",\"id\":%llu", (unsigned long long) request->a);
+        if (request->detail >> 8 == HR_SPAN_OPEN)
+                fputs(",\"open\":true", writer->out);
+        else
+                fprintf(writer->out, ",\"code\":%u", request->detail >> 8);
+        fputs(",\"principal\":", writer->out);
         name_write(writer->out, principal_name(writer->flight, request->b));
         if (group->origin)
                 origin_write(writer, group->origin, request->tag);

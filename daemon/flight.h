@@ -9,6 +9,7 @@
 
 struct hr_fleet;
 struct hr_recorder;
+struct hr_span;
 
 #define HR_FLIGHT_EVERYBODY UINT64_MAX
 
@@ -21,6 +22,8 @@ struct hr_flight_name {
 struct hr_flight {
         const struct hr_recorder *recorder; /* the loop's; NULL = none */
         const struct hr_fleet *fleet;
+        const struct hr_span *open; /* requests in flight */
+        uint32_t open_count;
         uint64_t since_ns;  /* of the end of a span; 0 = all */
         uint64_t principal; /* whose requests; HR_FLIGHT_EVERYBODY: also what belongs to none */
         uint32_t spans_max; /* the latest ones */

@@ -63,9 +63,11 @@ size_t hr_journal_entry(hr_log_level level, const char *topic, const char *words
                         const struct hr_log_field *fields, size_t count, uint8_t *bytes,
                         size_t room) {
         struct entry entry = {.bytes = bytes, .room = room};
+        char message[HR_JOURNAL_ENTRY_BYTES_MAX / 2];
         char priority[2] = {(char) ('0' + priorities[level]), '\0'};
 
-        entry_field(&entry, "", "MESSAGE", words);
+        (void) hr_log_text(words, fields, count, message, sizeof message);
+        entry_field(&entry, "", "MESSAGE", message);
         entry_field(&entry, "", "PRIORITY", priority);
         entry_field(&entry, "", "SYSLOG_IDENTIFIER", "headraced");
         entry_field(&entry, "HEADRACE_", "TOPIC", topic);

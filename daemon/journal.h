@@ -1,6 +1,6 @@
 /*
  * The log in systemd's journal, line by line with its fields, in the journal's own protocol: one datagram
- * per line. MESSAGE has the words, SYSLOG_IDENTIFIER is headraced, HEADRACE_TOPIC the topic, and each
+ * per line. MESSAGE has what a person reads, the words and the fields; SYSLOG_IDENTIFIER is headraced, HEADRACE_TOPIC the topic, and each
  * field is HEADRACE_ and its name in capitals.
  */
 #pragma once

@@ -258,22 +258,27 @@ static void origin_record(const struct hr_request *request) {
                                                    });
 }
 
-/* The request as a whole. Without a session it was nobody's. */
-static void request_record(const struct hr_request *request, uint32_t code, uint64_t end_ns) {
+/* Without a session it was nobody's. */
+struct hr_span hr_request_span(const struct hr_request *request, uint32_t code, uint64_t end_ns) {
         const struct hr_session *session = request->session;
+
+        return (struct hr_span){
+                .begin_ns = request->arrived_ns,
+                .end_ns = end_ns,
+                .tag = request->tag,
+                .kind = HR_SPAN_REQUEST,
+                .detail = request->type | code << 8,
+                .a = request->id,
+                .b = session ? session->principal->id : UINT32_MAX,
+        };
+}
+
+static void request_record(const struct hr_request *request, uint32_t code, uint64_t end_ns) {
+        const struct hr_span span = hr_request_span(request, code, end_ns);
 
         if (request->origin.known)
                 origin_record(request);
-        hr_recorder_add(request->server->recorder,
-                        &(struct hr_span){
-                                .begin_ns = request->arrived_ns,
-                                .end_ns = end_ns,
-                                .tag = request->tag,
-                                .kind = HR_SPAN_REQUEST,
-                                .detail = request->type | code << 8,
-                                .a = request->id,
-                                .b = session ? session->principal->id : UINT32_MAX,
-                        });
+        hr_recorder_add(request->server->recorder, &span);
 }
 
 /* ---- the terminal reply ---------------------------------------------------------------------- */

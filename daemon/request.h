@@ -107,6 +107,8 @@ void hr_request_fail(struct hr_request *request, const struct hr_diag *failure);
 /* A span of the request for the flight recorder. */
 void hr_request_record(const struct hr_request *request, hr_span_kind kind, uint64_t begin_ns,
                        uint64_t end_ns);
+/* The request as a whole, so far; code: of its end, or HR_SPAN_OPEN. */
+struct hr_span hr_request_span(const struct hr_request *request, uint32_t code, uint64_t end_ns);
 /* What a run of it has waited and computed, if it has started at all. */
 void hr_request_record_run(const struct hr_request *request, const struct hr_run_job *run);
 /* The request's own traceparent for its reply, in its arena: the caller's trace, and a span of the

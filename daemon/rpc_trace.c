@@ -65,6 +65,34 @@ static hr_status names_take(struct hr_request *request, struct hr_flight *flight
         return HR_OK;
 }
 
+/* Requests in flight, this one aside, likewise. */
+static hr_status open_take(struct hr_request *request, struct hr_flight *flight,
+                           struct hr_diag *diag) {
+        struct hr_server *server = request->server;
+        const uint64_t now_ns = hr_clock_now_ns();
+        uint64_t most = server->stats.requests_in_flight + 1;
+        struct hr_span *open = hr_arena_alloc(&request->arena, most * sizeof *open, 8);
+
+        if (!open)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory for %llu spans",
+                               (unsigned long long) most);
+        HR_LIST_FOR_EACH(link, &server->conns) {
+                struct hr_conn *conn = HR_CONTAINER_OF(link, struct hr_conn, link);
+
+                HR_LIST_FOR_EACH(inner, &conn->requests) {
+                        const struct hr_request *one =
+                                HR_CONTAINER_OF(inner, struct hr_request, link);
+
+                        if (one == request || one->phase == HR_REQUEST_REPLYING ||
+                            flight->open_count == most)
+                                continue;
+                        open[flight->open_count++] = hr_request_span(one, HR_SPAN_OPEN, now_ns);
+                }
+        }
+        flight->open = open;
+        return HR_OK;
+}
+
 /* Thread: engine. */
 static void trace_work(struct hr_job *job) {
         struct hr_request *request = job->arg;
@@ -92,6 +120,7 @@ static void trace_done(struct hr_job *job) {
 
 static hr_status trace_start(struct hr_request *request, struct hr_diag *diag) {
         HR_TRY(names_take(request, request->context, diag));
+        HR_TRY(open_take(request, request->context, diag));
         hr_request_post_work(request, trace_work, trace_done);
         return HR_OK;
 }

@@ -136,6 +136,23 @@ def lost_handle() -> Flow[None]:
     yield Request(Kind.RELEASE, pb.Release(handle=12345).SerializeToString())
 
 
+def test_a_request_in_flight_is_there() -> None:
+    slow = (device("host", backend="cpu", threads=1, delay="2s"),)
+    with client_of(slow) as client:
+        handle = client.submit(two_stages())
+        running = handle.run_async([random(4, 64)])
+        history = History(client.trace())
+        for _ in range(100):
+            if history.requests("RUN"):
+                break
+            history = History(client.trace(own=True))
+        (run,) = history.requests("RUN")
+        assert run["args"]["open"] is True and "code" not in run["args"] and run["dur"] > 0
+        running.result()
+        (run,) = History(client.trace()).requests("RUN")
+        assert run["args"]["code"] == 0
+
+
 def test_only_the_latest_is_kept_and_asked_for(launch: Callable[..., Daemon]) -> None:
     daemon = launch(devices=DEVICES, sections={"daemon": {"trace_spans": "64"}})
     with headrace.connect(daemon.address) as client:

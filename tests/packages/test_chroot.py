@@ -64,7 +64,7 @@ class Root:
 
     def inside(self, *command: str) -> list[str]:
         return ["chroot", str(self.folder), "/usr/bin/env", "-i",
-                "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/srv", "LC_ALL=C.UTF-8",
+                "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/srv", "LC_ALL=C.UTF-8",
                 "DEBIAN_FRONTEND=noninteractive", *command]  # fmt: skip
 
     def call(self, *command: str) -> str:

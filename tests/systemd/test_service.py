@@ -3,6 +3,7 @@ hung, stopped. Weights stay, and nobody is refused."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -114,6 +115,22 @@ def test_a_connection_starts_it(machine: Container, address: str) -> None:
     assert machine.show(UNIT, "StatusText") == "Serving with 1 device"
     status = (machine.root / "proc" / str(pid(machine)) / "status").read_text()
     assert "Uid:\t0" not in status and "NoNewPrivs:\t1" in status and "Seccomp:\t2" in status
+
+
+def test_its_log_has_fields(machine: Container, running: str) -> None:
+    """In the journal's own: found by what they say, and a peer's words are no fields of their own."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(running.removeprefix("unix:"))
+        peer.sendall(b"GET / HTTP/1.0\r\nMESSAGE=forged\r\n\r\n")
+        peer.recv(4096)
+    query = ("journalctl", "--no-pager", "--output=json", "--identifier=headraced",
+             "HEADRACE_REASON=BAD_MAGIC")  # fmt: skip
+    machine.wait("a line", lambda: bool(machine.run(*query, check=False).strip()))
+    line = json.loads(machine.run(*query).splitlines()[-1])
+    assert line["_SYSTEMD_UNIT"] == UNIT and line["PRIORITY"] == "5"
+    assert line["MESSAGE"].startswith("connection cut connection=")
+    assert line["HEADRACE_TOPIC"] == "conn" and line["HEADRACE_TRANSPORT"] == "unix"
+    assert int(line["HEADRACE_CONNECTION"]) > 0 and line["HEADRACE_CODE"] == "3"
 
 
 def test_reload(machine: Container, running: str) -> None:
