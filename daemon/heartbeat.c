@@ -47,7 +47,8 @@ struct hr_heartbeat {
         struct hr_timer *timer;
         bool stopping;
         uint64_t period_ns, due_ns, lag_ns;
-        bool feeds; /* a watchdog waits to be fed */
+        bool feeds;     /* a watchdog waits to be fed */
+        bool is_astray; /* nobody new can connect */
         struct hr_job job;
         bool job_is_out;
         atomic_uint outstanding; /* devices whose notification has not come */
@@ -244,11 +245,12 @@ static void tick_cb(void *arg) {
                                        heartbeat->period_ns / HR_NS_PER_MS);
                         heartbeat->due_ns = 0;
                 }
-                if (heartbeat->feeds)
+                heartbeat->is_astray = hr_server_is_astray(heartbeat->server);
+                if (heartbeat->feeds && !heartbeat->is_astray)
                         hr_notify_watchdog();
                 if (!heartbeat->stopping)
                         beat_send(heartbeat, now_ns);
-        } else if (moves && !heartbeat->job_is_out && heartbeat->feeds) {
+        } else if (moves && !heartbeat->job_is_out && heartbeat->feeds && !heartbeat->is_astray) {
                 hr_notify_watchdog();
         }
 }
@@ -373,6 +375,10 @@ bool hr_server_is_ready(const struct hr_server *server, const char **ret_words) 
         *ret_words = "ready";
         if (server->draining) {
                 *ret_words = "draining";
+                return false;
+        }
+        if (server->heartbeat->is_astray) {
+                *ret_words = "the socket's path does not lead here";
                 return false;
         }
         for (uint32_t i = 0; i < server->device_count; i++) {

@@ -1,7 +1,8 @@
 /*
  * The pulse: at a steady pace the engine has each device compute a small known result. What comes
  * back proves that the loop turns, that the engine works and that the device's queue moves and
- * computes right; the service manager's watchdog is fed by nothing else.
+ * computes right, and a look at the listeners' paths that clients can still come; the service
+ * manager's watchdog is fed by nothing else.
  *
  * A beat waits behind what a device has been given. While it does, the device is alive as long as it
  * comes from step to step.

@@ -29,11 +29,14 @@ struct hr_listener {
         struct hr_server *server;
         int fd, lock_fd, spare_fd;
         bool is_tcp, accepting;
+        bool listens; /* from the start */
         struct hr_tls_context *context; /* NULL = plain */
         bool resting; /* out of everything, until the next tick */
-        char *path;   /* of a Unix socket */
-        dev_t device; /* of the socket's inode, to remove only what is ours */
+        char *path;     /* of a Unix socket that is ours */
+        char *led_path; /* of any Unix socket; NULL = nobody can be led there by one */
+        dev_t device;   /* of the socket's inode, to remove only what is ours */
         ino_t inode;
+        bool is_astray;
 };
 
 static int spare_open(void) {
@@ -154,6 +157,7 @@ static struct hr_listener *listener_free(struct hr_listener *listener) {
         if (listener->lock_fd >= 0)
                 (void) close(listener->lock_fd);
         free(listener->path);
+        free(listener->led_path);
         free(listener);
         return NULL;
 }
@@ -258,6 +262,7 @@ hr_status hr_listener_open_unix(struct hr_server *server, const char *path, uint
         }
         listener->device = made.st_dev;
         listener->inode = made.st_ino;
+        listener->led_path = strdup(path);
         hr_log(HR_LOG_INFO, "listener", "listening on unix:%s", path);
         *ret_listener = HR_STEAL(listener);
         return HR_OK;
@@ -292,6 +297,39 @@ hr_status hr_listener_open_tcp(struct hr_server *server, const struct hr_address
         return HR_OK;
 }
 
+/* Whose path leads to it; where it cannot be seen from here, nothing is known of it. */
+static void path_find(struct hr_listener *listener) {
+        struct sockaddr_un address = {0};
+        socklen_t bytes = sizeof address - 1; /* a terminator is left */
+        struct stat found;
+
+        if (getsockname(listener->fd, (struct sockaddr *) &address, &bytes) != 0 ||
+            address.sun_family != AF_UNIX || address.sun_path[0] != '/' ||
+            lstat(address.sun_path, &found) != 0)
+                return;
+        listener->device = found.st_dev;
+        listener->inode = found.st_ino;
+        listener->led_path = strdup(address.sun_path);
+}
+
+bool hr_listener_is_astray(struct hr_listener *listener) {
+        struct stat found;
+        bool is_astray;
+
+        if (!listener->led_path)
+                return false;
+        is_astray = lstat(listener->led_path, &found) == 0
+                            ? found.st_dev != listener->device || found.st_ino != listener->inode
+                            : errno == ENOENT;
+        if (is_astray != listener->is_astray)
+                hr_log(is_astray ? HR_LOG_ERROR : HR_LOG_NOTICE, "listener",
+                       is_astray ? "%s does not lead here any more: nobody can connect"
+                                 : "%s leads here again",
+                       listener->led_path);
+        listener->is_astray = is_astray;
+        return is_astray;
+}
+
 hr_status hr_listener_open_inherited(struct hr_server *server, int fd, bool is_tcp,
                                      struct hr_tls_context *context, struct hr_diag *diag,
                                      struct hr_listener **ret_listener) {
@@ -303,7 +341,9 @@ hr_status hr_listener_open_inherited(struct hr_server *server, int fd, bool is_t
         }
         listener->context = context;
         listener->fd = fd;
+        listener->listens = true;
         HR_TRY(listener_watch(listener, "an inherited socket", diag));
+        path_find(listener);
         hr_log(HR_LOG_INFO, "listener", "listening on an inherited socket, %s",
                context  ? "tls"
                : is_tcp ? "tcp"
@@ -313,6 +353,8 @@ hr_status hr_listener_open_inherited(struct hr_server *server, int fd, bool is_t
 }
 
 hr_status hr_listener_listen(struct hr_listener *listener, struct hr_diag *diag) {
+        if (listener->listens) /* as long a queue as its opener wants */
+                return HR_OK;
         if (listen(listener->fd, (int) listener->server->config->limits.backlog) != 0)
                 return system_fail(diag, "listen", listener->path ? listener->path : "tcp");
         return HR_OK;

@@ -32,5 +32,7 @@ HR_NODISCARD hr_status hr_listener_listen(struct hr_listener *listener, struct h
 void hr_listener_accept(struct hr_listener *listener, bool accept);
 /* A tick has passed since accepting failed for want of descriptors or memory: it may try again. */
 void hr_listener_rested(struct hr_listener *listener);
+/* A Unix socket's path leads to another socket, or nowhere: nobody new can come. Logs a change. */
+bool hr_listener_is_astray(struct hr_listener *listener);
 /* Closes and removes the path. The memory goes in the close callback. NULL is a no-op. */
 struct hr_listener *hr_listener_close(struct hr_listener *listener);

@@ -2,7 +2,9 @@
  * another daemon's, 78 the configuration is wrong (sysexits.h). */
 #include <malloc.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sysexits.h>
 
 #include "core/log.h"
@@ -123,6 +125,11 @@ int main(int argc, char **argv) {
 
         if (code != EX_OK)
                 return code < 0 ? EX_OK : code;
+#ifndef __SANITIZE_ADDRESS__ /* whose search for leaks looks into the process */
+        /* Tokens and weights are not for other programs' eyes; whoever debugs the daemon says so. */
+        if (!getenv("HEADRACE_DUMPABLE"))
+                (void) prctl(PR_SET_DUMPABLE, 0);
+#endif
         if (config_load(&arguments, &config, &diag) != HR_OK) {
                 fprintf(stderr, "headraced: %s\n", diag.words);
                 code = EX_CONFIG;

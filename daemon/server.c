@@ -106,6 +106,14 @@ void hr_server_listener_rests(struct hr_server *server) {
         tick_start(server);
 }
 
+bool hr_server_is_astray(const struct hr_server *server) {
+        bool is_astray = false;
+
+        for (uint32_t i = 0; i < server->listener_count; i++)
+                is_astray |= hr_listener_is_astray(server->listeners[i]);
+        return is_astray;
+}
+
 void hr_server_accept_update(struct hr_server *server) {
         bool accept =
                 !server->draining && server->greeting_count < server->config->limits.greetings;
@@ -285,6 +293,7 @@ static void server_loop(struct hr_server *server) {
 
 static hr_status loop_init(struct hr_server *server, struct hr_diag *diag) {
         static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+        static const int ignored[] = {SIGPIPE, SIGUSR1, SIGUSR2, SIGALRM};
         struct hr_timer **const timers[] = {&server->tick, &server->deadline_timer,
                                             &server->drain_timer, &server->progress_timer,
                                             &server->tap_timer, &server->keep_timer};
@@ -297,7 +306,8 @@ static hr_status loop_init(struct hr_server *server, struct hr_diag *diag) {
         }
         for (size_t i = 0; i < HR_ARRAY_LENGTH(numbers); i++)
                 HR_TRY(hr_loop_signal(server->loop, numbers[i], signal_cb, server, diag));
-        (void) signal(SIGPIPE, SIG_IGN);
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(ignored); i++)
+                (void) signal(ignored[i], SIG_IGN);
         return HR_OK;
 }
 

@@ -127,6 +127,8 @@ HR_NODISCARD hr_status hr_server_reconfigure(struct hr_server *server, struct hr
                                              struct hr_config_changes *ret_changes);
 /* A request with a deadline has come. */
 void hr_server_deadline_add(struct hr_server *server, struct hr_list *link, uint64_t deadline_ns);
+/* A path of a listener does not lead to it. */
+bool hr_server_is_astray(const struct hr_server *server);
 /* Starts or ends accepting as the number of connections says. */
 void hr_server_accept_update(struct hr_server *server);
 /* Something waits for its time to pass: the tick goes on. */

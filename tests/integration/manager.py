@@ -73,9 +73,12 @@ class Manager:
         tcp: bool = False,
         supervise: bool = False,
         program: Path | None = None,
+        watchdog_s: float = 0.0,
     ) -> None:
-        """program: another than the build's headraced. supervise: a daemon that ends without having been told to is started again at once."""
-        self._program = program or build_folder() / "daemon" / "headraced"
+        """program: another than the build's headraced. watchdog_s: what it is told of a watchdog; none
+        looks. supervise: a daemon that ends without having been told to is started again at once."""
+        self._watchdog_us = int(watchdog_s * 1e6)
+        self.program = program or build_folder() / "daemon" / "headraced"
         self.folder = Path(tempfile.mkdtemp(prefix="headrace-"))
         self.log_path = self.folder / "log"
         self.config = self.folder / "headraced.ini"
@@ -102,7 +105,9 @@ class Manager:
         self.starts = 0
         self.ready_s = 0.0
         self.process: Child | None = None
+        self._children: list[Child] = []
         self._news = threading.Condition()
+        self._dead = False
         self._reads = threading.Event()
         self._reads.set()
         self._wanted = False
@@ -143,8 +148,8 @@ class Manager:
 
     def launch(self) -> None:
         """Starts the daemon and does not wait for it."""
-        self._wanted = True
         self._spawn()
+        self._wanted = True  # afterwards: who watches finds the new process
 
     def hang_up(self) -> None:
         assert self.process is not None
@@ -196,12 +201,15 @@ class Manager:
             "LISTEN_FDNAMES": ":".join(name for _, name in fds),
             "NOTIFY_SOCKET": str(self.folder / "notify"),
         }
+        if self._watchdog_us:
+            environment["WATCHDOG_USEC"] = str(self._watchdog_us)
         self.ready.clear()
         started = time.monotonic()
         self._started = started
         with self.log_path.open("ab") as log:
-            command = [self._program, "--config", self.config, "--set", "daemon.log_level=info"]
+            command = [self.program, "--config", self.config, "--set", "daemon.log_level=info"]
             self.process = Child(command, high, environment, log.fileno())
+            self._children.append(self.process)
         self.starts += 1
         for fd in high:
             os.close(fd)
@@ -227,11 +235,16 @@ class Manager:
         """From now on it reads nothing."""
         self._reads.clear()
 
+    def die(self) -> None:
+        """Nobody listens any more."""
+        self._dead = True
+        self._notify.close()
+
     def go_on(self) -> None:
         self._reads.set()
 
     def _listen(self) -> None:
-        while not self._closing:
+        while not (self._closing or self._dead):
             if not self._reads.wait(0.1):
                 continue
             try:
@@ -266,11 +279,11 @@ class Manager:
     def close(self) -> None:
         self._wanted = False
         self._closing = True
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
         for thread in self._threads:
             thread.join()
+        for child in self._children:
+            child.kill()
+            child.wait()
         self._notify.close()
         for sock in self.listening:
             sock.close()

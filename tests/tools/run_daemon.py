@@ -95,6 +95,8 @@ class Daemon:
             )
         )
         program = program or (build or build_folder()) / "daemon" / "headraced"
+        # Its descriptors are counted through /proc, which is closed to all but root otherwise.
+        watched = {} if os.geteuid() == 0 else {"HEADRACE_DUMPABLE": "1"}
         try:
             with self.log_path.open("wb") as log:
                 self.process = subprocess.Popen(
@@ -102,7 +104,7 @@ class Daemon:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **(variables or {})},
+                    env={**os.environ, **watched, **(variables or {})},
                     start_new_session=True,  # Ctrl-C goes to the script, which stops the daemon
                 )
         except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from headrace import flows, handles, operate, sequences
 from headrace import headrace_pb2 as pb
-from headrace.errors import DeadlineExceeded, HeadraceError
+from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, Unavailable
 from headrace.explain import Explanation
 from headrace.flows import Flow, Inputs, Observe, OnProgress, Placement, Request, Taps
 from headrace.graph import Graph
@@ -32,15 +33,32 @@ LANES = 3
 LANES_BYTES = 64 << 20
 
 WeightSet = handles.WeightSet
+# Takes the connection that has ended; another one, if there can be one.
+Recover = Callable[[Transport], Transport | None]
+
+
+def is_end_of_daemon(error: HeadraceError) -> bool:
+    """The daemon has gone, or refuses because it is about to."""
+    if isinstance(error, ConnectionLost):
+        return error.reason == "EOF"
+    return isinstance(error, Unavailable) and error.reason == "DRAINING"
 
 
 class Operation(Generic[T]):
     """Something under way; result() waits for it. Many may be in flight at once."""
 
-    def __init__(self, transport: Transport, flow: Flow[T], timeout: float | None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        flow: Flow[T],
+        timeout: float | None,
+        recover: Recover | None = None,
+    ) -> None:
+        """recover: gives another connection for a request that was not answered, or None."""
         self._transport = transport
         self._flow = flow
         self._timeout = timeout
+        self._recover = recover
         self._value: T | None = None
         self._error: BaseException | None = None
         self._pending: Pending | None = None
@@ -49,24 +67,46 @@ class Operation(Generic[T]):
     def _advance(self, reply: Any, error: HeadraceError | None) -> None:
         """Gives the flow its answer and sends the request that it yields next."""
         try:
-            request: Request = self._flow.send(reply) if error is None else self._flow.throw(error)
-            self._pending = self._transport.start(
-                request.kind,
-                request.message,
-                request.body,
-                pull=request.pull,
-                resume=request.resume,
-                fds=request.fds,
-                timeout=self._timeout,
-                into=request.into,
-                progress=request.progress,
-                observe=request.observe,
-                part=request.part,
-            )
+            request = self._flow.send(reply) if error is None else self._flow.throw(error)
+            self._request: Request = request
+            try:
+                self._pending = self._sent()
+            except HeadraceError as failure:
+                if not self._recovered(failure):
+                    raise
+                self._pending = self._sent()
         except StopIteration as stop:
             self._value, self._pending = stop.value, None
         except Exception as failure:
             self._error, self._pending = failure, None
+
+    def _sent(self) -> Pending:
+        request = self._request
+        return self._transport.start(
+            request.kind,
+            request.message,
+            request.body,
+            pull=request.pull,
+            resume=request.resume,
+            fds=request.fds,
+            timeout=self._timeout,
+            into=request.into,
+            progress=request.progress,
+            observe=request.observe,
+            part=request.part,
+        )
+
+    def _recovered(self, error: HeadraceError) -> bool:
+        """The request was not answered, or was refused by a daemon that ends, and may be sent once
+        more: there is another connection for it.
+        """
+        if self._recover is None or not self._request.may_repeat or not is_end_of_daemon(error):
+            return False
+        found = self._recover(self._transport)
+        self._recover = None  # once
+        if found is not None:
+            self._transport = found
+        return found is not None
 
     def _turn(self, timeout: float | None, *, until_news: bool) -> None:
         """Waits for the answer to the last request, or with until_news for any callback."""
@@ -74,7 +114,13 @@ class Operation(Generic[T]):
         try:
             reply = self._transport.wait(self._pending, timeout, until_news=until_news)
         except HeadraceError as error:
-            self._advance(None, error)
+            if not self._recovered(error):
+                self._advance(None, error)
+                return
+            try:
+                self._pending = self._sent()
+            except HeadraceError as failure:
+                self._advance(None, failure)
         else:
             if reply is not None:
                 self._advance(reply, None)
@@ -198,8 +244,10 @@ class GraphHandle(handles.SubmittedGraph):
     by the next run, once per run.
     """
 
-    def __init__(self, client: Client, graph: Graph, submit: bytes) -> None:
-        super().__init__(graph, submit)
+    def __init__(
+        self, client: Client, graph: Graph, submit: bytes, weights: Sequence[WeightSet] = ()
+    ) -> None:
+        super().__init__(graph, submit, weights)
         self._client = client
 
     def run(
@@ -309,13 +357,19 @@ class Client:
         sibling: Callable[[], Client] | None = None,
         lanes: int = 1,
         regions: Regions | None = None,
+        reopen: Callable[[], tuple[Transport, handles.Hello]] | None = None,
     ) -> None:
         """sibling: makes another connection of the session; lanes: that help a large upload;
-        regions: memory shared with a daemon that takes it.
+        regions: memory shared with a daemon that takes it; reopen: connects anew, in a session of
+        its own, for requests that may be sent again.
         """
         self._transport = transport
         self._sibling = sibling
         self._lanes = lanes
+        self._reopen = reopen
+        self._renewal = threading.Lock()
+        # What has to be found again in another session, and how.
+        self._sets: list[tuple[weakref.ref[WeightSet], Callable[[], Flow[WeightSet]]]] = []
         self.regions = regions
         self.hello = hello
         self.timeout = timeout
@@ -344,7 +398,39 @@ class Client:
 
     def begin(self, flow: Flow[T], timeout: float | None) -> Operation[T]:
         """Starts an operation."""
-        return Operation(self._transport, flow, self.timeout if timeout is None else timeout)
+        recover = self._recover if self._reopen is not None else None
+        return Operation(
+            self._transport, flow, self.timeout if timeout is None else timeout, recover
+        )
+
+    def _recover(self, ended: Transport) -> Transport | None:
+        """A connection to the daemon that has come after the one behind `ended`; the weight sets of
+        this client are found again there, as far as they are there.
+        """
+        with self._renewal:
+            if self._transport is not ended:  # another thread has been here
+                return self._transport
+            assert self._reopen is not None
+            try:
+                transport, hello = self._reopen()
+            except HeadraceError:
+                return None
+            if self.regions is not None:
+                self.regions.stale = True
+                self.regions = Regions()
+            self._sets = [one for one in self._sets if one[0]() is not None]
+            for reference, again in self._sets:
+                weights = reference()
+                if weights is None:
+                    continue
+                try:
+                    found = Operation(transport, again(), self.timeout).result()
+                except HeadraceError:
+                    continue  # who needs it is told NOT_FOUND
+                if found.info.digest == weights.info.digest:
+                    weights.info = found.info
+            self._transport, self.hello = transport, hello
+            return transport
 
     def drive(self, flow: Flow[T], timeout: float | None) -> T:
         """Starts an operation and waits for it."""
@@ -354,6 +440,13 @@ class Client:
         except BaseException:  # interrupted, or stopped by a callback of the caller's
             operation.cancel()
             raise
+
+    def _remember(self, weights: WeightSet, again: Callable[[], Flow[WeightSet]]) -> WeightSet:
+        """A set that is found again by the flow, should the daemon be started anew."""
+        with self._renewal:
+            self._sets = [one for one in self._sets if one[0]() is not None]
+            self._sets.append((weakref.ref(weights), again))
+        return weights
 
     # ---- devices and counters ------------------------------------------------------------------
 
@@ -460,7 +553,8 @@ class Client:
         with the bytes done and the bytes in all that are read from the file and copied to devices.
         """
         flow = flows.load(path, name, placement, progress)
-        return self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
+        weights = self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
+        return self._remember(weights, lambda: flows.load(path, name, placement))
 
     def put(
         self,
@@ -481,6 +575,19 @@ class Client:
         many as help). progress: as in load(), of what is copied to devices once everything has
         arrived.
         """
+        weights = self._put(name, tensors, placement, digest, lanes, progress, timeout)
+        return self._remember(weights, lambda: flows.load("", name, None))
+
+    def _put(
+        self,
+        name: str,
+        tensors: Mapping[str, Content],
+        placement: Placement | None,
+        digest: bool | bytes,
+        lanes: int | None,
+        progress: OnProgress | None,
+        timeout: float | None,
+    ) -> WeightSet:
         upload = prepare(name, tensors, digest)
         limit = UPLOAD_TIMEOUT_S if timeout is None else timeout
         if self.regions is not None and lanes is None and len(upload.pieces) >= LEAST_BYTES:
@@ -576,7 +683,7 @@ class Client:
             taps, debug,
         )
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
-        handle = GraphHandle(self, graph, message.SerializeToString())
+        handle = GraphHandle(self, graph, message.SerializeToString(), weights)
         self.drive(flows.submit(handle, self.body_max, traceparent), timeout)
         return handle
 
@@ -662,39 +769,52 @@ def connect(
     token: bytes = b"",
     tls: ssl.SSLContext | None = None,
     timeout: float | None = TIMEOUT_S,
+    resend: bool = True,
 ) -> Client:
     """Connects to unix:/path, tcp:host:port or tls:host:port and says hello.
 
     name: shown to the operator. session, token: joins or resumes a named session. credentials: the
     token by which the daemon knows its principal, where it asks for one. tls: how to check the daemon
     behind tls: (None: by the system's authorities; see tls.client_context()).
+
+    resend: a request that a daemon has not answered when it ended is sent once more, over a new
+    connection, if doing it twice is the same as doing it once: what only asks, loads by path or
+    name, and runs of graphs without states, whose weights and plans are found again first. It is a
+    new session: states of the old one are gone. Everything else fails with ConnectionLost.
     """
-    transport = Transport(open_stream(address, timeout, tls))
-    try:
-        flow = flows.hello(name, session, credentials, token)
-        hello = Operation(transport, flow, timeout).result(timeout)
-    except TimeoutError:
-        transport.close()
-        raise DeadlineExceeded(f"{address} did not answer", reason="DEADLINE") from None
-    except BaseException:
-        transport.close()
-        raise
-    transport.wire.body_max = hello.limits.body_bytes_max or transport.wire.body_max
-    transport.wire.message_max = hello.limits.message_bytes_max or transport.wire.message_max
+
+    def opened(session_token: bytes) -> tuple[Transport, handles.Hello]:
+        transport = Transport(open_stream(address, timeout, tls))
+        try:
+            flow = flows.hello(name, session, credentials, session_token)
+            hello = Operation(transport, flow, timeout).result(timeout)
+        except TimeoutError:
+            transport.close()
+            raise DeadlineExceeded(f"{address} did not answer", reason="DEADLINE") from None
+        except BaseException:
+            transport.close()
+            raise
+        transport.wire.body_max = hello.limits.body_bytes_max or transport.wire.body_max
+        transport.wire.message_max = hello.limits.message_bytes_max or transport.wire.message_max
+        return transport, hello
+
+    transport, hello = opened(token)
 
     def sibling() -> Client:
         """Another connection of the same session."""
         return connect(
-            address, name=name, credentials=credentials, token=hello.session_token, tls=tls,
+            address, name=name, credentials=credentials, token=client.hello.session_token, tls=tls,
             timeout=timeout,
         )  # fmt: skip
 
     is_local = address.startswith("unix:")
-    return Client(
+    client = Client(
         transport,
         hello,
         timeout,
         sibling,
         1 if is_local else LANES,
         Regions() if is_local and "memfd" in hello.features else None,
+        (lambda: opened(b"")) if resend else None,
     )
+    return client

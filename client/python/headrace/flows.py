@@ -35,6 +35,13 @@ FEATURES = ["progress"]
 QUERY_DIGESTS = 1024
 HELD = 2
 
+# Requests that change nothing, or (LOAD) only what their own session holds, and that name no handle.
+REPEATABLE = frozenset({
+    Kind.PING, Kind.DEVICES, Kind.OPS, Kind.STATS, Kind.METRICS, Kind.QUOTA, Kind.TRACE, Kind.STATUS,
+    Kind.HEALTH, Kind.SESSIONS, Kind.PLANS, Kind.QUOTAS, Kind.WEIGHTS_LOAD, Kind.WEIGHTS_QUERY,
+    Kind.WEIGHTS_LIST,
+})  # fmt: skip
+
 Placement = Mapping[str, str] | Sequence[tuple[str, str]]
 Inputs = Mapping[str, Any] | Sequence[Any]
 # Takes the bytes done and the bytes in all.
@@ -65,6 +72,12 @@ class Request:
     progress: OnProgress | None = None
     observe: OnTap | None = None
     part: OnPart | None = None
+    again: bool = False
+
+    @property
+    def may_repeat(self) -> bool:
+        """Sent twice it does no more than sent once, in another session as well."""
+        return self.again or self.kind in REPEATABLE
 
 
 Flow = Generator[Request, Reply, T]
@@ -502,15 +515,18 @@ def submit(handle: SubmittedGraph, body_max: int, traceparent: str | None = None
     encoded = handle.graph.encode()
     message = pb.Submit.FromString(handle.submit_message)
     message.traceparent = chosen(traceparent)
+    again = not message.weights and not message.states
+    if handle.weights:  # their handles are others after the daemon has been started anew
+        message.weights[:] = [weights.handle for weights in handle.weights]
     if len(encoded) > body_max:
         try:
-            reply = yield Request(Kind.SUBMIT, message.SerializeToString())
+            reply = yield Request(Kind.SUBMIT, message.SerializeToString(), again=again)
         except NotFound:
             message.graph_bytes = len(encoded)
         else:
             _submitted(handle, reply)
             return
-    reply = yield Request(Kind.SUBMIT, message.SerializeToString(), [encoded])
+    reply = yield Request(Kind.SUBMIT, message.SerializeToString(), [encoded], again=again)
     _submitted(handle, reply)
 
 
@@ -639,6 +655,7 @@ def run(
             body if source is None else (),
             None if trace or sink is not None else memory.data,
             observe=show if observed else None,
+            again=not handle.has_states and not observed,
         )
 
     try:
@@ -647,6 +664,9 @@ def run(
         except NotFound:
             if handle.released:
                 raise
+            if regions is not None and regions.stale:  # of a daemon that is there no more
+                release_lease(regions, [source, sink])
+                source = sink = None
             yield from renewed(handle, seen, body_max)
             reply = yield request()
         if sink is not None:

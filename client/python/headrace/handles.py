@@ -313,9 +313,14 @@ class ReservationInfo:
 class SubmittedGraph:
     """A graph that the daemon has planned. Runs name it by its handle."""
 
-    def __init__(self, graph: GraphBase, submit: bytes) -> None:
+    def __init__(
+        self, graph: GraphBase, submit: bytes, weights: Sequence[WeightSet] = ()
+    ) -> None:
+        """weights: whose handles the message names, in its order, if they may come to change."""
         self.graph = graph
         self.submit_message = submit
+        self.weights = tuple(weights)
+        self.has_states = bool(pb.Submit.FromString(submit).states)
         self.inputs: list[Tensor] = graph.inputs
         self.outputs: list[Tensor] = graph.outputs
         self.input_shapes = [t.shape for t in self.inputs]

@@ -78,6 +78,7 @@ class Regions:
     """Regions of one session that nobody uses at the moment, and those that may go. Thread-safe."""
 
     def __init__(self) -> None:
+        self.stale = False  # the session that had them has gone
         self._lock = threading.Lock()
         self._idle: list[Shared] = []
         self._held = 0
