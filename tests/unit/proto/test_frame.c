@@ -115,12 +115,14 @@ HR_TEST(header_rules) {
                 {"BODY_TOO_LONG", 22, 0x20},  {"BODY_TOO_LONG", 23, 0xFF},
         };
         uint8_t bytes[HR_FRAME_HEADER_BYTES];
+        struct hr_frame_header back;
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(rules); i++) {
                 hr_frame_header_encode(&sample, bytes);
                 bytes[rules[i].offset] = rules[i].value;
                 seal(bytes);
                 expect_reason(bytes, &limits, rules[i].reason);
+                HR_EXPECT_EQ(hr_frame_header_decode(bytes, &limits, NULL, &back), HR_E_PROTOCOL);
         }
         hr_frame_header_encode(&sample, bytes);
         memset(bytes + 8, 0, 8);
