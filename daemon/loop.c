@@ -228,8 +228,7 @@ struct hr_timer *hr_timer_new(struct hr_loop *loop, void *arg) {
         return timer;
 }
 
-void hr_timer_start(struct hr_timer *timer, hr_timer_fn fn, uint64_t after_ms,
-                    uint64_t period_ms) {
+void hr_timer_start(struct hr_timer *timer, hr_timer_fn fn, uint64_t after_ms, uint64_t period_ms) {
         timer->fn = fn;
         uv_update_time(timer->handle.loop);
         (void) uv_timer_start(&timer->handle, timer_cb, after_ms, period_ms);

@@ -43,8 +43,7 @@ typedef void (*hr_timer_fn)(void *arg);
 /* Stopped. NULL: no memory. */
 struct hr_timer *hr_timer_new(struct hr_loop *loop, void *arg);
 /* Calls fn(arg) after_ms from now, then every period_ms; 0 = once. A running one begins anew. */
-void hr_timer_start(struct hr_timer *timer, hr_timer_fn fn, uint64_t after_ms,
-                    uint64_t period_ms);
+void hr_timer_start(struct hr_timer *timer, hr_timer_fn fn, uint64_t after_ms, uint64_t period_ms);
 void hr_timer_stop(struct hr_timer *timer);
 bool hr_timer_is_running(const struct hr_timer *timer);
 /* Returns NULL; NULL is a no-op. */

@@ -1,8 +1,8 @@
 /*
- * The clients of a history: each has a user, a connection at a time, maybe a session that outlives it,
- * and a model of what it owns. talk.c speaks frames, say.c makes requests, judge.c knows what has to
- * come back, clients.c leads their lives. Numbers in tensors lie on lines, first + step * i: exact in floats, and wrong
- * ones are not likely to.
+ * The clients of a history: each has a user, a connection at a time, maybe a session that outlives
+ * it, and a model of what it owns. talk.c speaks frames, say.c makes requests, judge.c knows what
+ * has to come back, clients.c leads their lives. Numbers in tensors lie on lines, first + step * i:
+ * exact in floats, and wrong ones are not likely to.
  *
  * Thread: the clients'.
  */
@@ -102,16 +102,16 @@ struct request {
         request_kind kind;
         bool cancelled, timed, tries; /* tries: may well be refused */
         bool observed, stopped;       /* a run that waits at taps; at one it was told to stop */
-        uint32_t object;      /* graph, state or set */
-        struct effect effect; /* on the state, and its number once the request is whole: requests count
-                               * in the order of their ends */
+        uint32_t object;              /* graph, state or set */
+        struct effect effect; /* on the state, and its number once the request is whole: requests
+                               * count in the order of their ends */
         uint64_t effect_number;
         bool is_placed;
         struct line line, want; /* of the input; of the output, where no state is in it */
-        int state;            /* that it touches; -1 = none */
+        int state;              /* that it touches; -1 = none */
         uint32_t steps;
-        uint64_t other;       /* cookie; id to cancel; state to make */
-        uint64_t sent_end;    /* of the stream, when its first frame is whole */
+        uint64_t other;    /* cookie; id to cancel; state to make */
+        uint64_t sent_end; /* of the stream, when its first frame is whole */
         /* What follows as DATA. */
         uint8_t *data;
         uint64_t data_bytes, data_sent, credit;
@@ -135,14 +135,22 @@ typedef enum phase {
         PHASE_OVER
 } phase;
 
-typedef enum ending { END_POLITE, END_DROP, END_CUT, END_HALF, END_GARBAGE, END_DEAF, ENDINGS } ending;
+typedef enum ending {
+        END_POLITE,
+        END_DROP,
+        END_CUT,
+        END_HALF,
+        END_GARBAGE,
+        END_DEAF,
+        ENDINGS
+} ending;
 
 struct client {
         uint32_t number, uid, width; /* floats */
-        bool stranger; /* the daemon does not know its user */
+        bool stranger;               /* the daemon does not know its user */
         phase phase;
         ending ending;
-        uint32_t lives, talks; /* left: connections, requests of this one */
+        uint32_t lives, talks;     /* left: connections, requests of this one */
         uint64_t next_ns, read_ns; /* when it says, and reads, something again */
         struct sim_link *link;
         uint64_t next_id;
@@ -173,7 +181,8 @@ struct client {
 void client_frame(struct client *client, uint32_t type, uint32_t flags, uint64_t id,
                   uint32_t timeout_ms, struct hr_wire_span message, struct hr_wire_span body);
 void client_bytes(struct client *client, const void *bytes, size_t size);
-/* A request: the body inline, or as DATA where it is longer than one; then `data`, which it owns. */
+/* A request: the body inline, or as DATA where it is longer than one; then `data`, which it owns.
+ */
 void client_request(struct client *client, struct request *request, uint32_t type,
                     struct hr_wire_span message, struct hr_wire_span body, uint8_t *data,
                     uint64_t data_bytes);

@@ -1,6 +1,6 @@
 /*
- * What clients do, and when. A life is a connection: hello, requests in any order and number, and an
- * end, most of which are no good ones.
+ * What clients do, and when. A life is a connection: hello, requests in any order and number, and
+ * an end, most of which are no good ones.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -35,9 +35,9 @@ bool client_is_refusable(const struct client *client) {
 }
 
 void client_lost(struct client *client) {
-        const bool ours = client->phase == PHASE_HALF || client->mute || client->ending == END_DEAF ||
-                          client->stranger || client->out_sent == client->drop_at ||
-                          client->phase == PHASE_OVER;
+        const bool ours = client->phase == PHASE_HALF || client->mute ||
+                          client->ending == END_DEAF || client->stranger ||
+                          client->out_sent == client->drop_at || client->phase == PHASE_OVER;
         const bool whole = client->phase == PHASE_HALF || client->mute;
 
         if (!ours && !client_is_refusable(client) && !is_draining())
@@ -113,7 +113,8 @@ static void client_end(struct client *client) {
                 if (client->ending == END_GARBAGE)
                         garbage_say(client);
         }
-        if (client->ending == END_POLITE || client->ending == END_DROP || client->ending == END_CUT) {
+        if (client->ending == END_POLITE || client->ending == END_DROP ||
+            client->ending == END_CUT) {
                 if (client->open > 0)
                         return;
                 client->phase = PHASE_OVER;
@@ -262,8 +263,9 @@ void sim_clients_begin(void) {
 
                 client->number = i;
                 client->stranger = sim_chance(50);
-                client->uid = SIM_FIRST_UID + (client->stranger ? SIM_PRINCIPALS
-                                                                : (uint32_t) sim_random(SIM_PRINCIPALS));
+                client->uid =
+                        SIM_FIRST_UID +
+                        (client->stranger ? SIM_PRINCIPALS : (uint32_t) sim_random(SIM_PRINCIPALS));
                 client->width = 2 + (uint32_t) sim_random(1U << (3 + sim_random(9)));
                 client->lives = 1 + (uint32_t) sim_random(4);
                 session_forget(client);

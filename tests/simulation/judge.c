@@ -2,9 +2,10 @@
  * What has to come back.
  *
  * Requests of a session that touch a state do so in the order in which they were sent, while their
- * replies may come in another: so each leaves an effect in the state's list, and effects are settled
- * from the front as their outcome becomes known. What may or may not have happened leaves several
- * candidates for what the state holds; a later look at it picks among them, and must find one.
+ * replies may come in another: so each leaves an effect in the state's list, and effects are
+ * settled from the front as their outcome becomes known. What may or may not have happened leaves
+ * several candidates for what the state holds; a later look at it picks among them, and must find
+ * one.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +35,8 @@ static uint32_t node(struct hr_build *build, uint32_t a, uint32_t b, uint32_t wi
 
 struct hr_graph *recipe_graph(graph_recipe recipe, uint32_t width) {
         struct hr_build *build = hr_build_new();
-        uint32_t x = hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "x", width, 1, 1, 1), last = x;
+        uint32_t x = hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "x", width, 1, 1, 1),
+                 last = x;
         uint32_t w = 0, s = 0;
 
         hr_build_tensor(build, x)->flags = HR_TENSOR_INPUT;
@@ -192,8 +194,7 @@ static void states_settle(struct client *client, struct state *state) {
 
                 state->effect_count--;
                 state->settled++;
-                memmove(state->effects, state->effects + 1,
-                        state->effect_count * sizeof effect);
+                memmove(state->effects, state->effects + 1, state->effect_count * sizeof effect);
                 effect_settle(client, state, &effect);
         }
 }
@@ -258,8 +259,7 @@ static bool error_is_due(const struct client *client, const struct request *requ
         case CODE_INTERNAL:
                 return traits->device_errors && touches_devices(request->kind);
         case CODE_UNAVAILABLE:
-                return traits->drains ||
-                       (traits->device_losses && touches_devices(request->kind));
+                return traits->drains || (traits->device_losses && touches_devices(request->kind));
         case CODE_DATA_LOSS:
                 return traits->device_losses && touches_devices(request->kind);
         case CODE_UNAUTHENTICATED:
@@ -287,8 +287,8 @@ static void hello_done(struct client *client, const struct request *request) {
         if (client->stranger)
                 sim_fail("client %u: a stranger is let in", client->number);
         if (hr_wire_hello_reply_decode(
-                    (struct hr_wire_span){request->message, request->message_bytes}, NULL,
-                    reply) != HR_OK ||
+                    (struct hr_wire_span){request->message, request->message_bytes}, NULL, reply) !=
+                    HR_OK ||
             reply->session_token_bytes == 0)
                 sim_fail("client %u: a reply to HELLO that is none", client->number);
         if (request->tries && (reply->session_token_bytes != client->token_bytes ||
@@ -463,7 +463,7 @@ void judge(struct client *client, struct request *request, const struct hr_wire_
 }
 
 void judge_lost(struct client *client, struct request *request) {
-        effect_end(client, request,
-                   sim.traits.device_losses ? OUTCOME_SPOILT : OUTCOME_MAYBE, NULL);
+        effect_end(client, request, sim.traits.device_losses ? OUTCOME_SPOILT : OUTCOME_MAYBE,
+                   NULL);
         request_forget(client, request);
 }

@@ -132,8 +132,7 @@ struct hr_timer *hr_timer_new(struct hr_loop *loop, void *arg) {
         return timer;
 }
 
-void hr_timer_start(struct hr_timer *timer, hr_timer_fn fn, uint64_t after_ms,
-                    uint64_t period_ms) {
+void hr_timer_start(struct hr_timer *timer, hr_timer_fn fn, uint64_t after_ms, uint64_t period_ms) {
         timer->fn = fn;
         timer->running = true;
         timer->due_ns = sim.now_ns + after_ms * HR_NS_PER_MS;

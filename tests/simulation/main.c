@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/clock.h"
 #include "daemon/conn.h"
@@ -32,7 +31,6 @@ void __real_hr_conn_send(struct hr_conn *conn, const struct hr_send *send);
 void __wrap_hr_conn_send(struct hr_conn *conn, const struct hr_send *send);
 
 static const char *const plants[SIM_PLANTS] = {"none", "wake", "quota", "twice", "result"};
-static char folder[] = "/tmp/headrace-simulation-XXXXXX";
 
 /* ---- planted faults -------------------------------------------------------------------------- */
 
@@ -118,14 +116,15 @@ static void config_make(struct hr_config *config) {
 
         if (hr_config_init(config, &diag) != HR_OK)
                 sim_fail("%s", diag.words);
-        set(config, "listen.unix=%s/socket", folder);
+        set(config, "listen.unix=%s/socket", sim_folder());
         set(config, "daemon.spin=%s", sim_chance(500) ? "0us" : "5us");
         set(config, "daemon.session_grace=%ums", traits->grace_ms);
         set(config, "daemon.drain_timeout=%ums", 1 + (uint32_t) sim_random(500));
         set(config, "limits.tap_timeout=%ums", 20 + (uint32_t) sim_random(500));
         set(config, "daemon.heartbeat=%ums", 50 + (uint32_t) sim_random(5000));
         set(config, "limits.body_bytes=%u", traits->body_bytes);
-        set(config, "limits.upload_window_bytes=%u", traits->body_bytes * (1 + (uint32_t) sim_random(3)));
+        set(config, "limits.upload_window_bytes=%u",
+            traits->body_bytes * (1 + (uint32_t) sim_random(3)));
         set(config, "limits.device_runs=%u", 1 + (uint32_t) sim_random(8));
         if (traits->tight)
                 limits_tighten(config);
@@ -180,16 +179,6 @@ static void on_abort(int number) {
         sim_fail("the daemon aborts");
 }
 
-static void folder_remove(void) {
-        char name[64];
-
-        (void) snprintf(name, sizeof name, "%s/socket", folder);
-        (void) unlink(name);
-        (void) snprintf(name, sizeof name, "%s/socket.lock", folder);
-        (void) unlink(name);
-        (void) rmdir(folder);
-}
-
 static uint64_t number_of(const char *text) {
         char *end = NULL;
         uint64_t number = text ? strtoull(text, &end, 10) : 0;
@@ -232,8 +221,7 @@ int main(int argc, char **argv) {
                         return 2;
                 i++;
         }
-        if (!mkdtemp(folder))
-                return 2;
+        sim_folder_make();
         (void) signal(SIGABRT, on_abort);
         hr_log_set_sink(sim_log);
         hr_log_set_level(sim.verbose ? HR_LOG_DEBUG : HR_LOG_ERROR);
@@ -245,8 +233,9 @@ int main(int argc, char **argv) {
                 if ((seed - first) % TWICE_EVERY == 0 && history(seed, &requests) != hash)
                         sim_fail("the second time it is another history");
         }
-        folder_remove();
-        (void) printf("%llu histories, %llu requests answered, the baton went on %llu times, in all %016llx\n",
+        sim_folder_remove();
+        (void) printf("%llu histories, %llu requests answered, the baton went on %llu times, in "
+                      "all %016llx\n",
                       (unsigned long long) count, (unsigned long long) requests,
                       (unsigned long long) steps, (unsigned long long) all);
         return 0;

@@ -1,4 +1,5 @@
-/* What must hold of the daemon at any time, and what must be left of everybody at the end: nothing. */
+/* What must hold of the daemon at any time, and what must be left of everybody at the end: nothing.
+ */
 #include <signal.h>
 
 #include "core/clock.h"
@@ -82,7 +83,8 @@ static void nothing(const char *what, uint64_t count) {
 
 void sim_daemon_rest(void) {
         const struct hr_server *server = sim.server;
-        const uint64_t until_ns = sim.now_ns + sim.traits.grace_ms * HR_NS_PER_MS + 100 * HR_NS_PER_S;
+        const uint64_t until_ns =
+                sim.now_ns + sim.traits.grace_ms * HR_NS_PER_MS + 100 * HR_NS_PER_S;
         int waits;
 
         while (sim.now_ns < until_ns)

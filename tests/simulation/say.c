@@ -27,7 +27,8 @@ void say_hello(struct client *client) {
                 request->tries = true;
         }
         HR_ASSERT(hr_wire_hello_encode(&hello, message, sizeof message, NULL, &bytes) == HR_OK);
-        client_request(client, request, HR_FRAME_HELLO, span(message, bytes), span(NULL, 0), NULL, 0);
+        client_request(client, request, HR_FRAME_HELLO, span(message, bytes), span(NULL, 0), NULL,
+                       0);
         client->phase = PHASE_GREETING;
 }
 
@@ -116,7 +117,8 @@ static void say_sequence(struct client *client, struct request *request) {
                         .feed_count = i > 0,
                 };
         }
-        HR_ASSERT(hr_wire_sequence_encode(&sequence, message, sizeof message, NULL, &bytes) == HR_OK);
+        HR_ASSERT(hr_wire_sequence_encode(&sequence, message, sizeof message, NULL, &bytes) ==
+                  HR_OK);
         client_request(client, request, HR_FRAME_SEQUENCE, span(message, bytes),
                        span(input, input_bytes), NULL, 0);
         free(input);
@@ -151,12 +153,13 @@ static struct hr_wire_rule some_place(char name[16]) {
 static void say_alloc(struct client *client, struct request *request) {
         char name[16];
         const struct hr_wire_rule rule = some_place(name);
-        const struct hr_wire_state_alloc alloc = {
-                .rules = &rule, .rule_count = !sim.traits.device_losses};
+        const struct hr_wire_state_alloc alloc = {.rules = &rule,
+                                                  .rule_count = !sim.traits.device_losses};
         uint8_t message[256], body[256];
         size_t bytes = 0;
 
-        HR_ASSERT(hr_wire_state_alloc_encode(&alloc, message, sizeof message, NULL, &bytes) == HR_OK);
+        HR_ASSERT(hr_wire_state_alloc_encode(&alloc, message, sizeof message, NULL, &bytes) ==
+                  HR_OK);
         client_request(client, request, HR_FRAME_STATE_ALLOC, span(message, bytes),
                        span(body, manifest("s", client->width, body, sizeof body)), NULL, 0);
 }
@@ -165,7 +168,8 @@ static void say_put(struct client *client, struct request *request) {
         char name[16];
         const struct hr_wire_rule rule = some_place(name);
         struct hr_wire_weights_put put = {.name = "set",
-                                          .total_bytes = (client->width * sizeof(float) + 63) / 64 * 64,
+                                          .total_bytes =
+                                                  (client->width * sizeof(float) + 63) / 64 * 64,
                                           .rules = &rule,
                                           .rule_count = !sim.traits.device_losses};
         uint8_t message[512], body[256], *line = line_bytes(request->line, client->width), *data;
@@ -209,7 +213,8 @@ static void say_range(struct client *client, struct request *request, bool write
         uint8_t message[64], *line = line_bytes(request->line, client->width);
         size_t bytes = 0;
 
-        HR_ASSERT(hr_wire_state_range_encode(&range, message, sizeof message, NULL, &bytes) == HR_OK);
+        HR_ASSERT(hr_wire_state_range_encode(&range, message, sizeof message, NULL, &bytes) ==
+                  HR_OK);
         client_request(client, request, write ? HR_FRAME_STATE_WRITE : HR_FRAME_STATE_READ,
                        span(message, bytes), span(line, write ? range.bytes : 0), NULL, 0);
         free(line);
@@ -224,7 +229,8 @@ static bool graph_is_ready(const struct client *client, uint32_t graph) {
 /* Finds a state or a set for a graph to be. */
 static bool graph_bind(struct client *client, uint32_t index) {
         struct graph *graph = &client->graphs[index];
-        const uint32_t state = (uint32_t) sim_random(STATES_MAX), set = (uint32_t) sim_random(SETS_MAX);
+        const uint32_t state = (uint32_t) sim_random(STATES_MAX),
+                       set = (uint32_t) sim_random(SETS_MAX);
 
         graph->state = index == RECIPE_KEEP || index == RECIPE_BOTH ? (int) state : -1;
         graph->set = index == RECIPE_WEIGH || index == RECIPE_BOTH ? (int) set : -1;
@@ -261,8 +267,7 @@ static bool run_begin(struct client *client, struct request *request) {
                 want->first += client->sets[graph->set].line.first;
                 want->step += client->sets[graph->set].line.step;
         }
-        return graph->state < 0 ||
-               effect_begin(client, request, (uint32_t) graph->state, *want, 0);
+        return graph->state < 0 || effect_begin(client, request, (uint32_t) graph->state, *want, 0);
 }
 
 static void state_make(struct client *client, uint32_t index) {
@@ -363,11 +368,10 @@ static bool say_set(struct client *client, struct request *request) {
 
 static request_kind some_kind(void) {
         static const uint8_t weights[KINDS] = {
-                [KIND_PING] = 4, [KIND_CANCEL] = 10, [KIND_SYNC] = 4, [KIND_STATS] = 2,
+                [KIND_PING] = 4,    [KIND_CANCEL] = 10, [KIND_SYNC] = 4, [KIND_STATS] = 2,
                 [KIND_SUBMIT] = 25, [KIND_RELEASE] = 4, [KIND_RUN] = 80, [KIND_SEQUENCE] = 15,
-                [KIND_ALLOC] = 12, [KIND_READ] = 20, [KIND_SAVE] = 6,
-                [KIND_WRITE] = 15, [KIND_FORK] = 8,
-                [KIND_FREE] = 4, [KIND_PUT] = 15, [KIND_DROP] = 4};
+                [KIND_ALLOC] = 12,  [KIND_READ] = 20,   [KIND_SAVE] = 6, [KIND_WRITE] = 15,
+                [KIND_FORK] = 8,    [KIND_FREE] = 4,    [KIND_PUT] = 15, [KIND_DROP] = 4};
         uint32_t sum = 0;
         uint64_t at;
 

@@ -13,9 +13,9 @@
  *   pthread           one thread at a time, which one   threads.c
  *
  * Threads are real ones, but a baton goes round: who has it runs until it waits, or until the
- * simulation takes the baton away at a lock, a signal or a look at the clock. Time passes when nobody
- * can go on. Everything that is chosen is chosen by numbers from the seed, so a seed has one history;
- * `sim.hash` is over all that peers and daemon said, and when.
+ * simulation takes the baton away at a lock, a signal or a look at the clock. Time passes when
+ * nobody can go on. Everything that is chosen is chosen by numbers from the seed, so a seed has one
+ * history; `sim.hash` is over all that peers and daemon said, and when.
  *
  * Thread: whoever has the baton.
  */
@@ -44,17 +44,17 @@ typedef enum sim_plant {
 
 /* What differs from history to history, beside the numbers. */
 struct sim_traits {
-        uint32_t preempt;        /* of 256 places where the baton may go on */
-        bool spurious;           /* waits may end without a reason */
-        bool device_errors;      /* commands and calls fail */
+        uint32_t preempt;   /* of 256 places where the baton may go on */
+        bool spurious;      /* waits may end without a reason */
+        bool device_errors; /* commands and calls fail */
         bool device_losses;
         bool accept_errors;
-        bool drains; /* the daemon is told to end while clients are at work */
-        uint32_t latency_ns;     /* of the network, at most */
-        uint32_t window_bytes;   /* that the network holds in each direction, at least */
-        uint32_t body_bytes;     /* limits.body_bytes */
-        uint32_t grace_ms;       /* sessions outlive their last connection by so much */
-        bool tight;              /* limits that clients meet */
+        bool drains;           /* the daemon is told to end while clients are at work */
+        uint32_t latency_ns;   /* of the network, at most */
+        uint32_t window_bytes; /* that the network holds in each direction, at least */
+        uint32_t body_bytes;   /* limits.body_bytes */
+        uint32_t grace_ms;     /* sessions outlive their last connection by so much */
+        bool tight;            /* limits that clients meet */
         uint32_t clients, devices;
 };
 
@@ -71,6 +71,10 @@ extern struct sim sim;
 
 /* ---- world.c --------------------------------------------------------------------------------- */
 
+/* For its socket. */
+void sim_folder_make(void);
+const char *sim_folder(void);
+void sim_folder_remove(void);
 /* Below `below`. */
 uint64_t sim_random(uint64_t below);
 bool sim_chance(uint32_t of_1000);
@@ -143,7 +147,8 @@ uint64_t sim_devices_next_ns(void);
 /* The clock of the devices follows. */
 void sim_devices_follow(void);
 
-/* ---- clients.c, say.c, talk.c, judge.c ----------------------------------------------------------- */
+/* ---- clients.c, say.c, talk.c, judge.c
+ * ----------------------------------------------------------- */
 
 void sim_clients_begin(void);
 /* Something has happened that they may want to know. */

@@ -1,9 +1,9 @@
 /*
- * The network: bytes that take time, arrive in other pieces than they were sent in, and stop where a
- * connection breaks. In front the daemon's face of it (daemon/stream.h), behind it the clients'.
+ * The network: bytes that take time, arrive in other pieces than they were sent in, and stop where
+ * a connection breaks. In front the daemon's face of it (daemon/stream.h), behind it the clients'.
  *
- * A direction is a ring with a window: what has been sent and not been read. Pieces of it arrive one
- * after the other; the end of it behind the last.
+ * A direction is a ring with a window: what has been sent and not been read. Pieces of it arrive
+ * one after the other; the end of it behind the last.
  */
 #include "daemon/stream.h"
 
@@ -33,9 +33,9 @@ struct flow {
 
 struct sim_link {
         uint32_t uid;
-        int fd; /* -1: not accepted yet, or closed by the daemon */
-        bool accepted, closed_here; /* by the client, both ways */
-        bool closed_there;          /* by the daemon */
+        int fd;                            /* -1: not accepted yet, or closed by the daemon */
+        bool accepted, closed_here;        /* by the client, both ways */
+        bool closed_there;                 /* by the daemon */
         uint64_t open_ns, cut_ns, gone_ns; /* arrive at the daemon */
         struct flow up, down;
 };
@@ -361,8 +361,9 @@ hr_stream_event hr_stream_send(struct hr_stream *stream, struct iovec *parts, si
                 return HR_STREAM_FAILED;
         for (size_t i = 0; i < part_count && sent < some; i++) {
                 size_t wanted = HR_MIN(parts[i].iov_len, some - sent);
-                size_t count = link->closed_here ? wanted
-                                                 : flow_send(&link->down, parts[i].iov_base, wanted);
+                size_t count = link->closed_here
+                                       ? wanted
+                                       : flow_send(&link->down, parts[i].iov_base, wanted);
 
                 sim_note(parts[i].iov_base, count);
                 sent += count;

@@ -8,9 +8,10 @@
 #define READ_BYTES 4096U
 
 const char *kind_name(request_kind kind) {
-        static const char *const names[KINDS] = {
-                "HELLO", "PING", "CANCEL", "SYNC", "STATS", "SUBMIT", "RELEASE", "RUN",
-                "SEQUENCE", "ALLOC", "READ", "SAVE", "WRITE", "FORK", "FREE", "PUT", "DROP", "TAP"};
+        static const char *const names[KINDS] = {"HELLO",  "PING",    "CANCEL", "SYNC",     "STATS",
+                                                 "SUBMIT", "RELEASE", "RUN",    "SEQUENCE", "ALLOC",
+                                                 "READ",   "SAVE",    "WRITE",  "FORK",     "FREE",
+                                                 "PUT",    "DROP",    "TAP"};
 
         return names[kind];
 }
@@ -222,7 +223,8 @@ static void reply_take(struct client *client, const struct hr_frame_header *head
         if (!request->begun)
                 append(&request->message, &request->message_bytes, message.data, message.size);
         else if (header->type != (HR_FRAME_DATA | HR_FRAME_REPLY))
-                sim_fail("client %u: a second reply to %s", client->number, kind_name(request->kind));
+                sim_fail("client %u: a second reply to %s", client->number,
+                         kind_name(request->kind));
         request->begun = true;
         append(&request->body, &request->body_bytes, body.data, body.size);
         if (header->flags & HR_FRAME_MORE)
@@ -249,8 +251,8 @@ static void frame_take(struct client *client, const struct hr_frame_header *head
                 if (client->phase <= PHASE_ENDING && !client->mute)
                         data_send(client, request);
         } else if (header->type == (HR_FRAME_GOAWAY | HR_FRAME_REPLY)) {
-                if (client->told_goaway ||
-                    !(client_is_refusable(client) || (client->ending == END_GARBAGE && client->mute)))
+                if (client->told_goaway || !(client_is_refusable(client) ||
+                                             (client->ending == END_GARBAGE && client->mute)))
                         sim_fail("client %u: it is not understood: %.*s", client->number,
                                  (int) message.size, (const char *) message.data);
                 client->told_goaway = true;
@@ -280,12 +282,11 @@ static void frames_take(struct client *client) {
                 if (client->in_bytes - at < whole)
                         break;
                 at += whole;
-                frame_take(client, &header,
-                           (struct hr_wire_span){head + HR_FRAME_HEADER_BYTES,
-                                                 header.message_bytes},
-                           (struct hr_wire_span){head + HR_FRAME_HEADER_BYTES +
-                                                         header.message_bytes,
-                                                 header.body_bytes});
+                frame_take(
+                        client, &header,
+                        (struct hr_wire_span){head + HR_FRAME_HEADER_BYTES, header.message_bytes},
+                        (struct hr_wire_span){head + HR_FRAME_HEADER_BYTES + header.message_bytes,
+                                              header.body_bytes});
         }
         memmove(client->in, client->in + at, client->in_bytes - at);
         client->in_bytes -= at;

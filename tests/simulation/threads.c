@@ -1,10 +1,10 @@
 /*
  * The baton. Each thread has a semaphore of its own and sleeps on it while another one runs; the
- * wrapped functions of pthread (the linker's --wrap) are the places where the baton may go on. So of
- * all orders in which threads can come to their locks, waits and signals, a seed picks one.
+ * wrapped functions of pthread (the linker's --wrap) are the places where the baton may go on. So
+ * of all orders in which threads can come to their locks, waits and signals, a seed picks one.
  *
- * A thread that waits, waits for an address (a lock, a condition, another thread, whatever) or a time.
- * Waits are looked at again by whoever waits, as with the real functions.
+ * A thread that waits, waits for an address (a lock, a condition, another thread, whatever) or a
+ * time. Waits are looked at again by whoever waits, as with the real functions.
  */
 #include "tests/simulation/sim.h"
 

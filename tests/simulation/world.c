@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "core/clock.h"
 #include "core/host.h"
@@ -13,6 +14,29 @@
 #define PROCESSORS 3
 
 struct sim sim;
+
+/* ---- the daemon's folder --------------------------------------------------------------------- */
+
+static char folder[] = "/tmp/headrace-simulation-XXXXXX";
+
+void sim_folder_make(void) {
+        HR_ASSERT(mkdtemp(folder));
+}
+
+const char *sim_folder(void) {
+        return folder;
+}
+
+void sim_folder_remove(void) {
+        static const char *const names[] = {"socket", "socket.lock"};
+        char path[sizeof folder + 16];
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(names); i++) {
+                (void) snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+                (void) unlink(path);
+        }
+        (void) rmdir(folder);
+}
 
 /* ---- chance ---------------------------------------------------------------------------------- */
 
@@ -101,5 +125,6 @@ void sim_fail(const char *format, ...) {
                        (unsigned long long) sim.seed);
         sim_threads_print();
         (void) fflush(stderr);
+        sim_folder_remove();
         _Exit(1);
 }
