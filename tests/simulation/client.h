@@ -110,6 +110,7 @@ struct request {
         struct line line, want; /* of the input; of the output, where no state is in it */
         int state;              /* that it touches; -1 = none */
         uint32_t steps;
+        uint64_t handle;   /* of the graph that runs */
         uint64_t other;    /* cookie; id to cancel; state to make */
         uint64_t sent_end; /* of the stream, when its first frame is whole */
         /* What follows as DATA. */

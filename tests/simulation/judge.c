@@ -454,7 +454,8 @@ void judge(struct client *client, struct request *request, const struct hr_wire_
         effect_end(client, request, lost ? OUTCOME_SPOILT : OUTCOME_MAYBE, NULL);
         request_forget(client, request);
         /* Evicted, or of a device that is lost: it is made again. */
-        if (error->code == CODE_NOT_FOUND && names_graph(request->kind))
+        if (error->code == CODE_NOT_FOUND && names_graph(request->kind) &&
+            client->graphs[request->object].handle == request->handle && request->handle != 0)
                 graph_forget(client, request->object);
         if (request->kind == KIND_HELLO && error->code == CODE_NOT_FOUND) {
                 session_forget(client);

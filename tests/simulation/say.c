@@ -295,12 +295,14 @@ static bool say_graph(struct client *client, struct request *request) {
                 request->steps = 1 + (uint32_t) sim_random(STEPS_MAX);
                 if (!graph_is_ready(client, RECIPE_DOUBLE))
                         return false;
+                request->handle = client->graphs[RECIPE_DOUBLE].handle;
                 say_sequence(client, request);
                 return true;
         default:
                 if (!graph_is_ready(client, request->object) || !run_begin(client, request))
                         return false;
                 request->observed = request->object == RECIPE_CHAIN && sim_chance(600);
+                request->handle = graph->handle;
                 say_run(client, request);
                 return true;
         }

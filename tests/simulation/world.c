@@ -108,7 +108,11 @@ void sim_tell(const char *format, ...) {
 void sim_log(hr_log_level level, const char *topic, const char *words,
              const struct hr_log_field *fields, size_t count) {
         char line[2048];
-        size_t bytes = hr_log_line(level, topic, words, fields, count, line, sizeof line);
+        size_t bytes;
+
+        if (!sim.verbose)
+                return;
+        bytes = hr_log_line(level, topic, words, fields, count, line, sizeof line);
 
         sim_tell("%.*s", bytes > 0 ? (int) bytes - 1 : 0, line);
 }
