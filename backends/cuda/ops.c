@@ -86,7 +86,7 @@ static const struct cuda_op *find_in(const struct cuda_op *ops, uint32_t op) {
 const struct cuda_op *cuda_op_find(const struct hr_step *step) {
         static const struct cuda_op *const families[] = { cuda_ops_elements, cuda_ops_rows,
                                                           cuda_ops_norm, cuda_ops_product,
-                                                          cuda_ops_attention };
+                                                          cuda_ops_attention, cuda_ops_shape };
         const struct cuda_op *found = NULL;
 
         if (!is_aligned(&step->result))

@@ -23,7 +23,7 @@ struct cuda_op {
 };
 
 extern const struct cuda_op cuda_ops_elements[], cuda_ops_rows[], cuda_ops_norm[],
-        cuda_ops_product[], cuda_ops_attention[]; /* each ends with op NONE */
+        cuda_ops_product[], cuda_ops_attention[], cuda_ops_shape[]; /* each ends with op NONE */
 
 /* The operator of a step if it is supported, or NULL. */
 const struct cuda_op *cuda_op_find(const struct hr_step *step);
@@ -48,6 +48,8 @@ struct cuda_tensor cuda_source_of(const struct hr_step *step, uint32_t position)
 /* Joins dimensions that lie one behind the other in all `count` tensors. */
 void cuda_join(struct cuda_tensor *const *tensors, uint32_t count);
 
+/* Copies elements in logical order; any types that copy_supports() of CPY takes. */
+void cuda_copy_launch(struct cuda_builder *builder, struct cuda_tensor out, struct cuda_tensor in);
 /* ADD to blocks. */
 bool cuda_add_supports(const struct hr_step *step);
 void cuda_add_prepare(const struct hr_step *step, struct cuda_builder *builder);

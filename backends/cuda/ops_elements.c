@@ -74,21 +74,19 @@ static void add_prepare(const struct hr_step *step, struct cuda_builder *builder
 /* ---- REPEAT ---------------------------------------------------------------------------------- */
 
 static bool repeat_supports(const struct hr_step *step) {
-        return step->source_count == 1 && cuda_is_float(&step->sources[0]) &&
+        return step->source_count == 1 && !cuda_is_block(&step->sources[0]) &&
                step->result.type == step->sources[0].type &&
                cuda_repeats(&step->sources[0], &step->result);
 }
 
 static void repeat_prepare(const struct hr_step *step, struct cuda_builder *builder) {
-        struct cuda_binary_args args = {
+        struct cuda_copy_args args = {
                 .out = cuda_tensor_of(&step->result),
-                .a = cuda_tensor_of(&step->result), /* read and not used */
-                .b = cuda_tensor_of(&step->sources[0]),
-                .op = step->op,
+                .in = cuda_tensor_of(&step->sources[0]),
         };
 
-        cuda_builder_launch(builder, CUDA_KERNEL_binary_elements, chunks_of(&args.out), &args,
-                            sizeof args);
+        cuda_builder_launch(builder, CUDA_KERNEL_repeat_elements,
+                            (uint64_t) cuda_rows(&step->result), &args, sizeof args);
 }
 
 /* ---- Gated ----------------------------------------------------------------------------------- */

@@ -1,4 +1,5 @@
-/* NORM, RMS_NORM, L2_NORM, SUM_ROWS, MEAN, ARGSORT, TOP_K, SOFT_MAX; ROPE and its inverse. */
+/* NORM, RMS_NORM, L2_NORM, GROUP_NORM, SUM, SUM_ROWS, MEAN, CUMSUM, ARGMAX, COUNT_EQUAL, ARGSORT, TOP_K, SOFT_MAX;
+ * ROPE and its inverse. */
 #include "backends/cuda/ops.h"
 
 #include <math.h>
@@ -67,6 +68,83 @@ static void sort_prepare(const struct hr_step *step, struct cuda_builder *builde
 
         cuda_builder_launch(builder, CUDA_KERNEL_sort_rows, (uint64_t) cuda_rows(&step->result),
                             &args, sizeof args);
+}
+
+/* ---- Sums of everything, running sums, the largest -------------------------------------------- */
+
+static void norm_launch(const struct hr_step *step, enum cuda_kernel kernel, uint64_t items,
+                        struct cuda_builder *builder) {
+        struct cuda_norm_args args = {
+                .out = cuda_tensor_of(&step->result),
+                .in = cuda_tensor_of(&step->sources[0]),
+                .op = step->op,
+        };
+
+        cuda_builder_launch(builder, kernel, items, &args, sizeof args);
+}
+
+static bool sum_all_supports(const struct hr_step *step) {
+        return step->source_count == 1 && cuda_is_float(&step->sources[0]) &&
+               cuda_is_float(&step->result) && step->result.ne[0] * cuda_rows(&step->result) == 1;
+}
+
+static void sum_all_prepare(const struct hr_step *step, struct cuda_builder *builder) {
+        norm_launch(step, CUDA_KERNEL_sum_all, 1, builder);
+}
+
+static bool running_supports(const struct hr_step *step) {
+        return step->source_count == 1 && cuda_is_float(&step->sources[0]) &&
+               cuda_is_float(&step->result) && cuda_same_shape(&step->sources[0], &step->result);
+}
+
+static void running_prepare(const struct hr_step *step, struct cuda_builder *builder) {
+        norm_launch(step, CUDA_KERNEL_running_sums, (uint64_t) cuda_rows(&step->result), builder);
+}
+
+static bool argmax_supports(const struct hr_step *step) {
+        const struct hr_operand *in = &step->sources[0];
+
+        return step->source_count == 1 && cuda_is_float(in) && step->result.type == HR_TYPE_I32 &&
+               in->ne[0] < INT32_MAX && step->result.ne[0] == in->ne[1] && in->ne[2] == 1 &&
+               in->ne[3] == 1;
+}
+
+static void argmax_prepare(const struct hr_step *step, struct cuda_builder *builder) {
+        norm_launch(step, CUDA_KERNEL_largest_of_rows, (uint64_t) step->sources[0].ne[1], builder);
+}
+
+static bool count_equal_supports(const struct hr_step *step) {
+        return step->source_count == 2 && step->sources[0].type == HR_TYPE_I32 &&
+               step->sources[1].type == HR_TYPE_I32 && step->result.type == HR_TYPE_I64 &&
+               cuda_same_shape(&step->sources[0], &step->sources[1]) &&
+               step->result.ne[0] * cuda_rows(&step->result) == 1;
+}
+
+static void count_equal_prepare(const struct hr_step *step, struct cuda_builder *builder) {
+        struct cuda_binary_args args = {
+                .out = cuda_tensor_of(&step->result),
+                .a = cuda_tensor_of(&step->sources[0]),
+                .b = cuda_tensor_of(&step->sources[1]),
+        };
+
+        cuda_builder_launch(builder, CUDA_KERNEL_count_equal, 1, &args, sizeof args);
+}
+
+static bool group_norm_supports(const struct hr_step *step) {
+        return norm_supports(step) && cuda_is_dense(&step->sources[0]) && step->params[0] > 0 &&
+               step->params[0] <= HR_MAX(step->result.ne[2], 1);
+}
+
+static void group_norm_prepare(const struct hr_step *step, struct cuda_builder *builder) {
+        struct cuda_group_norm_args args = {
+                .out = cuda_tensor_of(&step->result),
+                .in = cuda_tensor_of(&step->sources[0]),
+                .groups = step->params[0],
+                .eps = hr_param_f32(step->params, 1),
+        };
+
+        cuda_builder_launch(builder, CUDA_KERNEL_norm_groups,
+                            (uint64_t) (args.groups * args.in.ne[3]), &args, sizeof args);
 }
 
 /* ---- SOFT_MAX -------------------------------------------------------------------------------- */
@@ -192,6 +270,11 @@ const struct cuda_op cuda_ops_norm[] = {
         { HR_OP_L2_NORM, false, norm_supports, norm_prepare, NULL },
         { HR_OP_SUM_ROWS, false, sum_supports, sum_prepare, NULL },
         { HR_OP_MEAN, false, sum_supports, sum_prepare, NULL },
+        { HR_OP_GROUP_NORM, false, group_norm_supports, group_norm_prepare, NULL },
+        { HR_OP_SUM, false, sum_all_supports, sum_all_prepare, NULL },
+        { HR_OP_CUMSUM, false, running_supports, running_prepare, NULL },
+        { HR_OP_ARGMAX, false, argmax_supports, argmax_prepare, NULL },
+        { HR_OP_COUNT_EQUAL, false, count_equal_supports, count_equal_prepare, NULL },
         { HR_OP_ARGSORT, false, sort_supports, sort_prepare, NULL },
         { HR_OP_TOP_K, false, sort_supports, sort_prepare, NULL },
         { HR_OP_SOFT_MAX, false, soft_max_supports, soft_max_prepare, NULL },

@@ -29,8 +29,7 @@ static void encode_launch(struct cuda_builder *builder, struct cuda_tensor out,
                             (uint64_t) (out.ne[1] * out.ne[2] * out.ne[3]), &args, sizeof args);
 }
 
-static void copy_launch(struct cuda_builder *builder, struct cuda_tensor out,
-                        struct cuda_tensor in) {
+void cuda_copy_launch(struct cuda_builder *builder, struct cuda_tensor out, struct cuda_tensor in) {
         const struct hr_type_info *from = hr_type_info(in.type), *to = hr_type_info(out.type);
         bool expands = from->is_block && from != to;
         struct cuda_copy_args args = { .out = out, .in = in };
@@ -48,7 +47,7 @@ static void copy_launch(struct cuda_builder *builder, struct cuda_tensor out,
 }
 
 static void copy_prepare(const struct hr_step *step, struct cuda_builder *builder) {
-        copy_launch(builder, cuda_tensor_of(&step->result), cuda_tensor_of(&step->sources[0]));
+        cuda_copy_launch(builder, cuda_tensor_of(&step->result), cuda_tensor_of(&step->sources[0]));
 }
 
 static struct cuda_rows_args rows_args(const struct hr_step *step, const struct hr_operand *in,
@@ -144,7 +143,7 @@ static void concat_prepare(const struct hr_step *step, struct cuda_builder *buil
 
                 out.data += (uint64_t) ((axis == 0 ? first / block : first) * whole.nb[axis]);
                 out.ne[axis] = from.ne[axis];
-                copy_launch(builder, out, from);
+                cuda_copy_launch(builder, out, from);
                 first += from.ne[axis];
         }
 }

@@ -11,8 +11,9 @@
 /* Elements of a row that one block of an element-wise kernel takes at a time. */
 #define CUDA_CHUNK 1024
 
-/* Elements of a row that can be sorted. */
-#define CUDA_SORT_MAX 1024
+/* Elements of a row that can be sorted, and of one whose keys lie in shared memory. */
+#define CUDA_SORT_MAX 16384
+#define CUDA_SORT_NEAR 1024
 
 struct cuda_tensor {
         uint64_t data;
@@ -29,7 +30,7 @@ struct cuda_map_args {
         float p[4];
 };
 
-/* ADD SUB MUL DIV ADD1: b repeats over a. REPEAT: b alone. */
+/* ADD SUB MUL DIV ADD1: b repeats over a. */
 struct cuda_binary_args {
         struct cuda_tensor out, a, b;
         uint32_t op;
@@ -79,6 +80,22 @@ struct cuda_norm_args {
         struct cuda_tensor out, in;
         uint32_t op;
         float eps;
+};
+
+/* Groups of channels (dimension 2), the last perhaps shorter. */
+struct cuda_group_norm_args {
+        struct cuda_tensor out, in;
+        int64_t groups;
+        float eps, unused;
+};
+
+/* Elements made from where they lie; `other` is OUT_PROD's. */
+struct cuda_shape_args {
+        struct cuda_tensor out, in, other;
+        int32_t params[16];
+        uint32_t op;
+        float start, step;
+        uint32_t unused;
 };
 
 struct cuda_soft_max_args {

@@ -118,7 +118,6 @@ DEVICE float combine(uint32_t op, float a, float b) {
         case HR_OP_SUB: return a - b;
         case HR_OP_MUL: return a * b;
         case HR_OP_DIV: return a / b;
-        case HR_OP_REPEAT: return b;
         default: return a + b;
         }
 }

@@ -143,3 +143,18 @@ FLAT_KERNEL(narrow_rows, struct cuda_narrow_args) {
                 }
         }
 }
+
+/* REPEAT of any plain type. */
+FLAT_KERNEL(repeat_elements, struct cuda_copy_args) {
+        int bytes = block_bytes(args.out.type);
+
+        for (int64_t row = blockIdx.x; row < row_count(args.out); row += gridDim.x) {
+                row_index index = index_of_row(args.out, row);
+                byte *out = row_at(args.out, index);
+                const byte *in = row_modulo(args.in, index);
+
+                for (int64_t i = threadIdx.x; i < args.out.ne[0]; i += CUDA_THREADS)
+                        move_bytes(out + i * args.out.nb[0],
+                                   in + remainder(i, args.in.ne[0]) * args.in.nb[0], bytes);
+        }
+}
