@@ -15,6 +15,7 @@
 
 #include "core/host.h"
 #include "daemon/beneath.h"
+#include "daemon/large_pages.h"
 
 HR_DEFINE_CLEANUP(struct hr_weights_file *, file_freep, hr_weights_file_free)
 
@@ -59,6 +60,7 @@ static hr_status file_map(struct hr_weights_file *file, struct hr_diag *diag) {
                 return hr_fail_reason(diag, HR_E_EXHAUSTED, "HOST_MEMORY",
                                       "no address space for a file of %" PRIu64 " bytes",
                                       file->identity.bytes);
+        hr_large_pages_want(base, file->identity.bytes);
         HR_TRY(hr_image_new(base, file->identity.bytes, -1, diag, &file->image));
         return hr_image_watch(file->image, file->fd, diag);
 }
@@ -181,6 +183,7 @@ hr_status hr_weights_set_read(struct hr_weights *set, struct hr_weights_file *fi
                         room -= tensor->bytes;
         }
         work->reading.base = work->image->base;
+        work->reading.room = work->image->bytes;
         work->reading.fd = work->fd;
         work->reading.ranges = work->ranges;
         work->reading.range_count = count;

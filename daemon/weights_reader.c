@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "core/thread.h"
+#include "daemon/large_pages.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -29,6 +30,7 @@ struct hr_reader {
         pthread_cond_t changed;
         struct hr_list tasks;
         bool stopping;
+        int scanner; /* of large pages; -1: none */
 };
 
 bool hr_reader_read_through(const struct hr_reader_task *task, uint64_t offset, uint64_t bytes) {
@@ -65,8 +67,28 @@ bool hr_reader_populate(const struct hr_reader_task *task, uint64_t offset, uint
         }
 }
 
+/* A chunk, in large pages where they can be had. What lies in the cache in small ones is read again,
+ * until a chunk has stayed in small ones in spite of it. */
+static bool chunk_read(const struct hr_reader *reader, struct hr_reader_task *task,
+                       uint64_t offset, uint64_t bytes) {
+        uint64_t first, end;
+
+        if (!hr_reader_populate(task, offset, bytes))
+                return false;
+        if (task->keep_pages)
+                return true;
+        hr_large_pages_span(task->base, task->room, offset, bytes, &first, &end);
+        if (first == end || hr_large_pages_used(reader->scanner, task->base, first, end))
+                return true;
+        hr_large_pages_drop(task->fd, task->base, first, end);
+        if (!hr_reader_populate(task, first, end - first))
+                return false;
+        task->keep_pages = !hr_large_pages_used(reader->scanner, task->base, first, end);
+        return true;
+}
+
 /* One chunk, or as many skipped ranges as there are. True when there is more to do. */
-static bool task_step(struct hr_reader_task *task) {
+static bool task_step(const struct hr_reader *reader, struct hr_reader_task *task) {
         const struct hr_reader_range *range;
         uint64_t bytes;
 
@@ -76,7 +98,7 @@ static bool task_step(struct hr_reader_task *task) {
                 if (!range->skip)
                         bytes = HR_MIN(bytes, HR_READER_CHUNK_BYTES);
                 if (!range->skip && bytes > 0 &&
-                    !hr_reader_populate(task, range->offset + task->range_done, bytes)) {
+                    !chunk_read(reader, task, range->offset + task->range_done, bytes)) {
                         atomic_store(&task->failed, true);
                         return false;
                 }
@@ -111,7 +133,7 @@ static void reader_main(void *arg) {
                 task = HR_CONTAINER_OF(link, struct hr_reader_task, link);
                 wake = task->wake;
                 wake_arg = task->arg;
-                more = task_step(task);
+                more = task_step(reader, task);
                 if (more) {
                         (void) pthread_mutex_lock(&reader->lock);
                         hr_list_append(&reader->tasks, link);
@@ -134,6 +156,7 @@ hr_status hr_reader_new(struct hr_diag *diag, struct hr_reader **ret_reader) {
         (void) pthread_mutex_init(&reader->lock, NULL);
         (void) pthread_cond_init(&reader->changed, NULL);
         hr_list_init(&reader->tasks);
+        reader->scanner = hr_large_pages_scanner();
         status = hr_thread_start(&reader->thread, "hr-reader", reader_main, reader, diag);
         if (status != HR_OK) {
                 (void) hr_reader_free(reader);
@@ -152,6 +175,8 @@ struct hr_reader *hr_reader_free(struct hr_reader *reader) {
         (void) pthread_mutex_unlock(&reader->lock);
         hr_thread_join(&reader->thread);
         HR_ASSERT(hr_list_is_empty(&reader->tasks));
+        if (reader->scanner >= 0)
+                (void) close(reader->scanner);
         (void) pthread_cond_destroy(&reader->changed);
         (void) pthread_mutex_destroy(&reader->lock);
         free(reader);
@@ -161,6 +186,7 @@ struct hr_reader *hr_reader_free(struct hr_reader *reader) {
 void hr_reader_add(struct hr_reader *reader, struct hr_reader_task *task) {
         task->range = 0;
         task->range_done = 0;
+        task->keep_pages = reader->scanner < 0 || !task->room;
         atomic_store(&task->counted, 0);
         atomic_store(&task->failed, false);
         atomic_store(&task->stop, false);

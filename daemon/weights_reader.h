@@ -24,6 +24,7 @@ struct hr_reader_range {
 /* Caller's storage, until it is over. Set by the caller: the first block. */
 struct hr_reader_task {
         const uint8_t *base; /* of the mapping, page-aligned */
+        uint64_t room;       /* its bytes; 0: what is cached in small pages stays so */
         int fd;              /* of the file, for kernels that cannot populate a mapping */
         const struct hr_reader_range *ranges;
         uint32_t range_count;
@@ -35,6 +36,7 @@ struct hr_reader_task {
         atomic_bool failed;           /* the bytes after `counted` cannot be had */
         /* Private. */
         atomic_bool stop, over;
+        bool keep_pages; /* large ones cannot be had */
         uint32_t range;
         uint64_t range_done;
         struct hr_list link;

@@ -193,7 +193,8 @@ def test_files_are_not_overwritten(daemon: Daemon, source: Path, tmp_path: Path)
     target.write_bytes(b"precious")
     refused = headrace_command(daemon, "quantize", source, target, "q8_0")
     assert refused.returncode == 4 and target.read_bytes() == b"precious"
-    assert headrace_command(daemon, "quantize", source, target, "q8_0", "--force").returncode == 0
+    done = headrace_command(daemon, "quantize", source, target, "q8_0", "--force")
+    assert done.returncode == 0 and "Writing" in done.stderr  # the bar
     assert target.read_bytes().startswith(b"GGUF")
     nowhere = headrace_command(daemon, "quantize", source, tmp_path / "no" / "x.gguf", "q8_0")
     assert nowhere.returncode == 4, nowhere.stderr

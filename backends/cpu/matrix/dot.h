@@ -68,6 +68,7 @@ struct cpu_key_walk {
 struct cpu_key_rows {
         const uint8_t *values; /* of the first key */
         uint64_t stride;
+        uint64_t ahead_bytes; /* of each row, that are asked for before they are needed */
         uint32_t count, rows;
         const float *weight[4], *factor[4]; /* of each row, per key */
         float *total[4];
@@ -116,6 +117,11 @@ struct cpu_dot {
          * queries: ret_scores[rows][score_stride]. size: a multiple of 64. */
         void (*score_tile)(const uint8_t *tile, const float *const *query, uint32_t rows,
                            int64_t size, float *ret_scores, uint64_t score_stride);
+        /* The same for `lanes` keys that are not packed, and up to four queries; NULL where packing
+         * them first is better. */
+        void (*score_few)(uint32_t type, const uint8_t *keys, uint64_t stride,
+                          const float *const *query, uint32_t rows, int64_t size,
+                          float *ret_scores, uint64_t score_stride);
         /* What walk_values gives for each row; size: a multiple of `lanes`. */
         void (*walk_rows)(const struct cpu_key_rows *walk, bool is_half, uint32_t size);
 };

@@ -5,9 +5,10 @@
  * depend on its row and column alone. Chunks of k are summed one after the other, so that a block
  * of rows stays in the first-level cache while the columns pass, and with many columns their chunk
  * in the second-level one while all rows do. With a single column short rows go one by one: nobody
- * fetches ahead as well as the processor itself, where it sees one stream. Rows of f16 and bf16 are
- * widened while they are loaded; by plain C, where that is slow and many columns use them, before:
- * side by side but not a power of two apart, where they would fall into the same few places of the
+ * fetches ahead as well as the processor itself, where it sees one stream. Only f32 is used faster
+ * than it sees ahead. Rows of f16 and bf16 are widened while they are loaded; by plain C, where that
+ * is slow and many columns use them, before: side by side but not a power of two apart, where they
+ * would fall into the same few places of the
  * cache.
  */
 #include "backends/cpu/matrix/tables.h"
@@ -52,6 +53,8 @@ LANES_INLINE void dot_block(uint32_t type, const uint8_t *const *row, const int 
         for (; i + CPU_LANES <= k; i += CPU_LANES) {
 #pragma GCC unroll 4
                 for (int r = 0; r < rows; r++) {
+                        if (type == HR_TYPE_F32 && rows == 1 && width == 1)
+                                __builtin_prefetch(row[r] + bytes * i + ROW_AHEAD, 0, 2);
                         if (width <= FEW_AT_ONCE && rows == ROWS && next)
                                 prefetch_row(row[0] + next + bytes * (ROWS * i + r * CPU_LANES),
                                              next <= PREFETCH_FAR, row[r] + bytes * i);

@@ -108,6 +108,21 @@ void CPU_ISA(score_keys)(uint32_t type, const uint8_t *keys, uint64_t stride, ui
                 score_bf16(keys, stride, count, query, size, ret_scores);
 }
 
+#if CPU_LANES == 16
+#include "backends/cpu/matrix/score_avx512.h"
+
+void CPU_ISA(score_few)(uint32_t type, const uint8_t *keys, uint64_t stride,
+                        const float *const *query, uint32_t rows, int64_t size, float *ret_scores,
+                        uint64_t score_stride) {
+        if (type == HR_TYPE_F32)
+                some_f32(keys, stride, query, rows, size, ret_scores, score_stride);
+        else if (type == HR_TYPE_F16)
+                some_f16(keys, stride, query, rows, size, ret_scores, score_stride);
+        else
+                some_bf16(keys, stride, query, rows, size, ret_scores, score_stride);
+}
+#endif
+
 /* `vectors` vectors of the total, all keys; `part` floats of the last one. */
 LANES_INLINE void walk_block(const struct cpu_key_walk *walk, const bool is_half, uint32_t first,
                              const int vectors, const unsigned part, float *total) {
@@ -251,7 +266,7 @@ void CPU_ISA(score_tile)(const uint8_t *tile, const float *const *query, uint32_
 
 /* `vectors` vectors from element `at` on of the totals of `rows` rows. */
 LANES_INLINE void weigh_slice(const struct cpu_key_rows *walk, const bool is_half, const int rows,
-                              const uint32_t at, const uint32_t size, const int vectors) {
+                              const uint32_t at, const int vectors) {
         lanes_f sum[4][4], v[4];
 
 #pragma GCC unroll 4
@@ -263,10 +278,8 @@ LANES_INLINE void weigh_slice(const struct cpu_key_rows *walk, const bool is_hal
                 const uint8_t *value = walk->values + walk->stride * i;
 
                 if (at == 0) /* all of the row; rows are short pieces, apart from each other */
-                        for (uint32_t line = 0; line < size; line += is_half ? 32 : 16)
-                                __builtin_prefetch(value + AHEAD * walk->stride +
-                                                           (is_half ? 2 : 4) * line,
-                                                   0, 3);
+                        for (uint64_t byte = 0; byte < walk->ahead_bytes; byte += 64)
+                                __builtin_prefetch(value + AHEAD * walk->stride + byte, 0, 3);
 #pragma GCC unroll 4
                 for (int j = 0; j < vectors; j++)
                         v[j] = load_key(is_half ? HR_TYPE_F16 : HR_TYPE_F32, value,
@@ -305,9 +318,9 @@ LANES_INLINE void weigh_all(const struct cpu_key_rows *walk, const bool is_half,
         uint32_t at = 0;
 
         for (; at + SLICE * CPU_LANES <= size; at += SLICE * CPU_LANES)
-                weigh_slice(walk, is_half, rows, at, size, SLICE);
+                weigh_slice(walk, is_half, rows, at, SLICE);
         for (; at < size; at += CPU_LANES)
-                weigh_slice(walk, is_half, rows, at, size, 1);
+                weigh_slice(walk, is_half, rows, at, 1);
 }
 
 LANES_INLINE void weigh_some(const struct cpu_key_rows *walk, const bool is_half, uint32_t size) {

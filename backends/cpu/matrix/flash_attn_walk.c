@@ -20,11 +20,14 @@
 #include "backends/cpu/matrix/half.h"
 
 #define ROWS 12         /* of an item at most */
-#define ROWS_OF_TILE 3  /* from here on keys are packed */
+#define ROWS_FEW 4      /* for which keys are read where they are, where that is better, */
+#define ROWS_OF_TILE 3  /* else from here on they are packed */
 #define PART_KEYS 512   /* a multiple of KEYS */
 #define PARTS_FROM 1024 /* keys from which on they are cut into parts, */
 #define PARTS_QUERIES 8 /* with fewer queries than this */
 #define AHEAD 32        /* keys by which memory is asked for before it is needed */
+#define WAITING_BYTES (UINT64_C(448) << 10) /* of keys, and as many of values, that may wait */
+#define PARTS_MANY 2    /* parts of a thread, from which on it takes them with all heads */
 #define ITEMS_MANY 8    /* items of a thread that leave none waiting for another */
 
 /* What all items share. */
@@ -43,22 +46,40 @@ struct plan {
         uint64_t column_bytes, row_bytes, total_bytes, tile_bytes, value_bytes, thread_bytes;
 };
 
+/* The keys of a block that are not hidden. */
+struct seen {
+        const uint8_t *mask; /* of the block */
+        uint32_t count;
+        uint32_t key[KEYS];
+        float bias[KEYS]; /* what the mask says of each */
+};
+
 struct row {
         int64_t query, head;
         float slope, sum, maximum;
         float *values;   /* the query */
         uint8_t *column; /* the same in the partner type of blocks */
         float *total;
-        uint32_t count; /* of visible keys of this block */
-        uint32_t visible[KEYS];
-        float score[KEYS], bias[KEYS], weight[KEYS], factor[KEYS];
+        const struct seen *seen; /* its own, or that of a row with the same mask */
+        struct seen own;
+        float score[KEYS], weight[KEYS], factor[KEYS];
 };
 
 /* A thread's own memory. */
 struct memory {
         struct row row[ROWS];
+        int64_t fetched; /* the part whose keys were asked for with those of all heads; -1: none */
+        uint64_t key_bytes, value_bytes; /* of a row of keys or values: what is asked for ahead */
         uint8_t *tile;
         float *values; /* [KEYS][DV], of blocks */
+};
+
+/* Some rows of a group: those of an item. */
+struct item {
+        int64_t batch, first_row; /* of the group */
+        int64_t number;           /* of its first row among all */
+        int64_t part;
+        uint32_t rows;
 };
 
 static struct plan plan_of(const struct hr_step *step, const struct cpu_dot *dot) {
@@ -151,24 +172,37 @@ static void prepare_query(const struct plan *p, struct row *row, int64_t batch) 
         }
 }
 
-/* The keys of a block that are not hidden, and what the mask adds to their scores. */
-static void find_visible(const struct plan *p, struct row *row, int64_t batch, int64_t key,
-                         uint32_t keys) {
-        float mask[KEYS] = {0};
+/* Keys `key` .. of a block that the rows see; rows with one mask look at it once. */
+static uint32_t find_seen(const struct plan *p, struct memory *memory, const struct item *item,
+                          int64_t key, uint32_t keys) {
+        uint32_t most = 0;
 
-        if (p->mask) {
-                const uint8_t *at = cpu_at(p->mask, row->query, row->head % p->mask->ne[2],
-                                           batch % p->mask->ne[3]);
+        for (uint32_t r = 0; r < item->rows; r++) {
+                struct row *row = &memory->row[r];
+                struct seen *own = &row->own;
+                float mask[KEYS] = {0};
 
-                p->call->dot->dequantize[HR_TYPE_F16](at + (uint64_t) key * sizeof(uint16_t), mask,
-                                                      keys);
+                row->seen = own;
+                own->mask = NULL;
+                if (p->mask)
+                        own->mask = cpu_at(p->mask, row->query, row->head % p->mask->ne[2],
+                                           item->batch % p->mask->ne[3]) +
+                                    (uint64_t) key * sizeof(uint16_t);
+                if (r > 0 && own->mask == row[-1].seen->mask) {
+                        row->seen = row[-1].seen;
+                        continue;
+                }
+                if (p->mask)
+                        p->call->dot->dequantize[HR_TYPE_F16](own->mask, mask, keys);
+                own->count = 0;
+                for (uint32_t i = 0; i < keys; i++) {
+                        own->key[own->count] = i;
+                        own->bias[own->count] = mask[i];
+                        own->count += mask[i] != -INFINITY;
+                }
+                most = HR_MAX(most, own->count);
         }
-        row->count = 0;
-        for (uint32_t i = 0; i < keys; i++) {
-                row->visible[row->count] = i;
-                row->bias[row->count] = row->slope * mask[i];
-                row->count += mask[i] != -INFINITY;
-        }
+        return most;
 }
 
 static uint64_t bytes_of_row(const struct hr_operand *operand) {
@@ -177,8 +211,21 @@ static uint64_t bytes_of_row(const struct hr_operand *operand) {
         return (uint64_t) operand->ne[0] / info->block_elements * info->block_bytes;
 }
 
-/* Asks for rows ahead of their use: heads lie side by side, so that what one needs are short
- * pieces, apart from each other. */
+/* Bytes of each row from head `head` on that are asked for ahead. All heads of a key lie side by
+ * side: the first item of a part asks for those of the heads after it, too, so that memory is read
+ * in a line; they wait in the second-level cache for the items that follow. */
+static uint64_t bytes_ahead(const struct plan *p, const struct hr_operand *operand, int64_t head,
+                            bool is_first) {
+        const uint64_t keys = (uint64_t) HR_MIN(operand->ne[1], (int64_t) PARTS_FROM);
+        const uint64_t heads = (uint64_t) (operand->ne[2] - head), own = bytes_of_row(operand);
+
+        if (!is_first || p->q->ne[1] >= PARTS_QUERIES || operand->nb[1] > WAITING_BYTES / keys ||
+            operand->nb[2] > operand->nb[1] / heads)
+                return own;
+        return HR_MAX(own, operand->nb[2] * heads);
+}
+
+/* Asks for rows ahead of their use. */
 static void prefetch_rows(const uint8_t *base, uint64_t stride, uint64_t bytes, uint32_t count) {
         for (uint32_t i = 0; i < count; i++)
                 for (uint64_t at = 0; at < bytes; at += 64)
@@ -210,50 +257,77 @@ static void score_block(const struct plan *p, struct memory *memory, uint32_t ro
         const uint64_t stride = sizeof(struct row) / sizeof(float);
         const float *query[ROWS];
 
-        if (!p->is_float || p->k->ne[0] % 64 != 0 || rows < ROWS_OF_TILE || count % dot->lanes) {
+        if (!p->is_float || p->k->ne[0] % 64 != 0 || count % dot->lanes || p->k->ne[0] == 0 ||
+            (rows < ROWS_OF_TILE && !dot->score_few)) {
                 for (uint32_t r = 0; r < rows; r++)
-                        if (memory->row[r].count > 0)
+                        if (memory->row[r].seen->count > 0)
                                 score_row(p, &memory->row[r], keys, count);
                 return;
         }
         for (uint32_t r = 0; r < rows; r++)
                 query[r] = memory->row[r].values;
         for (uint32_t at = 0; at < count; at += dot->lanes) {
-                prefetch_rows(keys + p->k->nb[1] * (at + AHEAD), p->k->nb[1], bytes_of_row(p->k),
+                const uint8_t *some = keys + p->k->nb[1] * at;
+                float *to = memory->row[0].score + at;
+
+                prefetch_rows(some + p->k->nb[1] * AHEAD, p->k->nb[1], memory->key_bytes,
                               dot->lanes);
-                dot->tile[p->k->type]->pack(keys + p->k->nb[1] * at, p->k->nb[1], dot->lanes,
-                                            p->k->ne[0], memory->tile);
-                dot->score_tile(memory->tile, query, rows, p->k->ne[0], memory->row[0].score + at,
-                                stride);
+                if (dot->score_few && rows <= ROWS_FEW) {
+                        dot->score_few(p->k->type, some, p->k->nb[1], query, rows, p->k->ne[0], to,
+                                       stride);
+                        continue;
+                }
+                dot->tile[p->k->type]->pack(some, p->k->nb[1], dot->lanes, p->k->ne[0],
+                                            memory->tile);
+                dot->score_tile(memory->tile, query, rows, p->k->ne[0], to, stride);
         }
 }
 
-/* Scores to weights, with the running maximum and sum. */
-static void weigh_scores(const struct plan *p, struct row *row) {
-        float s[KEYS], maximum = row->maximum, sum = row->sum;
+/* Scores of visible keys: scaled, capped, and with what the mask adds. Returns whether one is above
+ * the running maximum. */
+static bool scale_scores(const struct plan *p, const struct row *row, uint32_t keys, float *s) {
+        const struct seen *seen = row->seen;
+        const float maximum = row->maximum;
+        uint32_t above = 0;
 
-        for (uint32_t i = 0; i < row->count; i++)
-                s[i] = row->score[row->visible[i]] * p->scale;
-        for (uint32_t i = 0; i < row->count && p->cap != 0; i++)
+        if (seen->count == keys)
+                for (uint32_t i = 0; i < keys; i++)
+                        s[i] = row->score[i] * p->scale;
+        else
+                for (uint32_t i = 0; i < seen->count; i++)
+                        s[i] = row->score[seen->key[i]] * p->scale;
+        for (uint32_t i = 0; i < seen->count && p->cap != 0; i++)
                 s[i] = p->cap * tanhf(s[i]);
-        for (uint32_t i = 0; i < row->count && p->mask; i++)
-                s[i] += row->bias[i];
-        for (uint32_t i = 0; i < row->count; i++) {
+        for (uint32_t i = 0; i < seen->count && p->mask; i++)
+                s[i] += row->slope * seen->bias[i];
+        for (uint32_t i = 0; i < seen->count; i++)
+                above |= s[i] > maximum;
+        return above != 0;
+}
+
+/* Scores to weights, with the running maximum and sum. Weights of -inf are 0: of a value that only
+ * overflow has hidden. */
+static void weigh_scores(const struct plan *p, struct row *row, uint32_t keys) {
+        float s[KEYS], maximum = row->maximum, sum = row->sum;
+        const uint32_t count = row->seen->count;
+        const bool is_above = scale_scores(p, row, keys, s);
+
+        for (uint32_t i = 0; i < count; i++)
                 row->factor[i] = row->weight[i] = 1.0f;
+        for (uint32_t i = 0; i < count && !is_above; i++) {
+                row->weight[i] = s[i] != -INFINITY ? expf(s[i] - maximum) : 0;
+                sum = sum + row->weight[i];
+        }
+        for (uint32_t i = 0; i < count && is_above; i++) {
                 if (s[i] > maximum) {
                         row->factor[i] = expf(maximum - s[i]);
                         maximum = s[i];
-                } else if (s[i] != -INFINITY) {
-                        row->weight[i] = expf(s[i] - maximum);
+                        sum = fmaf(sum, row->factor[i], 1.0f);
                 } else {
-                        row->weight[i] = 0; /* of a value that only overflow has hidden */
+                        row->weight[i] = s[i] != -INFINITY ? expf(s[i] - maximum) : 0;
+                        sum = sum + row->weight[i];
                 }
         }
-        for (uint32_t i = 0; i < row->count; i++)
-                if (row->factor[i] == 1.0f)
-                        sum = sum + row->weight[i];
-                else
-                        sum = fmaf(sum, row->factor[i], row->weight[i]);
         row->maximum = maximum;
         row->sum = sum;
 }
@@ -261,12 +335,15 @@ static void weigh_scores(const struct plan *p, struct row *row) {
 /* The values of a block to the totals of rows that see all of its keys, four at a time. */
 static void add_values_together(const struct plan *p, struct memory *memory, uint32_t rows,
                                 const uint8_t *values, uint64_t stride, uint32_t count) {
-        struct cpu_key_rows walk = {.values = values, .stride = stride, .count = count};
+        struct cpu_key_rows walk = {.values = values,
+                                    .stride = stride,
+                                    .ahead_bytes = memory->value_bytes,
+                                    .count = count};
 
         for (uint32_t r = 0; r < rows; r++) {
                 struct row *row = &memory->row[r];
 
-                if (row->count == count) {
+                if (row->seen->count == count) {
                         walk.weight[walk.rows] = row->weight;
                         walk.factor[walk.rows] = row->factor;
                         walk.total[walk.rows++] = row->total;
@@ -290,6 +367,7 @@ static void add_values(const struct plan *p, struct memory *memory, uint32_t row
                         dot->dequantize[p->v->type](base + stride * i,
                                                     memory->values + p->v->ne[0] * i, p->v->ne[0]);
                 base = (const uint8_t *) memory->values;
+                memory->value_bytes = 0;
                 stride = (uint64_t) p->v->ne[0] * sizeof(float);
         }
         if (together)
@@ -298,24 +376,16 @@ static void add_values(const struct plan *p, struct memory *memory, uint32_t row
                 struct row *row = &memory->row[r];
                 struct cpu_key_walk steps = {.values = base,
                                              .stride = stride,
-                                             .count = row->count,
-                                             .key = row->visible,
+                                             .count = row->seen->count,
+                                             .key = row->seen->key,
                                              .weight = row->weight,
                                              .factor = row->factor};
 
-                if (row->count > 0 && !(together && row->count == count))
+                if (steps.count > 0 && !(together && steps.count == count))
                         dot->walk_values(&steps, p->v->type == HR_TYPE_F16, (uint32_t) p->v->ne[0],
                                          row->total);
         }
 }
-
-/* Some rows of a group: those of an item. */
-struct item {
-        int64_t batch, first_row; /* of the group */
-        int64_t number;           /* of its first row among all */
-        int64_t part;
-        uint32_t rows;
-};
 
 static struct item item_of(const struct plan *p, int64_t index) {
         int64_t chunk = index % p->chunks, group = index / p->chunks % p->groups;
@@ -354,20 +424,19 @@ static void walk_item(const struct plan *p, const struct item *item, struct memo
         const int64_t k3 = item->batch / (p->q->ne[3] / p->k->ne[3]);
         const int64_t v2 = head / (p->q->ne[2] / p->v->ne[2]);
         const int64_t v3 = item->batch / (p->q->ne[3] / p->v->ne[3]);
+        const int64_t part = item->batch * p->parts + item->part;
 
+        memory->key_bytes = bytes_ahead(p, p->k, k2, memory->fetched != part);
+        memory->value_bytes = bytes_ahead(p, p->v, v2, memory->fetched != part);
+        memory->fetched = part;
         for (; key < end; key += KEYS) {
                 const uint32_t count = (uint32_t) HR_MIN((int64_t) KEYS, end - key);
-                uint32_t any = 0;
 
-                for (uint32_t r = 0; r < item->rows; r++) {
-                        find_visible(p, &memory->row[r], item->batch, key, count);
-                        any |= memory->row[r].count;
-                }
-                if (!any)
+                if (!find_seen(p, memory, item, key, count))
                         continue;
                 score_block(p, memory, item->rows, cpu_at(p->k, key, k2, k3), count);
                 for (uint32_t r = 0; r < item->rows; r++)
-                        weigh_scores(p, &memory->row[r]);
+                        weigh_scores(p, &memory->row[r], count);
                 add_values(p, memory, item->rows, cpu_at(p->v, key, v2, v3), count);
         }
 }
@@ -421,14 +490,23 @@ static void join_row(const struct plan *p, int64_t number) {
                              result_of(p, head, row / p->share, group / per_batch));
 }
 
+/* Items that a thread takes at once: where there are parts enough, those of all heads of one, whose
+ * keys lie side by side. */
+static int64_t items_together(const struct plan *p, uint32_t threads) {
+        return p->chunks == 1 && p->parts >= PARTS_MANY * (int64_t) threads
+                       ? p->groups / p->q->ne[3]
+                       : 1;
+}
+
 void cpu_attention_walk(const struct cpu_call *call) {
         struct plan plan = plan_of(call->step, call->dot);
         struct memory *memory = memory_at(&plan, call->scratch + plan.parts_bytes +
                                                          plan.thread_bytes * call->thread);
-        int64_t rows = plan.groups * plan.rows, items, first, end;
-        uint32_t index;
+        int64_t rows = plan.groups * plan.rows, items, together, first, end;
+        int64_t index;
 
         plan.call = call;
+        memory->fetched = -1;
         if (plan.cap != 0)
                 plan.scale /= plan.cap;
         if (rows == 0)
@@ -437,13 +515,15 @@ void cpu_attention_walk(const struct cpu_call *call) {
         items = plan.groups * plan.chunks * plan.parts;
         if (items > UINT32_MAX)
                 return; /* more than any memory has results for */
-        while ((index = cpu_next_item(call, (uint32_t) items)) < (uint32_t) items) {
-                struct item item = item_of(&plan, index);
+        together = items_together(&plan, call->threads);
+        while ((index = cpu_next_item(call, (uint32_t) (items / together))) < items / together)
+                for (int64_t i = 0; i < together; i++) {
+                        struct item item = item_of(&plan, index * together + i);
 
-                start_rows(&plan, &item, memory);
-                walk_item(&plan, &item, memory);
-                store_rows(&plan, &item, memory);
-        }
+                        start_rows(&plan, &item, memory);
+                        walk_item(&plan, &item, memory);
+                        store_rows(&plan, &item, memory);
+                }
         if (plan.parts == 1)
                 return;
         cpu_barrier(call);

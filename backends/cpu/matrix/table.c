@@ -47,5 +47,8 @@ const struct cpu_dot CPU_ISA(cpu_dot) = {
         .score_keys = CPU_ISA(score_keys),
         .walk_values = CPU_ISA(walk_values),
         .score_tile = CPU_ISA(score_tile),
+#if CPU_LANES == 16
+        .score_few = CPU_ISA(score_few),
+#endif
         .walk_rows = CPU_ISA(walk_rows),
 };

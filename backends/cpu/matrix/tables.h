@@ -67,4 +67,7 @@ void CPU_ISA(walk_values)(const struct cpu_key_walk *walk, bool is_half, uint32_
                           float *total);
 void CPU_ISA(score_tile)(const uint8_t *tile, const float *const *query, uint32_t rows,
                          int64_t size, float *ret_scores, uint64_t score_stride);
+void CPU_ISA(score_few)(uint32_t type, const uint8_t *keys, uint64_t stride,
+                        const float *const *query, uint32_t rows, int64_t size, float *ret_scores,
+                        uint64_t score_stride);
 void CPU_ISA(walk_rows)(const struct cpu_key_rows *walk, bool is_half, uint32_t size);

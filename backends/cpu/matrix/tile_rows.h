@@ -30,6 +30,10 @@ LANES_INLINE void prefetch_next(const uint8_t *base, uint64_t stride, uint64_t a
  * and would have to be read again for each. */
 #define LONG_ROW 8192
 
+/* How far ahead a single row of f32 is asked for: past the next page of memory, which the processor
+ * looks for late. */
+#define ROW_AHEAD 4096
+
 /* The same for rows of floats: what follows a block of rows comes in a line at `next`, which is
  * soon where `near`; else what is soon is farther on in the row itself. */
 LANES_INLINE void prefetch_row(const uint8_t *next, bool near, const uint8_t *here) {

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "daemon/large_pages.h"
 #include "tests/harness.h"
 
 #define FILE_BYTES (3 * HR_READER_CHUNK_BYTES + 5000)
@@ -160,4 +161,110 @@ HR_TEST(a_task_that_fails_says_how_far_it_got) {
         HR_EXPECT_EQ(atomic_load(&task.counted), 5000);
         (void) hr_reader_free(reader);
         mapped_free(&mapped);
+}
+
+#define LARGE_PAGE (UINT64_C(2) << 20)
+#define LARGE_FILE_BYTES (4 * LARGE_PAGE + 5000)
+
+static uint8_t byte_of(uint64_t at) {
+        return (uint8_t) (at * 7 + at / 4096 * 13);
+}
+
+/* A file of known bytes, on disk and in the cache as it was written: in small pages. */
+static int file_written(void) {
+        char path[] = "/tmp/hr-reader-XXXXXX";
+        const int fd = mkstemp(path);
+        uint8_t page[4096];
+
+        HR_EXPECT(fd >= 0 && unlink(path) == 0);
+        for (uint64_t at = 0; at < LARGE_FILE_BYTES; at += sizeof page) {
+                const uint64_t bytes = HR_MIN((uint64_t) sizeof page, LARGE_FILE_BYTES - at);
+
+                for (uint64_t i = 0; i < bytes; i++)
+                        page[i] = byte_of(at + i);
+                HR_EXPECT_EQ(pwrite(fd, page, bytes, (off_t) at), bytes);
+        }
+        HR_EXPECT(fsync(fd) == 0);
+        return fd;
+}
+
+static uint8_t *file_mapped(int fd) {
+        uint8_t *base = mmap(NULL, LARGE_FILE_BYTES, PROT_READ, MAP_PRIVATE, fd, 0);
+
+        HR_EXPECT(base != MAP_FAILED);
+        hr_large_pages_want(base, LARGE_FILE_BYTES);
+        return base;
+}
+
+static void file_free(int fd, uint8_t *base) {
+        HR_EXPECT(munmap(base, LARGE_FILE_BYTES) == 0);
+        close(fd);
+}
+
+/* Whether this kernel and file system have large pages of files at all. */
+static bool large_pages_exist(int scanner) {
+        const int fd = file_written();
+        uint8_t *base = file_mapped(fd);
+        struct hr_reader_task task = {.base = base, .fd = fd};
+        bool used;
+
+        hr_large_pages_drop(fd, base, 0, 4 * LARGE_PAGE);
+        HR_EXPECT(hr_reader_populate(&task, 0, LARGE_FILE_BYTES));
+        used = hr_large_pages_used(scanner, base, 0, 4 * LARGE_PAGE);
+        file_free(fd, base);
+        return used;
+}
+
+HR_TEST(a_cached_file_is_brought_into_large_pages) {
+        static const struct hr_reader_range ranges[] = {{0, 3000, false},
+                                                        {3000, LARGE_FILE_BYTES - 3000, false}};
+        const int scanner = hr_large_pages_scanner(), fd = file_written();
+        const bool exist = large_pages_exist(scanner);
+        uint8_t *base = file_mapped(fd);
+
+        for (int i = 0; i < 2; i++) { /* left alone, then as a load does it */
+                struct hr_reader_task task = {.base = base,
+                                              .fd = fd,
+                                              .room = i ? LARGE_FILE_BYTES : 0,
+                                              .ranges = ranges,
+                                              .range_count = HR_ARRAY_LENGTH(ranges),
+                                              .wake = count_wake};
+                struct hr_reader *reader = NULL;
+                struct hr_diag diag = {0};
+
+                HR_EXPECT_OK(hr_reader_new(&diag, &reader), &diag);
+                hr_reader_add(reader, &task);
+                wait_over(&task);
+                HR_EXPECT(!atomic_load(&task.failed));
+                HR_EXPECT_EQ(atomic_load(&task.counted), LARGE_FILE_BYTES);
+                HR_EXPECT_EQ(hr_large_pages_used(scanner, base, 0, 4 * LARGE_PAGE), i && exist);
+                for (uint64_t at = 0; at < LARGE_FILE_BYTES; at += 61)
+                        HR_EXPECT_EQ(base[at], byte_of(at));
+                (void) hr_reader_free(reader);
+        }
+        if (scanner >= 0)
+                close(scanner);
+        file_free(fd, base);
+}
+
+HR_TEST(the_large_pages_of_a_range) {
+        const uint8_t *base = (const uint8_t *) (uintptr_t) (16 * LARGE_PAGE);
+        static const struct {
+                uint64_t room, offset, bytes, first, end; /* in pages and 64ths of one */
+        } cases[] = {
+                {0, 0, 0, 0, 0},         {63, 0, 63, 0, 0},         {64, 0, 1, 0, 64},
+                {200, 70, 1, 64, 128},   {200, 60, 70, 0, 192},     {200, 130, 70, 128, 192},
+                {200, 192, 8, 0, 0},     {256, 64, 64, 64, 128},    {256, 255, 1, 192, 256},
+        };
+        const uint64_t part = LARGE_PAGE / 64;
+        uint64_t first, end;
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(cases); i++) {
+                hr_large_pages_span(base, cases[i].room * part, cases[i].offset * part,
+                                    cases[i].bytes * part, &first, &end);
+                HR_EXPECT_EQ(first, cases[i].first * part);
+                HR_EXPECT_EQ(end, cases[i].end * part);
+        }
+        hr_large_pages_span(base + 4096, 4 * LARGE_PAGE, 0, LARGE_PAGE, &first, &end);
+        HR_EXPECT_EQ(first, end);
 }

@@ -1,0 +1,86 @@
+"""The runner of recorded operators on files that it has never seen, damaged ones above all.
+
+Whatever a file says, the runner ends by itself: with its line of counts, and with words about what it
+could not read. A case whose recorded result was changed fails, so that what passes means something.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from run_daemon import ROOT, build_folder
+
+RECORDED = ROOT / "tests" / "golden" / "data" / "ops"
+COUNTS = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", re.MULTILINE)
+FAMILIES = ("layout", "rope", "mul_mat_id", "set_rows")
+DAMAGES = 24
+
+
+def run(*paths: Path) -> tuple[int, tuple[int, int, int] | None, str]:
+    """The status, passed, failed and skipped cases, and the words about what was wrong."""
+    command = [build_folder() / "tests" / "golden" / "golden_ops", *paths]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    found = COUNTS.search(done.stdout.decode(errors="replace"))
+    words = (done.stdout + done.stderr).decode(errors="replace")
+    counts = (int(found[1]), int(found[2]), int(found[3])) if found else None
+    return done.returncode, counts, words
+
+
+def copied(folder: Path, family: str) -> tuple[Path, Path]:
+    """A family's text and its values, to be damaged."""
+    paths = (folder / f"{family}.txt", folder / f"{family}.gguf")
+    for path in paths:
+        shutil.copy(RECORDED / path.name, path)
+    return paths
+
+
+def test_a_file_and_a_folder(tmp_path: Path) -> None:
+    text, _ = copied(tmp_path, "rope")
+    status, counts, _ = run(text)
+    assert status == 0 and counts and counts[0] > 0 and counts[1] == 0
+    copied(tmp_path, "layout")
+    status, both, _ = run(tmp_path)
+    assert status == 0 and both and both[0] > counts[0]
+
+
+def test_a_changed_result_fails(tmp_path: Path) -> None:
+    text, values = copied(tmp_path, "rope")
+    intact = values.read_bytes()
+    values.write_bytes(intact[: len(intact) // 2] + bytes(len(intact) - len(intact) // 2))
+    status, counts, words = run(text)
+    assert status == 1 and counts and counts[1] > 0, words
+    assert re.search(r"nmse|error|differ", words), words
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_damaged_files_end_with_words(tmp_path: Path, family: str) -> None:
+    text, values = copied(tmp_path, family)
+    intact = {path: path.read_bytes() for path in (text, values)}
+    dice = random.Random(family)
+    for turn in range(DAMAGES):
+        path = (text, values)[turn % 2]
+        whole = bytearray(intact[path])
+        if turn % 6 < 2:
+            del whole[dice.randrange(len(whole)) :]
+        else:
+            # in the values: their table at the start, whose lengths and offsets are believed by none
+            room = len(whole) if path == text else min(len(whole), 4096)
+            for _ in range(dice.randrange(1, 6)):
+                whole[dice.randrange(room)] = dice.randrange(256)
+        path.write_bytes(whole)
+        status, counts, words = run(text)
+        assert status in (0, 1), (turn, status, words)
+        assert counts is not None, (turn, words)
+        assert status == 0 or words.strip() != COUNTS.search(words)[0], (turn, words)  # type: ignore[index]
+        path.write_bytes(intact[path])
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "nothing.txt", tmp_path):
+        status, counts, words = run(path)
+        assert status == 1 and counts == (0, 0, 0) and str(path.parent) in words, words
