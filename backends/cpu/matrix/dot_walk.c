@@ -7,7 +7,11 @@
  * share what it costs to read them; keys then lie side by side in the lanes, as in a tile, and the
  * tree needs no step across lanes.
  */
+#include "backends/cpu/matrix/load_key.h"
 #include "backends/cpu/matrix/tables.h"
+#if CPU_LANES == 16
+#include "backends/cpu/matrix/score_avx512.h"
+#endif
 
 #define AHEAD 32                /* keys by which memory is asked for before it is needed */
 #define HALVES (16 / CPU_LANES) /* vectors that 16 floats take */
@@ -22,13 +26,6 @@
 #endif
 
 /* ---- One row --------------------------------------------------------------------------------- */
-
-/* Element `at` .. of a key as f32. */
-LANES_INLINE lanes_f load_key(uint32_t type, const uint8_t *key, int64_t at) {
-        if (type == HR_TYPE_F32)
-                return lanes_load_f((const float *) (const void *) key + at);
-        return type == HR_TYPE_F16 ? lanes_load_f16(key + 2 * at) : lanes_load_bf16(key + 2 * at);
-}
 
 static float load_one(uint32_t type, const uint8_t *key, int64_t at) {
         if (type == HR_TYPE_F32)
@@ -109,8 +106,6 @@ void CPU_ISA(score_keys)(uint32_t type, const uint8_t *keys, uint64_t stride, ui
 }
 
 #if CPU_LANES == 16
-#include "backends/cpu/matrix/score_avx512.h"
-
 void CPU_ISA(score_few)(uint32_t type, const uint8_t *keys, uint64_t stride,
                         const float *const *query, uint32_t rows, int64_t size, float *ret_scores,
                         uint64_t score_stride) {

@@ -10,7 +10,9 @@
 
 #include <immintrin.h>
 
-#include "backends/cpu/matrix/lanes.h"
+#include "backends/cpu/matrix/load_key.h"
+
+#if defined(__AVX512VNNI__) /* what the compiler may use here */
 
 /* The four accumulators of a key's products with each row, added up. */
 LANES_INLINE void score_key(uint32_t type, const uint8_t *key, const float *const *query,
@@ -118,3 +120,5 @@ SCORE_SOME(f32, HR_TYPE_F32)
 SCORE_SOME(f16, HR_TYPE_F16)
 SCORE_SOME(bf16, HR_TYPE_BF16)
 #undef SCORE_SOME
+
+#endif
