@@ -147,17 +147,27 @@ static void go_away_send(struct hr_conn *conn) {
                      });
 }
 
+/* Whoever is left may ask the next daemon. */
 static void drain_timeout_cb(void *arg) {
         struct hr_server *server = arg;
+        struct hr_diag diag = {0};
 
         hr_log(HR_LOG_WARNING, "server", "drain time has passed, cancelling requests=%llu",
                (unsigned long long) server->stats.requests_in_flight);
         server->cancelled = true;
+        (void) hr_fail_reason(&diag, HR_E_UNAVAILABLE, "DRAINING",
+                              "the daemon ends, and this did not end in time");
+        diag.retry_after_ms = 1000;
         HR_LIST_FOR_EACH(link, &server->conns) {
                 struct hr_conn *conn = HR_CONTAINER_OF(link, struct hr_conn, link);
 
-                HR_LIST_FOR_EACH(request, &conn->requests)
-                hr_request_stop(HR_CONTAINER_OF(request, struct hr_request, link), HR_E_CANCELLED);
+                HR_LIST_FOR_EACH(link_, &conn->requests) {
+                        struct hr_request *request =
+                                HR_CONTAINER_OF(link_, struct hr_request, link);
+
+                        if (request->stopped == HR_OK)
+                                hr_request_abort(request, &diag);
+                }
         }
 }
 

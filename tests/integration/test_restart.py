@@ -182,6 +182,7 @@ def test_nobody_is_refused_over_ten_kills_and_five_restarts() -> None:
                 thread.start()
             try:
                 for turn in range(15):
+                    raw.eventually(lambda turn=turn: connects >= 150 * turn, 20)
                     if turn % 3 == 2:
                         manager.restart()
                     else:
