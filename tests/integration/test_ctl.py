@@ -17,7 +17,7 @@ import headrace
 import numpy as np
 import pytest
 from raw import eventually
-from run_daemon import Daemon, build_folder, device
+from run_daemon import Daemon, DaemonError, build_folder, device
 
 DEVICES = (
     device("iso", backend="cpu", threads=1, memory="isolated"),
@@ -245,8 +245,8 @@ def test_drain(launch: Callable[..., Daemon]) -> None:
     ctl(daemon.address, "status", code=NO_DAEMON)
 
 
-def test_not_ready(launch: Callable[..., Daemon]) -> None:
-    """The exit code of health says what is wrong: a drain here, a lost device in test_device_loss."""
+def test_top_sees_a_drain_to_its_end(launch: Callable[..., Daemon]) -> None:
+    """New connections are not taken, but who is there is told, and hears of the end."""
     daemon = launch(devices=[device("slow", backend="cpu", threads=1, delay="1s")])
     with headrace.connect(daemon.address) as client, subprocess.Popen(
         [program(), "--connect", daemon.address, "top", "--json", "--interval", "0.1"],
@@ -263,6 +263,38 @@ def test_not_ready(launch: Callable[..., Daemon]) -> None:
         assert "draining" in states
         assert running.result() is not None
         assert watch.wait(20) == NO_DAEMON
+
+
+def test_health_of_a_device_that_is_not_there(launch: Callable[..., Daemon]) -> None:
+    gpu = device("gpu", backend="cuda", gpu=63, required="no")
+    try:
+        daemon = launch(devices=[gpu, device("host", backend="cpu", threads=1)])
+    except DaemonError as error:
+        if "backend" not in str(error):
+            raise
+        pytest.skip("built without the backend")
+    with headrace.connect(daemon.address) as client:
+        eventually(lambda: client.health().ready, 20, "never ready")
+    told = answer(daemon.address, "health", code=DEGRADED)
+    assert (told["ready"], told["degraded"]) == (True, True)
+
+
+def test_health_of_a_device_that_is_late(launch: Callable[..., Daemon]) -> None:
+    """It does not answer while a run has it for much longer than a heartbeat."""
+    daemon = launch(
+        devices=[device("slow", backend="cpu", threads=1, delay="3s")],
+        sections={"daemon": {"heartbeat": "50ms"}},
+    )
+    with headrace.connect(daemon.address) as client:
+        graph = headrace.Graph()
+        x = graph.input("x", (64,))
+        graph.output(x + x, "y")
+        running = client.submit(graph).run_async({"x": Array})
+        eventually(lambda: not client.health().ready, 10, "never late")
+        told = answer(daemon.address, "health", code=NOT_READY)
+        assert told["words"] == "a device does not answer"
+        assert [one["health"] for one in told["devices"]] == ["late"]
+        assert running.result() is not None
 
 
 def test_who_may(launch: Callable[..., Daemon], tmp_path: Path) -> None:

@@ -464,3 +464,27 @@ def test_the_process_ends_before_the_record_is_given() -> None:
         contents_without_record(manager, Kept(manager))
         manager.start()
         manager.wait_for("nothing", lambda: not manager.store)
+
+
+def test_an_operator_frees_what_nobody_has_taken() -> None:
+    """EVICT of weights: sets that came back and that no session holds go, from the manager as well."""
+    with managed(devices=DEVICES) as manager:
+        with headrace.connect(manager.address) as client:
+            client.put("a", tensors(31))
+            client.put("b", tensors(32))
+            client.put("c", tensors(33))
+            has(manager, 3)
+            kill(manager)
+        with headrace.connect(manager.address) as client:
+            held = client.load("", "b")
+            sizes = {one.name: one.nbytes for one in client.weights()}
+            none = client.evict("weights", "nothing of this name")
+            assert (none.entries, none.kept_entries) == (0, 0)
+            one = client.evict("weights", "a")
+            assert (one.entries, one.bytes, one.kept_entries) == (1, sizes["a"], 0)
+            rest = client.evict("weights")
+            assert (rest.entries, rest.bytes) == (1, sizes["c"])
+            assert (rest.kept_entries, rest.kept_bytes) == (1, sizes["b"])
+            assert [found.name for found in client.weights()] == ["b"]
+            has(manager, 1)
+            assert np.array_equal(contents_of(client, held), tensors(32)["w"])
