@@ -38,6 +38,7 @@ struct hr_evicted_sum {
         bool more; /* there is more to look at */
 };
 /* Evicts the idle graphs of all sessions, or those of them that keep experts on devices, at most
- * `most`; looks at so many more as a millisecond allows. Bytes are the graphs' own. */
+ * `most`; looks at so many more as a millisecond allows. Bytes are the graphs' own;
+ * what they share is free with the last of them. */
 void hr_evict_idle(struct hr_server *server, bool experts_only, uint32_t most,
                    struct hr_evicted_sum *ret_sum);

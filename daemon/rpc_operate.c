@@ -16,7 +16,7 @@
 #include "daemon/rpc.h"
 #include "proto/operate.h"
 
-#define EVICTED_AT_ONCE 256U /* graphs of one EVICT: a millisecond of the loop */
+#define EVICTED_AT_ONCE 64U /* graphs or sessions of one EVICT: less than a millisecond of the loop */
 
 bool hr_request_is_whole(const struct hr_request *request) {
         return request->session->principal->permissions & HR_PERMIT_ADMIN;
@@ -184,6 +184,8 @@ struct eviction {
         struct hr_wire_evict asked;
         struct hr_evicted_sum sum;
         bool plans, weights; /* the engine's part */
+        bool graphs;
+        uint64_t held_bytes; /* compute memory of all when graphs began to go */
 };
 
 static hr_status evict_begin(struct hr_request *request, struct hr_wire_span message,
@@ -247,9 +249,18 @@ static void evict_work(struct hr_job *job) {
         hr_engine_job_end(job);
 }
 
+static uint64_t device_bytes(const struct hr_server *server) {
+        return hr_account_held(hr_principals_account(server->principals), HR_CHARGE_DEVICE_BYTES);
+}
+
+/* Of graphs it counts what all hold less of now: memory that some shared goes with the last of them. */
 static hr_status evict_finish(struct hr_request *request, struct hr_diag *diag) {
-        const struct hr_evicted_sum *sum =
-                &((const struct eviction *) request->context)->sum;
+        struct eviction *eviction = request->context;
+        struct hr_evicted_sum *sum = &eviction->sum;
+        const uint64_t now = device_bytes(request->server);
+
+        if (eviction->graphs)
+                sum->bytes = eviction->held_bytes > now ? eviction->held_bytes - now : 0;
         const struct hr_wire_evicted reply = {
                 .entries = sum->entries,
                 .bytes = sum->bytes,
@@ -280,6 +291,8 @@ static hr_status evict_start(struct hr_request *request, struct hr_diag *diag) {
         } else if (strcmp(what, "weights") == 0) {
                 eviction->weights = true;
         } else if (strcmp(what, "graphs") == 0 || strcmp(what, "experts") == 0) {
+                eviction->graphs = true;
+                eviction->held_bytes = device_bytes(server);
                 hr_evict_idle(server, what[0] == 'e', EVICTED_AT_ONCE, &eviction->sum);
         } else if (strcmp(what, "uploads") == 0) {
                 hr_holdings_count(server, &eviction->sum);
