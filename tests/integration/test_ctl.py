@@ -289,8 +289,9 @@ def test_health_of_a_device_that_is_late(launch: Callable[..., Daemon]) -> None:
         graph = headrace.Graph()
         x = graph.input("x", (64,))
         graph.output(x + x, "y")
+        eventually(lambda: client.health().ready, 20, "never ready")
         running = client.submit(graph).run_async({"x": Array})
-        eventually(lambda: not client.health().ready, 10, "never late")
+        eventually(lambda: client.health().devices[0].health == "late", 10, "never late")
         told = answer(daemon.address, "health", code=NOT_READY)
         assert told["words"] == "a device does not answer"
         assert [one["health"] for one in told["devices"]] == ["late"]
