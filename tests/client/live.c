@@ -4,6 +4,8 @@
  */
 #include "client/c/headrace.h"
 
+#include <dirent.h>
+#include <malloc.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -451,16 +453,46 @@ HR_TEST(a_cancelled_run_ends_once) {
         headrace_close(client);
 }
 
-HR_TEST_LIMIT(connections_and_runs_leave_nothing, 60) {
-        for (int i = 0; i < 300; i++) {
-                struct headrace_client *client = connected();
-                struct headrace_handle *handle = doubler(client, 2);
+/* What this process holds: descriptors, and bytes of the heap in use. */
+static void held(size_t *ret_fds, size_t *ret_bytes) {
+        DIR *folder = opendir("/proc/self/fd");
+
+        *ret_fds = 0;
+        while (folder && readdir(folder))
+                ++*ret_fds;
+        if (folder)
+                (void) closedir(folder);
+        *ret_bytes = mallinfo2().uordblks;
+}
+
+static void connect_and_run(int runs) {
+        struct headrace_client *client = connected();
+        struct headrace_handle *handle = doubler(client, 2);
+
+        for (int i = 0; i < runs; i++) {
                 float x[2] = {1, 2}, y[2] = {0};
 
                 OK(headrace_run(handle, &(struct headrace_buffer){x, 8}, 1,
                                 &(struct headrace_buffer){y, 8}, 1, NULL, &error, NULL));
                 HR_EXPECT(y[1] == 4);
-                OK(headrace_release(handle, 0, &error));
-                headrace_close(client);
         }
+        OK(headrace_release(handle, 0, &error));
+        headrace_close(client);
+}
+
+/* In the long form 100 000 connections and 1 000 000 runs. */
+HR_TEST_LIMIT(connections_and_runs_leave_nothing, 900) {
+        const int connections = getenv("HEADRACE_FULL") ? 100000 : 300;
+        size_t fds[2], bytes[2];
+
+        for (int i = 0; i < 300; i++) /* until what the heap keeps for itself is there */
+                connect_and_run(10);
+        held(&fds[0], &bytes[0]);
+        for (int i = 0; i < connections; i++)
+                connect_and_run(10);
+        held(&fds[1], &bytes[1]);
+        HR_EXPECT_EQ(fds[1], fds[0]);
+        if (bytes[1] > bytes[0] + 65536)
+                hr_test_fail(__FILE__, __LINE__, "%zu bytes of the heap in use, then %zu", bytes[0],
+                             bytes[1]);
 }

@@ -53,7 +53,7 @@ def test_live(few_graphs: Daemon, kind: str, name: str) -> None:
         env={**os.environ, "HEADRACE_TEST_ADDRESS": address},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
