@@ -171,11 +171,14 @@ static void stream_stop(struct making *making) {
         credit_give(MAKING_OF(link));
 }
 
-/* Nothing more is to come: all that wait for the upload wait for the store. */
-static void streams_complete(struct hr_holding *holding) {
+/* Nothing more is to come: all that wait for the upload wait for the store. A holding of contents that
+ * are there may have several, to different places. */
+static void streams_complete(struct hr_holding *holding, const struct hr_upload *upload) {
         HR_LIST_FOR_EACH(link, &holding->streams) {
                 struct making *making = MAKING_OF(link);
 
+                if (making->upload != upload)
+                        continue;
                 stream_end(making);
                 making->request->phase = HR_REQUEST_WORKING;
         }
@@ -223,7 +226,7 @@ static void put_data(struct hr_request *request, uint64_t bytes) {
 
         hr_upload_commit(request->stream, bytes);
         if (hr_upload_is_received(making->upload))
-                streams_complete(making->holding);
+                streams_complete(making->holding, making->upload);
         else
                 credit_give(making);
 }

@@ -389,3 +389,24 @@ def test_b07_what_comes_is_not_taken_for_what_has_gone(daemon: Any) -> None:
             for handle in (second, other.handle):
                 conn.call(raw.DROP, pb.WeightsDrop(handle=handle))
             assert conn.stats().get(held, 0) == before
+
+
+def test_the_same_contents_to_two_places_at_once(daemon: Any) -> None:
+    """While they are held already: each of the uploads is whole when its own bytes are there."""
+    data = [("t", F32, [16], bytes(range(64)))]
+    digest = raw.tree_digest(data[0][3])
+    body = raw.manifest(data).SerializeToString()
+    with Conn(daemon.address) as conn:
+        held = conn.put("here", data, digest, [("*", "cpu1")])
+        calls = [
+            conn.send(raw.PUT, pb.WeightsPut(name=name, total_bytes=64, digest=digest,
+                                             placement=raw.rules([("*", "cpu0")])), body, flags=MORE)
+            for name in ("one", "two")
+        ]  # fmt: skip
+        made = []
+        for call in calls:
+            conn.stream(call, data[0][3])
+            made.append(conn.reply(call)[0].set)
+        assert {info.digest for info in [held, *made]} == {digest}
+        for info in [held, *made]:
+            conn.call(raw.DROP, pb.WeightsDrop(handle=info.handle))

@@ -238,8 +238,10 @@ static void clients_main(void) {
                 } else {
                         sim_block(&clients, is_draining() ? next_ns : HR_MIN(next_ns, drain_ns));
                 }
-                if (sim.now_ns - waits_since_ns > END_NS)
+                if (sim.now_ns - waits_since_ns > END_NS) {
+                        sim_daemon_print();
                         sim_fail("clients wait for the daemon");
+                }
                 drain_look();
         }
         if (!sim.traits.drains)

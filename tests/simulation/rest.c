@@ -1,10 +1,12 @@
 /* What must hold of the daemon at any time, and what must be left of everybody at the end: nothing.
  */
 #include <signal.h>
+#include <stdio.h>
 
 #include "core/clock.h"
 #include "daemon/conn.h"
 #include "daemon/engine_priv.h"
+#include "daemon/request.h"
 #include "tests/simulation/sim.h"
 
 static bool is_of_sessions(hr_charge_kind kind) {
@@ -74,6 +76,30 @@ void sim_sleep_check(void) {
         if (!hr_list_is_empty(&engine->work) || !hr_list_is_empty(&engine->settling) ||
             !hr_list_is_empty(&engine->ending) || atomic_load(&engine->store_wanted))
                 sim_fail("the engine sleeps over its work");
+}
+
+void sim_daemon_print(void) {
+        HR_LIST_FOR_EACH(link, &sim.server->conns) {
+                const struct hr_conn *conn = HR_CONTAINER_OF(link, struct hr_conn, link);
+
+                (void) fprintf(stderr, "  a connection: stage %d%s%s, %llu bytes to send\n",
+                               (int) conn->stage, conn->eof ? ", over" : "",
+                               conn->finishing ? ", finishing" : "",
+                               (unsigned long long) conn->output_bytes);
+                HR_LIST_FOR_EACH(place, &conn->requests) {
+                        const struct hr_request *request =
+                                HR_CONTAINER_OF(place, struct hr_request, link);
+
+                        (void) fprintf(stderr,
+                                       "    request %llu of type %u: phase %d, stopped %d, job %d, "
+                                       "%llu of %llu bytes\n",
+                                       (unsigned long long) request->id, request->type,
+                                       (int) request->phase, (int) request->stopped,
+                                       request->active ? (int) request->active->phase : -1,
+                                       (unsigned long long) request->body_received,
+                                       (unsigned long long) request->body_total);
+                }
+        }
 }
 
 static void nothing(const char *what, uint64_t count) {

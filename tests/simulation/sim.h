@@ -162,5 +162,7 @@ uint64_t sim_clients_end(void);
 void sim_accounts_check(void);
 /* Nobody can go on before time passes: nothing must be left to be done. */
 void sim_sleep_check(void);
+/* Prints who is connected, and what it waits for. */
+void sim_daemon_print(void);
 /* Waits until nothing of anybody may be left, looks whether that is so, and ends the daemon. */
 void sim_daemon_rest(void);

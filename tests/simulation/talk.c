@@ -248,6 +248,9 @@ static void frame_take(struct client *client, const struct hr_frame_header *head
                 if (!request) /* ended meanwhile */
                         return;
                 request->credit += bytes;
+                sim_tell("client %u: %s %llu may send %llu", client->number,
+                         kind_name(request->kind), (unsigned long long) request->id,
+                         (unsigned long long) bytes);
                 if (client->phase <= PHASE_ENDING && !client->mute)
                         data_send(client, request);
         } else if (header->type == (HR_FRAME_GOAWAY | HR_FRAME_REPLY)) {
