@@ -138,7 +138,9 @@ static void conn_take_down(struct hr_conn *conn) {
         conn->message = NULL;
         conn_leave_session(conn);
         conn->principal = hr_principal_unref(conn->principal);
-        explicit_bzero(conn->token_digest, sizeof conn->token_digest);
+        if (conn->token_digest)
+                explicit_bzero(conn->token_digest, HR_TOKEN_DIGEST_BYTES);
+        free(conn->token_digest);
         hr_list_remove(&conn->link);
         server->stats.connections--;
         conn->watch = hr_watch_free(conn->watch);

@@ -44,20 +44,22 @@ struct hr_conn {
         struct hr_stream stream;
         bool eof, finishing, lingering;
         bool over; /* in the server's list of connections to take down */
-        struct hr_list over_link;
-        int polled; /* events asked for */
-        struct hr_principal *principal; /* referenced; NULL while nobody knows who it is */
+        bool wants_progress; /* its hello names the feature */
         hr_conn_known_by known_by;
-        uint8_t token_digest[HR_TOKEN_DIGEST_BYTES]; /* by a token */
+        hr_conn_stage stage;
+        int polled; /* events asked for */
+        struct hr_list over_link;
+        struct hr_principal *principal; /* referenced; NULL while nobody knows who it is */
+        uint8_t *token_digest; /* HR_TOKEN_DIGEST_BYTES of the one in its hello, or NULL */
         uint64_t refuse_ns; /* when a refused hello is answered and the connection cut; 0 = not
                              * refused */
-        bool wants_progress; /* its hello names the feature */
         /* In. */
-        hr_conn_stage stage;
         uint32_t filled; /* of the header or the message */
         uint32_t fds_charged; /* descriptors that no frame has claimed yet */
-        struct hr_frame_header header;
-        uint8_t head[HR_FRAME_HEADER_BYTES];
+        union { /* thousands of connections are idle: what a header is, and what it becomes */
+                uint8_t head[HR_FRAME_HEADER_BYTES]; /* stage HEADER: `filled` bytes of it */
+                struct hr_frame_header header;       /* else, and until more is read */
+        };
         uint8_t *message; /* only while one has come in part */
         uint8_t *body_to; /* NULL = skipped */
         uint64_t body_left;

@@ -47,6 +47,7 @@ static void conn_message(struct hr_conn *conn, const uint8_t *message) {
 
 static void conn_header(struct hr_conn *conn, const uint8_t *bytes) {
         struct hr_frame_limits limits = conn->server->frame_limits;
+        struct hr_frame_header header;
         struct hr_diag diag = {0};
 
         if (!conn->session) {
@@ -55,10 +56,11 @@ static void conn_header(struct hr_conn *conn, const uint8_t *bytes) {
         } else if (!conn->stream.is_tcp) {
                 limits.fds_max = HR_FRAME_FDS_MAX;
         }
-        if (hr_frame_header_decode(bytes, &limits, &diag, &conn->header) != HR_OK) {
+        if (hr_frame_header_decode(bytes, &limits, &diag, &header) != HR_OK) {
                 hr_conn_fail(conn, &diag);
                 return;
         }
+        conn->header = header;
         if (conn->header.request_id & HR_FRAME_PUSH_ID) {
                 (void) hr_fail_reason(&diag, HR_E_PROTOCOL, "BAD_ID",
                                       "ids with the top bit are the daemon's");

@@ -29,9 +29,8 @@ struct hr_loop {
 };
 
 struct hr_watch {
-        uv_poll_t handle;
+        uv_poll_t handle; /* its data: what fn gets; every connection has a watch */
         hr_watch_fn fn;
-        void *arg;
 };
 
 struct hr_timer {
@@ -163,14 +162,14 @@ hr_status hr_loop_signal(struct hr_loop *loop, int number, void (*fn)(void *arg,
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
 static void watch_cb(uv_poll_t *handle, int status, int events) {
-        struct hr_watch *watch = handle->data;
+        struct hr_watch *watch = HR_CONTAINER_OF(handle, struct hr_watch, handle);
         int ours = 0;
 
         if (events & UV_READABLE)
                 ours |= HR_LOOP_READABLE;
         if (events & UV_WRITABLE)
                 ours |= HR_LOOP_WRITABLE;
-        watch->fn(watch->arg, status < 0 ? 0 : ours);
+        watch->fn(handle->data, status < 0 ? 0 : ours);
 }
 
 struct hr_watch *hr_watch_new(struct hr_loop *loop, int fd, hr_watch_fn fn, void *arg) {
@@ -182,9 +181,8 @@ struct hr_watch *hr_watch_new(struct hr_loop *loop, int fd, hr_watch_fn fn, void
                 free(watch);
                 return NULL;
         }
-        watch->handle.data = watch;
+        watch->handle.data = arg;
         watch->fn = fn;
-        watch->arg = arg;
         return watch;
 }
 
@@ -200,7 +198,7 @@ bool hr_watch_want(struct hr_watch *watch, int events) {
 }
 
 static void watch_closed_cb(uv_handle_t *handle) {
-        free(handle->data);
+        free(HR_CONTAINER_OF((uv_poll_t *) handle, struct hr_watch, handle));
 }
 
 struct hr_watch *hr_watch_free(struct hr_watch *watch) {

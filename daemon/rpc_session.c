@@ -61,9 +61,14 @@ static hr_status principal_find(struct hr_conn *conn, struct hr_wire_hello *hell
                 conn->known_by = HR_CONN_BY_CERTIFICATE;
         }
         if (hello->credentials_bytes > 0) {
-                hr_status status = hr_sha256(hello->credentials, hello->credentials_bytes, diag,
-                                             conn->token_digest);
+                hr_status status;
 
+                if (!conn->token_digest)
+                        conn->token_digest = calloc(1, HR_TOKEN_DIGEST_BYTES);
+                status = conn->token_digest
+                                 ? hr_sha256(hello->credentials, hello->credentials_bytes, diag,
+                                             conn->token_digest)
+                                 : hr_fail(diag, HR_E_EXHAUSTED, "no memory for a token");
                 explicit_bzero(hello->credentials, sizeof hello->credentials);
                 if (status == HR_OK)
                         status = hr_principal_of_token(conn->server->principals,
