@@ -236,7 +236,7 @@ def test_b065_probes_are_told_apart(launch: Callable[..., Any]) -> None:
         assert conn.stats()["protocol_errors_total"] == 4
     lines = [line for line in quiet.log().splitlines() if "connection cut" in line]
     assert len(lines) == 4 and all("BAD_MAGIC" in line for line in lines)
-    for peer in (f'unix principal="uid {os.getuid()}"', 'tcp principal="local"'):
+    for peer in (f'unix principal="uid {os.getuid()}"', "tcp principal=local"):
         assert sum(peer in line for line in lines) == 2, lines
 
 
