@@ -31,6 +31,13 @@ static void count(atomic_uint_fast64_t *counter, uint64_t more) {
         atomic_fetch_add_explicit(counter, more, memory_order_relaxed);
 }
 
+/* Of a counter that only starts of runs change, which are one at a time; it is read at any time. */
+static void count_at_start(atomic_uint_fast64_t *counter, uint64_t more) {
+        uint64_t before = atomic_load_explicit(counter, memory_order_relaxed);
+
+        atomic_store_explicit(counter, before + more, memory_order_relaxed);
+}
+
 /* ---- Before ------------------------------------------------------------------------------------
  */
 
@@ -105,9 +112,13 @@ static hr_status choose_outputs(const struct hr_pipeline *pipeline, const struct
 
 static void count_experts(struct hr_exec_counters *counters, const struct hr_expert_tally *tally) {
         uint64_t bytes = atomic_load_explicit(&tally->bytes, memory_order_relaxed);
+        uint64_t hits = atomic_load_explicit(&tally->hits, memory_order_relaxed);
+        uint64_t misses = atomic_load_explicit(&tally->misses, memory_order_relaxed);
 
-        count(&counters->expert_hits, atomic_load_explicit(&tally->hits, memory_order_relaxed));
-        count(&counters->expert_misses, atomic_load_explicit(&tally->misses, memory_order_relaxed));
+        if (bytes + hits + misses == 0)
+                return;
+        count(&counters->expert_hits, hits);
+        count(&counters->expert_misses, misses);
         count(&counters->expert_bytes, bytes);
         count(&counters->bytes_copied, bytes);
 }
@@ -120,13 +131,14 @@ static void without_constants(struct hr_run *run) {
                                "the graph's constants could not be written: %.160s", diag->words);
 }
 
-static void run_end(struct hr_run *run) {
+/* now_ns: the time, if the caller has just looked, else 0. */
+static void run_end(struct hr_run *run, uint64_t now_ns) {
         struct hr_exec_counters *counters = &run->pipeline->fleet->counters;
 
         if (HR_UNLIKELY(hr_outcome_failed(&run->pipeline->constants)))
                 without_constants(run);
         hr_outcome_end(&run->outcome);
-        run->ended_ns = hr_clock_now_ns();
+        run->ended_ns = now_ns ? now_ns : hr_clock_now_ns();
         count_experts(counters, &run->experts);
         if (run->outcome.diag.status == HR_OK)
                 count(&counters->runs_ok, 1);
@@ -137,12 +149,14 @@ static void run_end(struct hr_run *run) {
         run->done(run, run->arg);
 }
 
-/* Thread: any. */
-static void on_notify(void *arg) {
-        struct hr_run *run = arg;
-
+/* One of those whom the run waits for is done. now_ns: as of run_end(). Thread: any. */
+static void share_end(struct hr_run *run, uint64_t now_ns) {
         if (atomic_fetch_sub_explicit(&run->pending, 1, memory_order_acq_rel) == 1)
-                run_end(run);
+                run_end(run, now_ns);
+}
+
+static void on_notify(void *arg) {
+        share_end(arg, 0);
 }
 
 /* ---- Traces ------------------------------------------------------------------------------------
@@ -411,12 +425,12 @@ static void count_start(struct hr_pipeline *pipeline, const struct hr_run *run) 
                 in += run->inputs[i].bytes;
         for (uint32_t i = 0; i < run->output_count; ++i)
                 out += run->outputs[i].bytes;
-        count(&counters->runs_started, 1);
-        count(&counters->splits_computed, pipeline->computed_splits);
-        count(&counters->nodes_computed, pipeline->computed_nodes);
+        count_at_start(&counters->runs_started, 1);
+        count_at_start(&counters->splits_computed, pipeline->computed_splits);
+        count_at_start(&counters->nodes_computed, pipeline->computed_nodes);
         count(&counters->bytes_copied, pipeline->copied_bytes);
-        count(&counters->bytes_in, in);
-        count(&counters->bytes_out, out);
+        count_at_start(&counters->bytes_in, in);
+        count_at_start(&counters->bytes_out, out);
 }
 
 /* One thread starts runs. */
@@ -430,6 +444,7 @@ static void note_start(struct hr_fleet *fleet, uint64_t took_ns) {
 hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run, struct hr_diag *diag) {
         uint32_t index = (uint32_t) (pipeline->sequence % pipeline->slot_count);
         struct hr_slot *slot = &pipeline->slots[index];
+        uint64_t now_ns;
 
         HR_ASSERT(run->done != NULL);
         if (HR_UNLIKELY(hr_pipeline_is_lost(pipeline)))
@@ -459,9 +474,10 @@ hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run, struct 
         run->next_command = 0;
         run->waits = false;
         submit_first(run);
-        note_start(pipeline->fleet, hr_clock_now_ns() - run->started_ns);
+        now_ns = hr_clock_now_ns();
+        note_start(pipeline->fleet, now_ns - run->started_ns);
         if (!run->waits)
-                on_notify(run);
+                share_end(run, now_ns);
         return HR_OK;
 }
 
