@@ -1,6 +1,7 @@
-"""Prints where the CUDA toolkit is: the compiler, then the folder of cuda.h. Nothing without one.
+"""Prints where the CUDA toolkit is: the compiler, then the folder of the headers. Nothing without.
 
-The environment decides: CUDA_PATH (or CUDA_HOME) where it is set, else the nvcc on PATH.
+The environment decides: CUDA_PATH (or CUDA_HOME) where it is set, else the nvcc on PATH. A toolkit
+without a header that the backend is compiled against is none.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ import os
 import shutil
 import sys
 from pathlib import Path
+
+
+HEADERS = ("cuda.h", "cublasLt.h")
 
 
 def candidates() -> list[Path]:
@@ -22,7 +26,7 @@ def candidates() -> list[Path]:
 def main() -> int:
     for root in candidates():
         nvcc, include = root / "bin" / "nvcc", root / "include"
-        if nvcc.is_file() and (include / "cuda.h").is_file():
+        if nvcc.is_file() and all((include / name).is_file() for name in HEADERS):
             print(nvcc)
             print(include)
             return 0
