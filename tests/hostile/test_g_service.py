@@ -6,9 +6,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ import numpy as np
 import pytest
 import raw
 from manager import Manager, managed
-from run_daemon import device
+from run_daemon import config_text, device
 from test_keep import CONTENTS, has, memfd, names
 from test_notify import built_with_systemd
 
@@ -204,6 +206,28 @@ def test_G09_two_daemons_on_one_socket(guarded: Service) -> None:
     guarded.run()
 
 
+def nobody_looks_into_it(manager: Manager) -> None:
+    """A daemon of another user, whose files that user can reach: what is not dumpable is root's."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, nobody = Path(name), 65534
+        program, config, address = folder / "headraced", folder / "ini", folder / "sock"
+        shutil.copy(manager.program, program)
+        config.write_text(config_text(address, (), [device("host", threads=1)], None, {}))
+        for path in (folder, config):
+            os.chown(path, nobody, nobody)
+        process = subprocess.Popen(
+            [program, "--config", config],
+            user=nobody, group=nobody, extra_groups=[], stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            raw.eventually(lambda: address.exists() or process.poll() is not None)
+            assert process.poll() is None
+            assert Path(f"/proc/{process.pid}/mem").stat().st_uid == 0
+        finally:
+            process.terminate()
+            assert process.wait(20) == 0
+
+
 def test_G11_secrets(guarded: Service) -> None:
     """Nobody but root looks into the process; a token is in no log, also one that was refused."""
     token = "an-extraordinary-secret"
@@ -222,19 +246,8 @@ def test_G11_secrets(guarded: Service) -> None:
         except headrace.errors.HeadraceError as error:
             assert "extraordinary" not in str(error)
     assert "extraordinary" not in manager.log() and digest not in manager.log()
-    if os.geteuid() == 0:  # what is not dumpable is root's in /proc
-        process = subprocess.Popen(
-            [str(manager.program), "--config", str(manager.config), "--set",
-             f"listen.unix={manager.folder / 'third.sock'}"],
-            user=65534, group=65534, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            raw.eventually(lambda: (manager.folder / "third.sock").exists() or process.poll() is not None)
-            if process.poll() is None:
-                assert Path(f"/proc/{process.pid}/mem").stat().st_uid == 0
-        finally:
-            process.terminate()
-            process.wait(20)
+    if os.geteuid() == 0:
+        nobody_looks_into_it(manager)
     guarded.run()
 
 

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEBIAN = ROOT / "systemd" / "debian"
 # Where the rules of the package put what Meson installs elsewhere.
 MOVED = {"usr/lib/systemd/": "lib/systemd/"}
+LIBRARIES = "lib/x86_64-linux-gnu"
 RUN = """
 import sys, numpy as np, headrace
 graph = headrace.Graph()
@@ -46,8 +47,9 @@ def installed() -> set[str]:
         path = path.replace("/usr/etc/", "/etc/").lstrip("/")
         for here, there in MOVED.items():
             path = there + path.removeprefix(here) if path.startswith(here) else path
-        paths.add(path)
-    library = f"usr/{options['libdir']}/libheadrace-client.so"
+        # Meson's own folder of libraries differs between systems; the packages name theirs.
+        paths.add(path.replace(f"usr/{options['libdir']}/", f"usr/{LIBRARIES}/"))
+    library = f"usr/{LIBRARIES}/libheadrace-client.so"
     assert any(path.startswith(library) for path in paths)
     # Links come with the library; Meson does not list them.
     return paths | {library, library + ".0"}
