@@ -18,7 +18,7 @@ bool hr_codec_text_is_valid(const char *text, size_t bytes);
  * are no UTF-8 become '?'. NULL counts as empty. */
 void hr_codec_text_copy(char *destination, size_t capacity, const char *text);
 
-/* pb_decode of a whole message into a generated struct. */
+/* pb_decode of a whole message into a generated struct, which is zero but for its callbacks. */
 HR_NODISCARD hr_status hr_codec_decode(struct hr_wire_span message, const pb_msgdesc_t *fields,
                                        void *destination, struct hr_diag *diag);
 /* pb_encode; NULL only measures. */
