@@ -81,7 +81,10 @@ def taken_over(
     first = other / names[0]
     if other.resolve() == here.resolve() or not all((other / name).exists() for name in names):
         return False
-    record = json.loads(first.read_text())
+    try:
+        record = json.loads(first.read_text())
+    except ValueError:  # a build that was cut off
+        return False
     if record["command"] != command:
         return False
     for name, known in record["sources"].items():
@@ -103,6 +106,7 @@ def main() -> int:
     made = [release(nvcc), source, *options]
     names = [f"{image}.made", fatbin.name, Path(report).name, f"{image}.read"]
     if not (other and other[0] and taken_over(Path(other[0]), names, made, here, folder_made)):
+        (here / names[0]).unlink(missing_ok=True)  # it must not speak of what is made now
         command = [nvcc, *options, "-I", str(folder_made), "-o", str(fatbin)]
         command += ["-MD", "-MF", depfile, "-MT", output, source]
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
