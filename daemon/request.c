@@ -164,6 +164,16 @@ hr_status hr_request_take_object(struct hr_request *request, uint64_t handle, hr
         return status;
 }
 
+/* What is left of the frame under way goes nowhere. */
+static void body_drop(struct hr_request *request) {
+        struct hr_conn *conn = request->conn;
+
+        if (!conn || conn->body_request != request)
+                return;
+        conn->body_request = NULL;
+        conn->body_to = NULL;
+}
+
 /* ---- work ------------------------------------------------------------------------------------ */
 
 void hr_request_post(struct hr_request *request, struct hr_job *job) {
@@ -307,10 +317,7 @@ static void request_end(struct hr_request *request, const struct hr_send *send, 
                 request_sent(request);
                 return;
         }
-        if (request->conn->body_request == request) {
-                request->conn->body_request = NULL;
-                request->conn->body_to = NULL;
-        }
+        body_drop(request);
         if (code == 0 && (request->flags & HR_FRAME_NOREPLY)) {
                 request_sent(request);
                 return;
@@ -345,7 +352,18 @@ static void request_missed(struct hr_server *server, struct hr_conn *conn) {
                 hr_conn_too_often(conn, "principal_misses", limit);
 }
 
-void hr_request_fail(struct hr_request *request, const struct hr_diag *failure) {
+/* What the request will be told. The first failure counts. False: there is no memory for it. */
+static bool failure_keep(struct hr_request *request, const struct hr_diag *failure) {
+        if (request->failure)
+                return true;
+        request->failure = hr_arena_alloc(&request->arena, sizeof *failure, 8);
+        if (!request->failure)
+                return false;
+        *request->failure = *failure;
+        return true;
+}
+
+static void fail_now(struct hr_request *request, const struct hr_diag *failure) {
         const bool is_miss = failure->status == HR_E_NOT_FOUND && !request->digest;
         struct hr_server *server = request->server;
         struct hr_conn *conn = request->conn;
@@ -377,29 +395,72 @@ void hr_request_fail(struct hr_request *request, const struct hr_diag *failure) 
 
 /* ---- giving objects back --------------------------------------------------------------------- */
 
-static void forgotten_done(struct hr_job *job) {
-        struct hr_request *request = hr_request_of(job);
-        struct hr_diag diag = job->diag;
+/* The reply of a request whose object has closed. */
+static void closed_reply(struct hr_request *request) {
+        struct hr_diag diag;
 
-        hr_object_closed(HR_CONTAINER_OF(job, struct hr_object, closing)); /* frees the job */
-        if (diag.status != HR_OK)
-                hr_request_fail(request, &diag);
-        else
+        if (request->failure) {
+                diag = *request->failure;
+                fail_now(request, &diag);
+        } else {
                 hr_request_reply(request, NULL, 0, NULL, 0);
+        }
+}
+
+/* Thread: engine. */
+static void closed_others_work(struct hr_job *job) {
+        hr_engine_job_end(job);
+}
+
+static void closed_others_done(struct hr_job *job) {
+        closed_reply(hr_request_of(job));
+}
+
+static void object_close_done(struct hr_job *job) {
+        struct hr_request *request = hr_request_of(job);
+        struct hr_object *object = HR_CONTAINER_OF(job, struct hr_object, closing);
+        const bool held_others = object->held_count > 0;
+
+        if (job->diag.status != HR_OK)
+                (void) failure_keep(request, &job->diag);
+        hr_object_closed(object); /* frees the job */
+        if (!held_others) {
+                closed_reply(request);
+                return;
+        }
+        /* What the object held may close now: those jobs were posted before this one. */
+        hr_request_post_work(request, closed_others_work, closed_others_done);
+}
+
+/* Closes the request's object, which nobody else holds, and replies then. */
+static void object_close(struct hr_request *request) {
+        struct hr_object *object = HR_STEAL(request->object);
+
+        object->refs = 0;
+        hr_object_closing_init(object, object_close_done);
+        hr_request_post(request, &object->closing);
 }
 
 void hr_request_forget_object(struct hr_request *request) {
         struct hr_object *object = request->object;
 
         hr_session_forget(request->session, object);
-        if (object->refs > 1) {
+        if (object->refs > 1)
                 hr_request_reply(request, NULL, 0, NULL, 0);
+        else
+                object_close(request);
+}
+
+void hr_request_fail(struct hr_request *request, const struct hr_diag *failure) {
+        struct hr_object *object = request->object;
+
+        /* Who hears of the failure may use at once what the object was charged with. */
+        if (!object || object->is_made || !request->conn || !failure_keep(request, failure)) {
+                fail_now(request, failure);
                 return;
         }
-        request->object = NULL;
-        object->refs = 0;
-        hr_object_closing_init(object, forgotten_done);
-        hr_request_post(request, &object->closing);
+        body_drop(request);
+        object_close(request);
 }
 
 /* ---- early ends ------------------------------------------------------------------------------ */
@@ -432,9 +493,7 @@ void hr_request_abort(struct hr_request *request, const struct hr_diag *failure)
                 hr_request_fail(request, failure);
                 return;
         }
-        request->failure = hr_arena_alloc(&request->arena, sizeof *failure, 8);
-        if (request->failure)
-                *request->failure = *failure;
+        (void) failure_keep(request, failure);
         request->phase = HR_REQUEST_WORKING;
         hr_engine_cancel(request->server->engine, request->active, HR_E_CANCELLED);
 }

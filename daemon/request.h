@@ -102,7 +102,8 @@ void hr_request_forget_object(struct hr_request *request);
 /* The terminal reply. The body must live as long as the request does. */
 void hr_request_reply(struct hr_request *request, const void *message, size_t message_bytes,
                       const void *body, uint64_t body_bytes);
-/* The terminal reply of a failure. */
+/* The terminal reply of a failure: when the object that the request was to make has closed, so that
+ * what it was charged with is free again. */
 void hr_request_fail(struct hr_request *request, const struct hr_diag *failure);
 /* A span of the request for the flight recorder. */
 void hr_request_record(const struct hr_request *request, hr_span_kind kind, uint64_t begin_ns,

@@ -399,6 +399,7 @@ hr_status hr_session_publish(struct hr_session *session, struct hr_object *objec
         if (session->closed)
                 return hr_fail(diag, HR_E_CANCELLED, "the session has closed");
         HR_TRY(hr_handles_add(&session->handles, object, diag, &object->handle));
+        object->is_made = true;
         if (object->kind == HR_OBJECT_GRAPH) {
                 hr_list_append(&session->graphs, &object->used_link);
                 session->graph_handles++;

@@ -68,6 +68,7 @@ struct hr_object {
         hr_object_kind kind;
         uint32_t refs;
         uint64_t handle; /* 0 = none (any more) */
+        bool is_made;    /* a handle stands for it, or has */
         struct hr_session *session;
         hr_charge_kind bytes_kind; /* charged for it beside its handle */
         uint64_t bytes;

@@ -198,3 +198,30 @@ def test_sessions_of_a_principal_share_its_limits(launch: Callable[..., Daemon])
         assert held(first, "sessions") == held(first, "connections") == 2
     with headrace.connect(daemon.address, credentials=mine) as again:
         assert held(again, "sessions") == held(again, "connections") == 1
+
+
+def test_what_was_refused_or_freed_is_charged_no_more(launch: Callable[..., Daemon]) -> None:
+    """A reply comes after the charge is gone: the next connection may use it at once."""
+    daemon = launch(
+        sections={
+            "limits": {"principal_states": 1, "principal_state_bytes": "64K"},
+            **sections(runner=by_token("runner", "run, load")),
+        }
+    )
+    token = TOKENS["runner"].encode()
+    spec = {"kv": ("f32", (16,))}
+    graph = headrace.Graph()
+    x = graph.input("x", (16,))
+    graph.output(graph.add(x, graph.state("kv", (16,))), "y")
+    with (
+        headrace.connect(daemon.address, credentials=token) as first,
+        headrace.connect(daemon.address, credentials=token) as second,
+    ):
+        for _ in range(300):
+            with pytest.raises(errors.Exhausted, match="principal_state_bytes"):
+                first.state({"kv": ("f32", (32768,))})
+            state = second.state(spec)
+            handle = second.submit(graph, states=[state])
+            state.free()
+            handle.release()
+            first.state(spec).free()
