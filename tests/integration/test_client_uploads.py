@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -73,6 +74,8 @@ class Relay:
         except OSError:
             pass
         for end in (source, sink):
+            with contextlib.suppress(OSError):  # the other thread reads from it, and notices this
+                end.shutdown(socket.SHUT_RDWR)
             end.close()
 
     def close(self) -> None:
@@ -124,8 +127,9 @@ def test_resumed_after_the_connection_broke(served: Any) -> None:
     data = tensors(7, 6 * LEAF)
     upload = prepare("w", data, True)
     relay = Relay(served.tcp_address, 3 * LEAF + LEAF // 2)
-    with pytest.raises(errors.ConnectionLost), headrace.connect(relay.address) as client:
-        client.put("w", data)
+    with headrace.connect(relay.address, resend=False) as client:
+        with pytest.raises(errors.ConnectionLost):
+            client.put("w", data)
     relay.most = 1 << 40
     with headrace.connect(relay.address) as client:
         there = client.contents([upload.digest])[0]
@@ -136,6 +140,41 @@ def test_resumed_after_the_connection_broke(served: Any) -> None:
         made = client.put("w", data)
         assert relay.passed - before < 6 * LEAF + 100_000 - there.received_bytes
         assert np.array_equal(content_of(client, made, "w"), data["w"])
+    relay.close()
+
+
+async def put_by_asyncio(address: str, data: dict[str, Any]) -> tuple[bytes, bool]:
+    async with await aio.connect(address) as client:
+        made = await client.put("w", data)
+        assert (await client.contents([made.info.digest]))[0].are_there
+        return made.info.digest, made.already
+
+
+@pytest.mark.parametrize("library", ["blocking", "asyncio"])
+def test_an_upload_goes_on_by_itself(served: Any, library: str) -> None:
+    """Each connection breaks after a leaf and a half: one leaf is new each time, and no more than the half is sent
+    again."""
+    data = tensors(9, 5 * LEAF)
+    upload = prepare("w", data, True)
+    relay = Relay(served.tcp_address, LEAF + LEAF // 2)
+    if library == "blocking":
+        with headrace.connect(relay.address) as client:
+            made = client.put("w", data)
+            assert not made.already and made.info.digest == upload.digest
+            assert np.array_equal(content_of(client, made, "w"), data["w"])
+    else:
+        assert asyncio.run(put_by_asyncio(relay.address, data)) == (upload.digest, False)
+    assert relay.passed < 8 * LEAF
+    relay.close()
+
+
+def test_an_upload_that_gets_nowhere_ends(served: Any) -> None:
+    """Connections that break before a leaf has arrived: a few more are made, and then it is told."""
+    data = tensors(10, 3 * LEAF)
+    relay = Relay(served.tcp_address, LEAF // 2)
+    with headrace.connect(relay.address) as client, pytest.raises(errors.ConnectionLost):
+        client.put("w", data)
+    assert relay.passed < 6 * LEAF
     relay.close()
 
 

@@ -407,7 +407,7 @@ def test_addresses() -> None:
 async def async_client(daemon: Daemon) -> aio.AsyncClient:
     """An asyncio client on a scripted daemon."""
     loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(aio._Connection, sock=daemon.peer.client_end)
+    _, connection = await loop.create_connection(aio.Connection, sock=daemon.peer.client_end)
     link = aio.AsyncClient(connection, 5.0)
     link.hello = await link.drive(flows.hello("test", "", b"", b""), None)
     connection.wire.body_max = link.hello.limits.body_bytes_max

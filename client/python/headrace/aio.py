@@ -10,8 +10,10 @@ Cancelling a task cancels its call in the daemon.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -19,227 +21,40 @@ import numpy.typing as npt
 
 from headrace import flows, handles, operate, sequences
 from headrace import headrace_pb2 as pb
+from headrace.aio_connection import Connection, in_thread, open_connection
 from headrace.client import TIMEOUT_S, UPLOAD_TIMEOUT_S
-from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
+from headrace.errors import HeadraceError, NotFound
 from headrace.explain import Explanation
 from headrace.flows import (
     Flow,
     Inputs,
     Observe,
-    OnPart,
     OnProgress,
-    OnTap,
     Placement,
     Request,
     Taps,
+    is_end_of_daemon,
 )
 from headrace.graph import Graph
-from headrace.tls import client_context
-from headrace.transport import GRACE_S, open_socket, tls_host
+from headrace.recovery import Sets, may_resume, remaining, shorter, take_over
+from headrace.regions import LEAST_BYTES, Regions, Shared, sealed_contents
 from headrace.types import Array, TensorInfo, TypeLike
-from headrace.uploads import Content, prepare
-from headrace.wire import (
-    Buffer,
-    Call,
-    Credit,
-    Failure,
-    GoingAway,
-    Kind,
-    Part,
-    Progress,
-    Reply,
-    Tapped,
-    Wire,
-)
+from headrace.uploads import Content, Upload, prepare
+from headrace.wire import Buffer, Kind, Reply
 
 T = TypeVar("T")
 
 
-class _Connection(asyncio.BufferedProtocol):
-    """A Wire as asyncio protocol: receives straight into the wire's buffers."""
+# Connects anew within so many seconds.
+Reopen = Callable[[float | None], Awaitable[tuple[Connection, handles.Hello]]]
 
-    def __init__(self) -> None:
-        self.wire = Wire()
-        self.draining: GoingAway | None = None
-        self.failure: HeadraceError | None = None
-        self._transport: asyncio.Transport | None = None
-        self._replies: dict[int, asyncio.Future[Reply]] = {}
-        self._uploads: dict[int, Call] = {}
-        self._watchers: dict[int, OnProgress] = {}
-        self._observers: dict[int, OnTap] = {}
-        self._parts: dict[int, OnPart] = {}
-        self._writable = asyncio.Event()
-        self._writable.set()
 
-    # ---- asyncio's side ------------------------------------------------------------------------
+class _Driven:
+    """How far an operation is: on which connection, and whether a request of it was sent again."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.fail(ConnectionLost(str(exc or "the daemon closed the connection"), reason="EOF"))
-
-    def pause_writing(self) -> None:
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        self._writable.set()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self.wire.buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        try:
-            events = self.wire.received(nbytes)
-        except ProtocolError as error:
-            self.fail(error)
-            return
-        for event in events:
-            if isinstance(event, GoingAway):
-                self.draining = event
-            elif isinstance(event, Credit):
-                self._upload(event.call_id)
-            elif isinstance(event, Progress):
-                self._tell(event)
-            elif isinstance(event, Tapped):
-                self._show(event)
-            elif isinstance(event, Part):
-                self._take(event)
-            elif isinstance(event, Failure) and event.call_id == 0:
-                self.fail(event.error)
-            else:
-                self._end(event)
-
-    # ---- our side ------------------------------------------------------------------------------
-
-    def fail(self, failure: HeadraceError) -> None:
-        """Ends the connection for every call; the first failure counts."""
-        self.failure = self.failure or failure
-        self._writable.set()
-        if self._transport is not None:
-            self._transport.close()
-        for future in self._replies.values():
-            if not future.done():
-                future.set_exception(self.failure)
-        self._replies.clear()
-        self._uploads.clear()
-        self._watchers.clear()
-        self._observers.clear()
-        self._parts.clear()
-
-    def _show(self, event: Tapped) -> None:
-        """Shows a tap and answers; what a callback raises ends its call."""
-        observer = self._observers.get(event.call_id)
-        try:
-            go_on = observer is None or observer(event.tensor, event.body)
-        except Exception as error:
-            future = self._replies.get(event.call_id)
-            if future is not None and not future.done():
-                future.set_exception(error)
-            return
-        self._write(self.wire.answer(event.call_id, event.tap, stop=not go_on))
-
-    def _tell(self, event: Progress) -> None:
-        """Passes progress on; what a callback raises ends its call."""
-        watcher = self._watchers.get(event.call_id)
-        if watcher is None:
-            return
-        try:
-            watcher(event.done, event.total)
-        except Exception as error:
-            del self._watchers[event.call_id]
-            future = self._replies.get(event.call_id)
-            if future is not None and not future.done():
-                future.set_exception(error)
-
-    def _take(self, event: Part) -> None:
-        """Passes one of several replies on; what a callback raises ends its call."""
-        taker = self._parts.get(event.call_id)
-        if taker is None:
-            return
-        try:
-            taker(event.message, event.body)
-        except Exception as error:
-            del self._parts[event.call_id]
-            future = self._replies.get(event.call_id)
-            if future is not None and not future.done():
-                future.set_exception(error)
-
-    def _end(self, event: Reply | Failure) -> None:
-        self._uploads.pop(event.call_id, None)
-        self._watchers.pop(event.call_id, None)
-        self._observers.pop(event.call_id, None)
-        self._parts.pop(event.call_id, None)
-        future = self._replies.pop(event.call_id, None)
-        if future is None or future.done():
-            return
-        if isinstance(event, Reply):
-            future.set_result(event)
-        else:
-            future.set_exception(event.error)
-
-    def _upload(self, call_id: int) -> None:
-        """Sends what credit allows; the daemon's credit bounds what asyncio buffers."""
-        call = self._uploads.get(call_id)
-        while call is not None and call.uploading:
-            frames = self.wire.upload(call)
-            if not frames:
-                return
-            self._write(frames)
-        self._uploads.pop(call_id, None)
-
-    def _write(self, frames: Sequence[Buffer]) -> None:
-        assert self._transport is not None
-        self._transport.writelines(frames)
-
-    async def call(self, request: Request, timeout: float | None) -> Reply:
-        """Sends a request and waits for its reply."""
-        await self._writable.wait()
-        if self.failure is not None:
-            raise self.failure
-        timeout_ms = 0 if timeout is None else min(max(1, int(timeout * 1000)), 0xFFFFFFFF)
-        call = self.wire.call(
-            request.kind,
-            request.message,
-            request.body,
-            pull=request.pull,
-            resume=request.resume,
-            timeout_ms=timeout_ms,
-            into=request.into,
-            parts=request.part is not None,
-        )
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._replies[call.call_id] = future
-        if call.uploading:
-            self._uploads[call.call_id] = call
-        if request.progress is not None:
-            self._watchers[call.call_id] = request.progress
-        if request.observe is not None:
-            self._observers[call.call_id] = request.observe
-        if request.part is not None:
-            self._parts[call.call_id] = request.part
-        self._write(call.frames)
-        try:
-            return await asyncio.wait_for(future, None if timeout is None else timeout + GRACE_S)
-        except TimeoutError:
-            self._abandon(call)
-            raise DeadlineExceeded("no answer within the deadline", reason="DEADLINE") from None
-        except HeadraceError:
-            raise
-        except BaseException:  # cancelled, or stopped by a callback of the caller's
-            self._abandon(call)
-            raise
-
-    def _abandon(self, call: Call) -> None:
-        self._replies.pop(call.call_id, None)
-        self._uploads.pop(call.call_id, None)
-        self._watchers.pop(call.call_id, None)
-        self._observers.pop(call.call_id, None)
-        self._parts.pop(call.call_id, None)
-        if self.failure is None and call.call_id in self.wire.calls:
-            self.wire.abandon(call.call_id)
-            self._write(self.wire.cancel(call.call_id))
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.repeated = False
 
 
 class AsyncState(handles.StateInfo):
@@ -258,11 +73,12 @@ class AsyncState(handles.StateInfo):
 
     async def read(self, name: str, *, timeout: float | None = None) -> Array:
         """A tensor as a new array."""
-        return await self._client.drive(flows.state_read(self, name), timeout)
+        return await self._client.drive(flows.state_read(self, name, self._client.regions), timeout)
 
     async def write(self, name: str, value: npt.ArrayLike, *, timeout: float | None = None) -> None:
         """Replaces a tensor's content."""
-        await self._client.drive(flows.state_write(self, name, value), timeout)
+        flow = flows.state_write(self, name, value, self._client.regions)
+        await self._client.drive(flow, timeout)
 
     async def save(self, *, timeout: float | None = None) -> bytes:
         """See State.save()."""
@@ -281,8 +97,14 @@ class AsyncState(handles.StateInfo):
 class AsyncGraphHandle(handles.SubmittedGraph):
     """A submitted graph; see client.GraphHandle."""
 
-    def __init__(self, client: AsyncClient, graph: Graph, submit: bytes) -> None:
-        super().__init__(graph, submit)
+    def __init__(
+        self,
+        client: AsyncClient,
+        graph: Graph,
+        submit: bytes,
+        weights: Sequence[handles.WeightSet] = (),
+    ) -> None:
+        super().__init__(graph, submit, weights)
         self._client = client
 
     async def run(
@@ -299,7 +121,7 @@ class AsyncGraphHandle(handles.SubmittedGraph):
         """Evaluates the graph and returns its outputs; see client.GraphHandle.run()."""
         flow = flows.run(
             self, inputs, outputs, priority, self._client.body_max, trace, observe,
-            traceparent=traceparent,
+            self._client.regions, traceparent=traceparent,
         )  # fmt: skip
         return await self._client.drive(flow, timeout)
 
@@ -349,9 +171,20 @@ class AsyncReservation(handles.ReservationInfo):
 class AsyncClient:
     """A connection and its session; an asynchronous context manager. Methods as in Client."""
 
-    def __init__(self, connection: _Connection, timeout: float | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        timeout: float | None,
+        reopen: Reopen | None = None,
+    ) -> None:
+        """reopen: connects anew, for requests that may be sent again; see client.Client."""
         self._connection = connection
+        self._reopen = reopen
+        self._renewal = asyncio.Lock()
+        self._sets = Sets()
+        self._closed = False
         self.timeout = timeout
+        self.regions: Regions | None = None
         self.hello: handles.Hello
 
     @property
@@ -372,7 +205,8 @@ class AsyncClient:
 
     def close(self) -> None:
         """Ends the connection; the session and what it owns end with it."""
-        self._connection.fail(ConnectionLost("the connection was closed", reason="CLOSED"))
+        self._closed = True
+        self._connection.close()
 
     @property
     def draining(self) -> bool:
@@ -382,17 +216,78 @@ class AsyncClient:
     async def drive(self, flow: Flow[T], timeout: float | None) -> T:
         """Runs an operation."""
         limit = self.timeout if timeout is None else timeout
+        driven = _Driven(self._connection)
         try:
             request = flow.send(None)  # type: ignore[arg-type]
             while True:
                 try:
-                    reply = await self._connection.call(request, limit)
+                    reply = await self._answer(driven, request, limit)
                 except HeadraceError as error:
                     request = flow.throw(error)
                 else:
                     request = flow.send(reply)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
+        finally:
+            flow.close()
+
+    async def _answer(self, driven: _Driven, request: Request, limit: float | None) -> Reply:
+        """The reply to a request, which is sent once more if it may be and the connection ends."""
+        if request.pause > 0:
+            await asyncio.sleep(request.pause)
+        deadline = None if limit is None else time.monotonic() + limit
+        try:
+            return await driven.connection.call(request, limit)
+        except HeadraceError as error:
+            once = request.may_repeat and not driven.repeated
+            if not (once or request.reconnect) or not is_end_of_daemon(error):
+                raise
+            driven.repeated = driven.repeated or not request.reconnect
+            found = await self._recover(driven.connection, deadline)
+            if found is None:
+                raise
+        driven.connection = found
+        if request.remake is not None:
+            request = request.remake()
+        left = remaining(deadline)
+        return await found.call(request, None if left is None else max(left, 0.001))
+
+    async def _recover(self, ended: Connection, deadline: float | None) -> Connection | None:
+        """A connection in place of `ended`; see client.Client. A task that is cancelled here leaves
+        nothing behind, and the next one that needs a connection makes it.
+        """
+        if self._reopen is None:
+            return None
+        try:
+            async with asyncio.timeout(remaining(deadline)), self._renewal:
+                if self._closed or self._connection is not ended:  # another task has been here
+                    return None if self._closed else self._connection
+                connection, hello = await self._reopen(remaining(deadline))
+                try:
+                    if hello.session_token != self.hello.session_token:
+                        await self._find_again(connection, deadline)
+                    if self._closed:  # meanwhile
+                        connection.close()
+                except BaseException:
+                    connection.close()
+                    raise
+                self._connection, self.hello = connection, hello
+                return connection
+        except (HeadraceError, TimeoutError):
+            return None
+
+    async def _find_again(self, connection: Connection, deadline: float | None) -> None:
+        """What belongs to the session, in a new one."""
+        if self.regions is not None:
+            self.regions.stale = True
+            self.regions = Regions()
+        other = AsyncClient(connection, None)
+        for weights, again in self._sets:
+            left = shorter(self.timeout, remaining(deadline))
+            try:
+                take_over(weights, await other.drive(again, left))
+            except HeadraceError:
+                continue  # who needs it is told NOT_FOUND
 
     async def ping(self, *, timeout: float | None = None) -> None:
         """Returns when the daemon has answered."""
@@ -483,7 +378,8 @@ class AsyncClient:
     ) -> handles.WeightSet:
         """A GGUF file on the daemon's side, as a weight set; progress is called by the loop."""
         flow = flows.load(path, name, placement, progress)
-        return await self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
+        weights = await self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
+        return self._sets.add(weights, lambda: flows.load(path, name, placement))
 
     async def put(
         self,
@@ -497,8 +393,27 @@ class AsyncClient:
     ) -> handles.WeightSet:
         """Uploads arrays as a weight set; see client.Client.put()."""
         upload = await asyncio.to_thread(prepare, name, tensors, digest)
-        flow = flows.put(upload, placement, self.body_max, progress)
-        return await self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
+        limit = UPLOAD_TIMEOUT_S if timeout is None else timeout
+        reconnects = self._reopen is not None
+        shared = await self._shared(upload, limit) if self.regions is not None else None
+        if shared is not None:
+            flow = flows.put_shared(upload, shared, placement, self.body_max, progress)
+        else:
+            flow = flows.put(upload, placement, self.body_max, progress, reconnects=reconnects)
+        weights = await self.drive(flow, limit)
+        return self._sets.add(weights, lambda: flows.load("", name, None))
+
+    async def _shared(self, upload: Upload, limit: float) -> Shared | None:
+        """Contents that the daemon lacks, where it can map them."""
+        size = len(upload.pieces)
+        if size < LEAST_BYTES or await self.drive(flows.is_there(upload), limit):
+            return None
+        try:
+            return await in_thread(
+                sealed_contents, Shared.close, upload.pieces.slice(0, size), size
+            )
+        except OSError:
+            return None
 
     async def contents(
         self, digests: Sequence[bytes], *, timeout: float | None = None
@@ -565,7 +480,7 @@ class AsyncClient:
             taps, debug,
         )
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
-        handle = AsyncGraphHandle(self, graph, message.SerializeToString())
+        handle = AsyncGraphHandle(self, graph, message.SerializeToString(), weights)
         await self.drive(flows.submit(handle, self.body_max, traceparent), timeout)
         return handle
 
@@ -641,28 +556,39 @@ async def connect(
     token: bytes = b"",
     tls: ssl.SSLContext | None = None,
     timeout: float | None = TIMEOUT_S,
+    resend: bool = True,
 ) -> AsyncClient:
     """Connects and says hello; see client.connect()."""
-    loop = asyncio.get_running_loop()
-    sock = await loop.run_in_executor(None, open_socket, address, timeout)
-    host = tls_host(address)
-    try:
-        _, connection = await loop.create_connection(
-            _Connection,
-            sock=sock,
-            ssl=(tls or client_context()) if host is not None else None,
-            server_hostname=host,
-            ssl_handshake_timeout=timeout if host is not None else None,
-        )
-    except OSError as error:
-        raise ConnectionLost(f"{address}: {error}", reason="TLS") from error
-    client = AsyncClient(connection, timeout)
-    try:
-        client.hello = await client.drive(flows.hello(name, session, credentials, token), timeout)
-    except BaseException:
-        client.close()
-        raise
-    wire, limits = connection.wire, client.hello.limits
-    wire.body_max = limits.body_bytes_max or wire.body_max
-    wire.message_max = limits.message_bytes_max or wire.message_max
+
+    async def opened(
+        session_token: bytes, left: float | None
+    ) -> tuple[Connection, handles.Hello]:
+        end = None if left is None else time.monotonic() + left
+        connection = await open_connection(address, left, tls)
+        try:
+            flow = flows.hello(name, session, credentials, session_token)
+            limit = remaining(end)
+            hello = await AsyncClient(connection, None).drive(
+                flow, None if limit is None else max(limit, 0.001)
+            )
+        except BaseException:
+            connection.close()
+            raise
+        wire, limits = connection.wire, hello.limits
+        wire.body_max = limits.body_bytes_max or wire.body_max
+        wire.message_max = limits.message_bytes_max or wire.message_max
+        return connection, hello
+
+    async def reopen(left: float | None) -> tuple[Connection, handles.Hello]:
+        left = shorter(left, timeout)
+        if may_resume(client.hello):
+            with contextlib.suppress(NotFound):
+                return await opened(client.hello.session_token, left)
+        return await opened(b"", left)
+
+    connection, hello = await opened(token, timeout)
+    client = AsyncClient(connection, timeout, reopen if resend else None)
+    client.hello = hello
+    if "memfd" in hello.features and connection.passes_descriptors:
+        client.regions = Regions()
     return client

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 import threading
-import weakref
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -15,10 +15,20 @@ import numpy.typing as npt
 
 from headrace import flows, handles, operate, sequences
 from headrace import headrace_pb2 as pb
-from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, Unavailable
+from headrace.errors import DeadlineExceeded, HeadraceError, NotFound
 from headrace.explain import Explanation
-from headrace.flows import Flow, Inputs, Observe, OnProgress, Placement, Request, Taps
+from headrace.flows import (
+    Flow,
+    Inputs,
+    Observe,
+    OnProgress,
+    Placement,
+    Request,
+    Taps,
+    is_end_of_daemon,
+)
 from headrace.graph import Graph
+from headrace.recovery import Sets, may_resume, remaining, shorter, take_over
 from headrace.regions import LEAST_BYTES, Regions
 from headrace.transport import Pending, Transport, open_stream
 from headrace.types import Array, TensorInfo, TypeLike
@@ -33,15 +43,10 @@ LANES = 3
 LANES_BYTES = 64 << 20
 
 WeightSet = handles.WeightSet
-# Takes the connection that has ended; another one, if there can be one.
-Recover = Callable[[Transport], Transport | None]
-
-
-def is_end_of_daemon(error: HeadraceError) -> bool:
-    """The daemon has gone, or refuses because it is about to."""
-    if isinstance(error, ConnectionLost):
-        return error.reason == "EOF"
-    return isinstance(error, Unavailable) and error.reason == "DRAINING"
+# Takes the connection that has ended, and the seconds that there are; another one, if there can be one.
+Recover = Callable[[Transport, float | None], Transport | None]
+# Connects anew within so many seconds.
+Reopen = Callable[[float | None], tuple[Transport, handles.Hello]]
 
 
 class Operation(Generic[T]):
@@ -62,25 +67,48 @@ class Operation(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._pending: Pending | None = None
+        self._repeated = False
+        self._deadline: float | None = None
         self._advance(None, None)
 
     def _advance(self, reply: Any, error: HeadraceError | None) -> None:
-        """Gives the flow its answer and sends the request that it yields next."""
+        """Gives the flow its answer and sends the request that it yields next. A request that cannot
+        be sent is answered with that.
+        """
+        self._pending = None
         try:
-            request = self._flow.send(reply) if error is None else self._flow.throw(error)
-            self._request: Request = request
-            try:
-                self._pending = self._sent()
-            except HeadraceError as failure:
-                if not self._recovered(failure):
-                    raise
-                self._pending = self._sent()
+            while self._pending is None:
+                request = self._flow.send(reply) if error is None else self._flow.throw(error)
+                self._request: Request = request
+                if request.pause > 0:
+                    time.sleep(request.pause)
+                self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
+                reply, error = None, self._send()
         except StopIteration as stop:
-            self._value, self._pending = stop.value, None
+            self._value = stop.value
         except Exception as failure:
-            self._error, self._pending = failure, None
+            self._error = failure
 
-    def _sent(self) -> Pending:
+    def _send(self) -> HeadraceError | None:
+        """Sends the request; over another connection if this one ends, and may be replaced."""
+        try:
+            self._pending = self._sent(self._timeout)
+        except HeadraceError as failure:
+            return self._sent_again(failure)
+        return None
+
+    def _sent_again(self, error: HeadraceError) -> HeadraceError | None:
+        """Sends the request once more if it may be; else what the flow is to be told."""
+        if not self._recovered(error):
+            return error
+        left = remaining(self._deadline)
+        try:
+            self._pending = self._sent(None if left is None else max(left, 0.001))
+        except HeadraceError as failure:
+            return failure
+        return None
+
+    def _sent(self, timeout: float | None) -> Pending:
         request = self._request
         return self._transport.start(
             request.kind,
@@ -89,7 +117,7 @@ class Operation(Generic[T]):
             pull=request.pull,
             resume=request.resume,
             fds=request.fds,
-            timeout=self._timeout,
+            timeout=timeout,
             into=request.into,
             progress=request.progress,
             observe=request.observe,
@@ -100,13 +128,19 @@ class Operation(Generic[T]):
         """The request was not answered, or was refused by a daemon that ends, and may be sent once
         more: there is another connection for it.
         """
-        if self._recover is None or not self._request.may_repeat or not is_end_of_daemon(error):
+        request = self._request
+        once = request.may_repeat and not self._repeated
+        if self._recover is None or not (once or request.reconnect) or not is_end_of_daemon(error):
             return False
-        found = self._recover(self._transport)
-        self._recover = None  # once
-        if found is not None:
-            self._transport = found
-        return found is not None
+        left = remaining(self._deadline)
+        found = self._recover(self._transport, left) if left is None or left > 0 else None
+        self._repeated = self._repeated or not request.reconnect
+        if found is None:
+            return False
+        self._transport = found
+        if request.remake is not None:
+            self._request = request.remake()
+        return True
 
     def _turn(self, timeout: float | None, *, until_news: bool) -> None:
         """Waits for the answer to the last request, or with until_news for any callback."""
@@ -114,12 +148,8 @@ class Operation(Generic[T]):
         try:
             reply = self._transport.wait(self._pending, timeout, until_news=until_news)
         except HeadraceError as error:
-            if not self._recovered(error):
-                self._advance(None, error)
-                return
-            try:
-                self._pending = self._sent()
-            except HeadraceError as failure:
+            failure = self._sent_again(error)
+            if failure is not None:
                 self._advance(None, failure)
         else:
             if reply is not None:
@@ -197,7 +227,7 @@ class Lanes:
                 if self._closing:
                     return
                 self._open.append(client)
-            flow = flows.put(self._upload, self._placement, client.body_max)
+            flow = flows.put(self._upload, self._placement, client.body_max, reconnects=True)
             client.drop(client.drive(flow, self._timeout))
 
 
@@ -357,23 +387,27 @@ class Client:
         sibling: Callable[[], Client] | None = None,
         lanes: int = 1,
         regions: Regions | None = None,
-        reopen: Callable[[], tuple[Transport, handles.Hello]] | None = None,
+        reopen: Reopen | None = None,
     ) -> None:
         """sibling: makes another connection of the session; lanes: that help a large upload;
-        regions: memory shared with a daemon that takes it; reopen: connects anew, in a session of
-        its own, for requests that may be sent again.
+        regions: memory shared with a daemon that takes it; reopen: connects anew, for requests that
+        may be sent again: in the same session where the daemon still has it, else in a new one.
         """
         self._transport = transport
         self._sibling = sibling
         self._lanes = lanes
         self._reopen = reopen
         self._renewal = threading.Lock()
-        # What has to be found again in another session, and how.
-        self._sets: list[tuple[weakref.ref[WeightSet], Callable[[], Flow[WeightSet]]]] = []
+        self._sets = Sets()
+        self._closed = False
         self.regions = regions
         self.hello = hello
         self.timeout = timeout
-        self.body_max = transport.wire.body_max
+
+    @property
+    def body_max(self) -> int:
+        """The longest body of one frame."""
+        return self._transport.wire.body_max
 
     def __enter__(self) -> Client:
         return self
@@ -388,6 +422,7 @@ class Client:
 
     def close(self) -> None:
         """Ends the connection; the session and what it owns end with it."""
+        self._closed = True
         self._transport.close()
 
     @property
@@ -403,34 +438,42 @@ class Client:
             self._transport, flow, self.timeout if timeout is None else timeout, recover
         )
 
-    def _recover(self, ended: Transport) -> Transport | None:
-        """A connection to the daemon that has come after the one behind `ended`; the weight sets of
-        this client are found again there, as far as they are there.
+    def _recover(self, ended: Transport, left: float | None) -> Transport | None:
+        """A connection in place of `ended`, within `left` seconds. In another session the weight sets of
+        this client are found again, as far as they are there.
         """
-        with self._renewal:
+        assert self._reopen is not None
+        deadline = None if left is None else time.monotonic() + left
+        if not self._renewal.acquire(timeout=-1 if left is None else left):
+            return None
+        try:
+            if self._closed:
+                return None
             if self._transport is not ended:  # another thread has been here
                 return self._transport
-            assert self._reopen is not None
-            try:
-                transport, hello = self._reopen()
-            except HeadraceError:
-                return None
-            if self.regions is not None:
-                self.regions.stale = True
-                self.regions = Regions()
-            self._sets = [one for one in self._sets if one[0]() is not None]
-            for reference, again in self._sets:
-                weights = reference()
-                if weights is None:
-                    continue
-                try:
-                    found = Operation(transport, again(), self.timeout).result()
-                except HeadraceError:
-                    continue  # who needs it is told NOT_FOUND
-                if found.info.digest == weights.info.digest:
-                    weights.info = found.info
+            transport, hello = self._reopen(remaining(deadline))
+            if hello.session_token != self.hello.session_token:
+                self._find_again(transport, deadline)
             self._transport, self.hello = transport, hello
+            if self._closed:  # meanwhile
+                transport.close()
             return transport
+        except HeadraceError:
+            return None
+        finally:
+            self._renewal.release()
+
+    def _find_again(self, transport: Transport, deadline: float | None) -> None:
+        """What belongs to the session, in a new one."""
+        if self.regions is not None:
+            self.regions.stale = True
+            self.regions = Regions()
+        for weights, again in self._sets:
+            left = shorter(self.timeout, remaining(deadline))
+            try:
+                take_over(weights, Operation(transport, again, left).result(left))
+            except (HeadraceError, TimeoutError):
+                continue  # who needs it is told NOT_FOUND
 
     def drive(self, flow: Flow[T], timeout: float | None) -> T:
         """Starts an operation and waits for it."""
@@ -440,13 +483,6 @@ class Client:
         except BaseException:  # interrupted, or stopped by a callback of the caller's
             operation.cancel()
             raise
-
-    def _remember(self, weights: WeightSet, again: Callable[[], Flow[WeightSet]]) -> WeightSet:
-        """A set that is found again by the flow, should the daemon be started anew."""
-        with self._renewal:
-            self._sets = [one for one in self._sets if one[0]() is not None]
-            self._sets.append((weakref.ref(weights), again))
-        return weights
 
     # ---- devices and counters ------------------------------------------------------------------
 
@@ -554,7 +590,7 @@ class Client:
         """
         flow = flows.load(path, name, placement, progress)
         weights = self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
-        return self._remember(weights, lambda: flows.load(path, name, placement))
+        return self._sets.add(weights, lambda: flows.load(path, name, placement))
 
     def put(
         self,
@@ -569,14 +605,14 @@ class Client:
     ) -> handles.WeightSet:
         """Uploads arrays, or (type, shape, bytes) for types numpy lacks, as a weight set.
 
-        Contents that the daemon has are not sent; what it got before a connection broke is not sent
-        again. digest: of the contents, where it is known (WeightSet.info.digest), so that they need
-        not be read; False: they are sent in any case. lanes: connections that send at once (None: as
+        Contents that the daemon has are not sent; when the connection breaks it is made anew, and what
+        has arrived is not sent again (whole leaves of 4 MiB, unless the daemon has ended). digest: of the contents, where it is known (WeightSet.info.digest), so that they need
+        not be read; False: they are sent in any case, and once. lanes: connections that send at once (None: as
         many as help). progress: as in load(), of what is copied to devices once everything has
         arrived.
         """
         weights = self._put(name, tensors, placement, digest, lanes, progress, timeout)
-        return self._remember(weights, lambda: flows.load("", name, None))
+        return self._sets.add(weights, lambda: flows.load("", name, None))
 
     def _put(
         self,
@@ -590,9 +626,11 @@ class Client:
     ) -> WeightSet:
         upload = prepare(name, tensors, digest)
         limit = UPLOAD_TIMEOUT_S if timeout is None else timeout
+        reconnects = self._reopen is not None
         if self.regions is not None and lanes is None and len(upload.pieces) >= LEAST_BYTES:
-            return self.drive(flows.put_fd(upload, placement, self.body_max, progress), limit)
-        flow = flows.put(upload, placement, self.body_max, progress)
+            flow = flows.put_fd(upload, placement, self.body_max, progress, reconnects=reconnects)
+            return self.drive(flow, limit)
+        flow = flows.put(upload, placement, self.body_max, progress, reconnects=reconnects)
         if lanes is None:
             lanes = self._lanes if len(upload.pieces) >= LANES_BYTES else 1
         if self._sibling is None or not upload.digest or lanes < 2:
@@ -777,17 +815,21 @@ def connect(
     token by which the daemon knows its principal, where it asks for one. tls: how to check the daemon
     behind tls: (None: by the system's authorities; see tls.client_context()).
 
-    resend: a request that a daemon has not answered when it ended is sent once more, over a new
-    connection, if doing it twice is the same as doing it once: what only asks, loads by path or
-    name, and runs of graphs without states, whose weights and plans are found again first. It is a
-    new session: states of the old one are gone. Everything else fails with ConnectionLost.
+    resend: a request that was not answered when the daemon or the connection ended is sent once more,
+    over a new connection and within the deadline of its call, if doing it twice is the same as doing
+    it once: what only asks, loads by path or name, and runs of graphs without states, whose weights
+    and plans are found again first; put() goes on where it was. The session is the same where the
+    daemon still has it (session_grace), else a new one: states of the old one are gone. Everything
+    else fails with ConnectionLost.
     """
 
-    def opened(session_token: bytes) -> tuple[Transport, handles.Hello]:
-        transport = Transport(open_stream(address, timeout, tls))
+    def opened(session_token: bytes, left: float | None) -> tuple[Transport, handles.Hello]:
+        end = None if left is None else time.monotonic() + left
+        transport = Transport(open_stream(address, left, tls))
         try:
             flow = flows.hello(name, session, credentials, session_token)
-            hello = Operation(transport, flow, timeout).result(timeout)
+            limit = None if end is None else max(end - time.monotonic(), 0.001)
+            hello = Operation(transport, flow, limit).result(limit)
         except TimeoutError:
             transport.close()
             raise DeadlineExceeded(f"{address} did not answer", reason="DEADLINE") from None
@@ -798,7 +840,14 @@ def connect(
         transport.wire.message_max = hello.limits.message_bytes_max or transport.wire.message_max
         return transport, hello
 
-    transport, hello = opened(token)
+    def reopen(left: float | None) -> tuple[Transport, handles.Hello]:
+        left = shorter(left, timeout)
+        if may_resume(client.hello):
+            with contextlib.suppress(NotFound):
+                return opened(client.hello.session_token, left)
+        return opened(b"", left)
+
+    transport, hello = opened(token, timeout)
 
     def sibling() -> Client:
         """Another connection of the same session."""
@@ -815,6 +864,6 @@ def connect(
         sibling,
         1 if is_local else LANES,
         Regions() if is_local and "memfd" in hello.features else None,
-        (lambda: opened(b"")) if resend else None,
+        reopen if resend else None,
     )
     return client

@@ -6,6 +6,7 @@ yield, so that an operation can answer it (a graph that was evicted is submitted
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -42,6 +43,15 @@ REPEATABLE = frozenset({
     Kind.WEIGHTS_LIST,
 })  # fmt: skip
 
+
+
+def is_end_of_daemon(error: HeadraceError) -> bool:
+    """The daemon has gone, or refuses because it is about to, or the connection has broken."""
+    if isinstance(error, ConnectionLost):
+        return error.reason == "EOF"
+    return isinstance(error, Unavailable) and error.reason == "DRAINING"
+
+
 Placement = Mapping[str, str] | Sequence[tuple[str, str]]
 Inputs = Mapping[str, Any] | Sequence[Any]
 # Takes the bytes done and the bytes in all.
@@ -73,6 +83,12 @@ class Request:
     observe: OnTap | None = None
     part: OnPart | None = None
     again: bool = False
+    # The same with what is known after a reconnection; None: as it is.
+    remake: Callable[[], Request] | None = None
+    # Sent over a new connection if need be, whatever else of the operation has been sent again.
+    reconnect: bool = False
+    # Seconds before it is sent.
+    pause: float = 0.0
 
     @property
     def may_repeat(self) -> bool:
@@ -185,13 +201,59 @@ def set_tensors(handle: int) -> Flow[list[TensorInfo]]:
     return handles.manifest_of(parse(pb.Manifest, reply.body))
 
 
+# Before the connection is made anew for an upload of which nothing more has arrived.
+PAUSES_S = (0.0, 0.1, 0.5, 2.0)
+
+
 def put(
     upload: Upload,
     placement: Placement | None,
     body_max: int,
     progress: OnProgress | None = None,
+    *,
+    reconnects: bool = False,
 ) -> Flow[handles.WeightSet]:
-    """Uploads what the daemon lacks of a set's contents. Several connections may do so at once."""
+    """Uploads what the daemon lacks of a set's contents. Several connections may do so at once.
+
+    reconnects: when the connection breaks it is made anew, and what has arrived is not sent again,
+    as long as more arrives each time. Contents without a digest cannot be gone on with.
+    """
+    had, stuck = 0, 0
+    while True:
+        try:
+            return (yield from put_once(upload, placement, body_max, progress))
+        except (ConnectionLost, Unavailable) as error:
+            if not reconnects or not upload.digest or not is_end_of_daemon(error):
+                raise
+            there = yield from reached(upload.digest, error, stuck)
+            stuck = 0 if there > had else stuck + 1
+            had = there
+            if stuck >= len(PAUSES_S):
+                raise
+
+
+def reached(digest: bytes, error: HeadraceError, stuck: int) -> Flow[int]:
+    """Bytes that the daemon has of contents, asked over a new connection."""
+    message = pb.WeightsQuery(digests=digest).SerializeToString()
+    for pause in PAUSES_S[stuck:]:
+        try:
+            reply = yield Request(Kind.WEIGHTS_QUERY, message, reconnect=True, pause=pause)
+        except (ConnectionLost, Unavailable) as failure:
+            if not (is_end_of_daemon(failure) or failure.reason == "CONNECT"):
+                raise
+            continue
+        answer = parse(pb.WeightsQueryReply, reply.message)
+        return int(answer.received_bytes[0]) if answer.received_bytes else 0
+    raise error
+
+
+def put_once(
+    upload: Upload,
+    placement: Placement | None,
+    body_max: int,
+    progress: OnProgress | None = None,
+) -> Flow[handles.WeightSet]:
+    """put() over one connection."""
     request = Request(
         Kind.WEIGHTS_PUT,
         upload.message(rules(placement), body_max),
@@ -221,18 +283,40 @@ def made_of(upload: Upload, reply: Reply) -> handles.WeightSet:
 
 
 def put_fd(
-    upload: Upload, placement: Placement | None, body_max: int, progress: OnProgress | None = None
+    upload: Upload,
+    placement: Placement | None,
+    body_max: int,
+    progress: OnProgress | None = None,
+    *,
+    reconnects: bool = False,
 ) -> Flow[handles.WeightSet]:
     """The same through memory that the daemon maps; not sent at all where it has the contents."""
-    if upload.digest:
-        there = yield from query([upload.digest])
-        if there[0].state == HELD:
-            return (yield from put(upload, placement, body_max, progress))
     size = len(upload.pieces)
-    try:
-        shared = sealed_contents(upload.pieces.slice(0, size), size)
-    except OSError:
-        return (yield from put(upload, placement, body_max, progress))
+    shared = None
+    if not (yield from is_there(upload)):
+        with contextlib.suppress(OSError):
+            shared = sealed_contents(upload.pieces.slice(0, size), size)
+    if shared is None:
+        return (yield from put(upload, placement, body_max, progress, reconnects=reconnects))
+    return (yield from put_shared(upload, shared, placement, body_max, progress))
+
+
+def is_there(upload: Upload) -> Flow[bool]:
+    """The daemon has all of the contents."""
+    if not upload.digest:
+        return False
+    there = yield from query([upload.digest])
+    return there[0].state == HELD
+
+
+def put_shared(
+    upload: Upload,
+    shared: Shared,
+    placement: Placement | None,
+    body_max: int,
+    progress: OnProgress | None = None,
+) -> Flow[handles.WeightSet]:
+    """Gives the daemon memory that holds a set's contents, sealed; it is closed here."""
     try:
         reply = yield Request(
             Kind.WEIGHTS_PUT_FD,
@@ -240,6 +324,7 @@ def put_fd(
             [upload.manifest],
             fds=[shared.fd],
             progress=progress,
+            again=bool(upload.digest),
         )
     finally:
         shared.close()
@@ -513,20 +598,28 @@ class SubmitOptions:
 def submit(handle: SubmittedGraph, body_max: int, traceparent: str | None = None) -> Flow[None]:
     """Submits, for the first time or again. A graph longer than one body is asked for first."""
     encoded = handle.graph.encode()
-    message = pb.Submit.FromString(handle.submit_message)
-    message.traceparent = chosen(traceparent)
-    again = not message.weights and not message.states
-    if handle.weights:  # their handles are others after the daemon has been started anew
-        message.weights[:] = [weights.handle for weights in handle.weights]
+
+    def request(body: Sequence[Buffer], declared_bytes: int = 0) -> Request:
+        message = pb.Submit.FromString(handle.submit_message)
+        message.traceparent = chosen(traceparent)
+        message.graph_bytes = declared_bytes
+        if handle.weights:  # their handles are others in another session
+            message.weights[:] = [weights.handle for weights in handle.weights]
+        return Request(
+            Kind.SUBMIT,
+            message.SerializeToString(),
+            body,
+            again=not handle.has_states,
+            remake=lambda: request(body, declared_bytes),
+        )
+
     if len(encoded) > body_max:
         try:
-            reply = yield Request(Kind.SUBMIT, message.SerializeToString(), again=again)
+            reply = yield request(())
         except NotFound:
-            message.graph_bytes = len(encoded)
-        else:
-            _submitted(handle, reply)
-            return
-    reply = yield Request(Kind.SUBMIT, message.SerializeToString(), [encoded], again=again)
+            reply = yield request([encoded], len(encoded))
+    else:
+        reply = yield request([encoded])
     _submitted(handle, reply)
 
 

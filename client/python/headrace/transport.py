@@ -13,13 +13,14 @@ each other). _sending is taken before _state, never after.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import ssl
 import threading
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from headrace.errors import ConnectionLost, DeadlineExceeded, HeadraceError, ProtocolError
 from headrace.tls import TlsSocket, client_context
@@ -39,6 +40,8 @@ from headrace.wire import (
 )
 
 GRACE_S = 2.0
+CANCEL_S = 1.0
+CONNECT_AGAIN_S = 0.005
 IOV_MAX = 512
 
 
@@ -55,9 +58,7 @@ def open_socket(address: str, timeout: float | None) -> socket.socket:
     scheme, _, rest = address.partition(":")
     try:
         if scheme == "unix" and rest:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.settimeout(timeout)
-            sock.connect(rest)
+            sock = _open_unix(rest, timeout)
         elif scheme in ("tcp", "tls") and ":" in rest:
             host, _, port = rest.rpartition(":")
             sock = socket.create_connection((host.strip("[]"), int(port)), timeout)
@@ -68,6 +69,25 @@ def open_socket(address: str, timeout: float | None) -> socket.socket:
         raise ConnectionLost(f"{address}: {error.strerror or error}", reason="CONNECT") from error
     sock.setblocking(False)
     return sock
+
+
+def _open_unix(path: str, timeout: float | None) -> socket.socket:
+    """Where too many wait to be accepted a Unix socket refuses at once: it is asked again."""
+    end = None if timeout is None else time.monotonic() + timeout
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        while True:
+            try:
+                sock.settimeout(timeout)
+                sock.connect(path)
+                return sock
+            except BlockingIOError:
+                if end is not None and time.monotonic() >= end:
+                    raise TimeoutError("too many wait to be accepted") from None
+                time.sleep(CONNECT_AGAIN_S)
+    except BaseException:
+        sock.close()
+        raise
 
 
 def open_stream(
@@ -126,10 +146,13 @@ class Pending:
 
 
 class Transport:
-    """A Wire on a socket."""
+    """A Wire on a socket. It belongs to the process that made it: in a child, which shares the socket,
+    every call fails, and close() closes the child's descriptor alone.
+    """
 
     def __init__(self, sock: socket.socket | TlsSocket) -> None:
         self.wire = Wire()
+        self._process = os.getpid()
         self.draining: GoingAway | None = None
         self._sock = sock
         self._tls = sock if isinstance(sock, TlsSocket) else None
@@ -165,11 +188,12 @@ class Transport:
     ) -> Pending:
         """Sends a request. A body that needs credit is sent on by whoever waits for the reply, who
         also calls `progress`, `observe` and `part`; with `part` there may be several replies, and the
-        last one is the call's.
+        last one is the call's. DeadlineExceeded when the socket takes no bytes in time.
         """
         timeout_ms = 0 if timeout is None else min(max(1, int(timeout * 1000)), 0xFFFFFFFF)
-        deadline = None if timeout is None else time.monotonic() + timeout + GRACE_S
-        with self._sending:
+        until = None if timeout is None else time.monotonic() + timeout
+        deadline = None if until is None else until + GRACE_S
+        with self._turn(until):
             with self._state:
                 self._check()
                 call = self.wire.call(
@@ -178,7 +202,13 @@ class Transport:
                 )  # fmt: skip
                 pending = Pending(call, deadline, progress, observe, part)
                 self._pending[call.call_id] = pending
-            self._send(call.frames, fds)
+            try:
+                self._send(call.frames, fds, until)
+            except DeadlineExceeded:
+                with self._state:  # not one byte of it has gone out
+                    self.wire.calls.pop(call.call_id, None)
+                    self._pending.pop(call.call_id, None)
+                raise
         return pending
 
     def wait(
@@ -188,6 +218,7 @@ class Transport:
         goes on), DeadlineExceeded when the daemon is silent past the call's deadline. until_news:
         None as soon as a callback has been called.
         """
+        self._check_process()
         limit = None if timeout is None else time.monotonic() + timeout
         try:
             told = self._wait(pending, limit, until_news)
@@ -212,8 +243,12 @@ class Transport:
                 return True
             if done:
                 return False
-            while pending.call.uploading and self._upload(pending):
-                pass
+            try:
+                while pending.call.uploading and self._upload(pending):
+                    pass
+            except DeadlineExceeded as error:
+                self.cancel(pending, error)
+                return False
             now = time.monotonic()
             if pending.deadline is not None and now >= pending.deadline:
                 if not looked:  # an answer that came in time may not have been read yet
@@ -236,7 +271,7 @@ class Transport:
             news = pending.news.pop(0)
             told = True
             if isinstance(news, Tapped):
-                self._answer(news, stop=not (pending.observe or _go_on)(news.tensor, news.body))
+                self._answer(pending, news, stop=not (pending.observe or _go_on)(news.tensor, news.body))
             elif isinstance(news, Part):
                 if pending.part is not None:
                     pending.part(news.message, news.body)
@@ -244,16 +279,18 @@ class Transport:
                 pending.progress(news.done, news.total)
         return told
 
-    def _answer(self, tapped: Tapped, *, stop: bool) -> None:
-        with self._sending:
+    def _answer(self, pending: Pending, tapped: Tapped, *, stop: bool) -> None:
+        with self._turn(pending.deadline):
             with self._state:
                 if self._failure is not None:
                     return
                 frames = self.wire.answer(tapped.call_id, tapped.tap, stop=stop)
-            self._send(frames)
+            self._send(frames, until=pending.deadline)
 
     def poll(self) -> None:
         """Takes in whatever has arrived, without waiting."""
+        if self._process != os.getpid():
+            return
         with self._state:
             if self._reading or self._failure is not None:
                 return
@@ -261,27 +298,50 @@ class Transport:
         self._read(0.0)
 
     def cancel(self, pending: Pending, error: HeadraceError | None = None) -> None:
-        """Asks the daemon to stop a call. With `error` the call ends here and now with it."""
-        with self._sending:
+        """Asks the daemon to stop a call, if the socket takes that soon. With `error` the call ends
+        here and now with it.
+        """
+        if self._process != os.getpid():
+            return
+        if error is not None:
             with self._state:
-                if pending.done or self._failure is not None:
+                if pending.done:
+                    return
+                self.wire.abandon(pending.call.call_id)
+                self._pending.pop(pending.call.call_id, None)
+                pending.error = error
+        until = time.monotonic() + CANCEL_S
+        with contextlib.suppress(HeadraceError), self._turn(until):
+            with self._state:
+                if self._failure is not None or pending.call.call_id not in self.wire.calls:
                     return
                 frames = self.wire.cancel(pending.call.call_id)
-                if error is not None:
-                    self.wire.abandon(pending.call.call_id)
-                    self._pending.pop(pending.call.call_id, None)
-                    pending.error = error
-            self._send(frames)
+            self._send(frames, until=until)
 
     def close(self) -> None:
         """Ends the connection; calls under way fail with ConnectionLost."""
+        if self._process != os.getpid():
+            self._sock.close()
+            return
         self._fail(ConnectionLost("the connection was closed", reason="CLOSED"))
 
     # ---- sending -------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _turn(self, until: float | None) -> Iterator[None]:
+        """Holds _sending, if it can be had in time."""
+        self._check_process()
+        left = -1.0 if until is None else max(0.0, until - time.monotonic())
+        if not self._sending.acquire(timeout=left):
+            raise DeadlineExceeded("the daemon takes no more bytes", reason="DEADLINE")
+        try:
+            yield
+        finally:
+            self._sending.release()
+
     def _upload(self, pending: Pending) -> bool:
         """Sends one DATA frame if there is credit for it."""
-        with self._sending:
+        with self._turn(pending.deadline):
             with self._state:
                 if pending.done:
                     return False
@@ -289,12 +349,29 @@ class Transport:
                 pending.granted = False
             if not frame:
                 return False
-            self._send(frame)
+            self._send(frame, until=pending.deadline)
         return True
 
-    def _send(self, frames: Sequence[Buffer], fds: Sequence[int] = ()) -> None:
-        """Writes buffers out, with descriptors beside the first byte. The caller holds _sending."""
-        left = [memoryview(part) for part in frames]
+    def _send(
+        self, frames: Sequence[Buffer], fds: Sequence[int] = (), until: float | None = None
+    ) -> None:
+        """Writes buffers out, with descriptors beside the first byte. The caller holds _sending.
+
+        DeadlineExceeded: nothing has been written by `until`. Whatever else interrupts it leaves the
+        connection unusable, since half a frame may have gone out.
+        """
+        try:
+            self._send_all([memoryview(part) for part in frames], fds, until)
+        except HeadraceError:
+            raise
+        except BaseException:
+            self._fail(ConnectionLost("interrupted in the middle of a frame", reason="EOF"))
+            raise
+
+    def _send_all(
+        self, left: list[memoryview], fds: Sequence[int], until: float | None
+    ) -> None:
+        begun = False
         while left:
             try:
                 if fds and isinstance(self._sock, socket.socket):
@@ -304,6 +381,12 @@ class Transport:
                 else:
                     sent = self._sock.sendmsg(left[:IOV_MAX])
             except BlockingIOError:
+                if until is not None and time.monotonic() >= until:
+                    late = DeadlineExceeded("the daemon takes no more bytes", reason="DEADLINE")
+                    if begun:
+                        self._fail(late)
+                        self._check()
+                    raise late from None
                 self._wait_writable()
                 continue
             except OSError as error:
@@ -311,6 +394,7 @@ class Transport:
                 self.poll()
                 self._fail(ConnectionLost(str(error.strerror or error), reason="EOF"))
                 self._check()
+            begun = begun or sent > 0
             while left and sent >= len(left[0]):
                 sent -= len(left[0])
                 left.pop(0)
@@ -358,23 +442,28 @@ class Transport:
         """Reads once; the caller has the reading role, which ends here."""
         failure: HeadraceError | None = None
         events: list[Event] = []
+        counted = True
         try:
             wait_ms = None if timeout is None else max(0, int(timeout * 1000) + 1)
             buffered = self._tls is not None and self._tls.pending()
             if timeout == 0.0 or buffered or self._readable.poll(wait_ms):
+                counted = False  # what interrupts this thread now may lose bytes
                 count = self._sock.recv_into(self.wire.buffer())
                 if count == 0:
                     failure = ConnectionLost("the daemon closed the connection", reason="EOF")
                 else:
                     with self._state:
                         events = self.wire.received(count)
+                counted = True
         except (BlockingIOError, InterruptedError):
-            pass
+            counted = True
         except ProtocolError as error:
             failure = error
         except (OSError, ValueError) as error:
             failure = ConnectionLost(str(error), reason="EOF")
         finally:
+            if not counted and failure is None:
+                failure = ConnectionLost("interrupted while it was read from", reason="EOF")
             with self._state:
                 self._reading = False
                 for event in events:
@@ -382,8 +471,8 @@ class Transport:
                 self._hand_over()
                 if self._failure is not None:
                     self._sock.close()
-        if failure is not None:
-            self._fail(failure)
+            if failure is not None:
+                self._fail(failure)
 
     def _deliver(self, event: Event) -> HeadraceError | None:
         """Gives an event to its call; a failure of the whole connection is returned."""
@@ -419,6 +508,10 @@ class Transport:
             chosen = self._waiting.pop()
             if chosen.waiter is not None:
                 chosen.waiter.set()
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise ConnectionLost("this connection is of another process", reason="FORKED")
 
     def _check(self) -> None:
         if self._failure is not None:
