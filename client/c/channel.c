@@ -46,22 +46,21 @@ bool hr_client_is_past(int64_t deadline_ns) {
         return deadline_ns != HR_CLIENT_NEVER && hr_client_now_ns() >= deadline_ns;
 }
 
-/* ---- open and close -------------------------------------------------------------------------- */
+/* ---- new and free ---------------------------------------------------------------------------- */
 
-static enum headrace_status channel_new(const struct headrace_stream *stream, bool own_stream,
-                                        struct headrace_error *error,
-                                        struct hr_channel **ret_channel) {
+enum headrace_status hr_channel_new(const struct hr_transport *transport,
+                                    struct headrace_error *error,
+                                    struct hr_channel **ret_channel) {
         struct hr_channel *channel = calloc(1, sizeof *channel);
 
         if (channel)
                 channel->scratch = malloc(HR_CHANNEL_SCRATCH_BYTES);
         if (!channel || !channel->scratch) {
                 free(channel);
-                stream->close(stream->data);
+                transport->close(transport->data);
                 return hr_client_fail_memory(error);
         }
-        channel->stream = *stream;
-        channel->own_stream = own_stream;
+        channel->transport = *transport;
         (void) pthread_mutex_init(&channel->sending, NULL);
         (void) pthread_mutex_init(&channel->state, NULL);
         channel->body_max = BODY_BYTES_BEFORE_HELLO;
@@ -70,24 +69,10 @@ static enum headrace_status channel_new(const struct headrace_stream *stream, bo
         return HEADRACE_OK;
 }
 
-enum headrace_status hr_channel_open(const char *address, const struct headrace_stream *stream,
-                                     int64_t deadline_ns, struct headrace_error *error,
-                                     struct hr_channel **ret_channel) {
-        struct headrace_stream socket;
-        enum headrace_status status;
-
-        if (stream)
-                return channel_new(stream, true, error, ret_channel);
-        status = hr_socket_open(address, deadline_ns, error, &socket);
-        if (status != HEADRACE_OK)
-                return status;
-        return channel_new(&socket, false, error, ret_channel);
-}
-
-void hr_channel_close(struct hr_channel *channel) {
+void hr_channel_free(struct hr_channel *channel) {
         if (!channel)
                 return;
-        channel->stream.close(channel->stream.data);
+        channel->transport.close(channel->transport.data);
         while (channel->calls) { /* only abandoned ones can be left */
                 struct hr_call *call = channel->calls;
 
@@ -149,6 +134,19 @@ void hr_channel_break(struct hr_channel *channel, const struct headrace_error *e
                         (void) pthread_cond_signal(&call->changed);
 }
 
+void hr_channel_break_transport(struct hr_channel *channel, int number) {
+        const struct hr_transport *transport = &channel->transport;
+        const char *words = number && transport->words ? transport->words(transport->data) : NULL;
+        struct headrace_error error;
+
+        if (!words)
+                words = strerror(number);
+        (void) hr_client_fail(&error, HEADRACE_UNAVAILABLE, "EOF",
+                              number ? "the connection has failed: %.100s"
+                                     : "the daemon has closed the connection", words);
+        hr_channel_break(channel, &error);
+}
+
 static struct hr_call *call_new(const struct hr_request *request, int64_t deadline_ns) {
         struct hr_call *call = calloc(1, sizeof *call);
         pthread_condattr_t monotonic;
@@ -189,7 +187,7 @@ void hr_channel_hand_over(struct hr_channel *channel) {
 }
 
 void hr_channel_wait_some(struct hr_channel *channel, struct hr_call *call, int64_t deadline_ns) {
-        struct pollfd ready = {.fd = channel->stream.poll_fd, .events = POLLIN};
+        struct pollfd ready = {.fd = channel->transport.poll_fd, .events = POLLIN};
 
         if (channel->reading) {
                 int64_t until = hr_client_now_ns() + hr_client_poll_ms(deadline_ns) * INT64_C(1000000);
@@ -202,7 +200,7 @@ void hr_channel_wait_some(struct hr_channel *channel, struct hr_call *call, int6
                 return;
         }
         channel->reading = true;
-        if (channel->own_stream)
+        if (channel->transport.holds_received)
                 hr_channel_receive(channel, call);
         if (!call->ended && !call->credit && !channel->failed) {
                 int count;

@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include "client/c/client_priv.h"
+#include "client/c/transport/transport.h"
 
 #define HR_CHANNEL_SCRATCH_BYTES (HR_FRAME_HEADER_BYTES + HR_WIRE_MESSAGE_BYTES_MAX + 16384)
 
@@ -36,8 +37,7 @@ struct hr_call {
 };
 
 struct hr_channel {
-        struct headrace_stream stream;
-        bool own_stream; /* the caller's stream may hold bytes that poll() does not know of */
+        struct hr_transport transport;
         pthread_mutex_t sending, state;
         uint32_t body_max;
         uint64_t next_id;
@@ -62,6 +62,8 @@ struct hr_channel {
 void hr_channel_receive(struct hr_channel *channel, const struct hr_call *until);
 /* Ends the connection for everybody; the first failure counts. */
 void hr_channel_break(struct hr_channel *channel, const struct headrace_error *error);
+/* The same, for a failure of the transport's; number: errno, or 0 for the end of what is sent. */
+void hr_channel_break_transport(struct hr_channel *channel, int number);
 struct hr_call *hr_channel_find(struct hr_channel *channel, uint64_t id);
 void hr_channel_forget(struct hr_channel *channel, struct hr_call *call);
 /* Wakes one waiting thread so that somebody reads. */
@@ -78,10 +80,3 @@ void hr_call_destroy(struct hr_call *call);
 enum headrace_status hr_channel_send(struct hr_channel *channel, struct hr_call *call,
                                      const struct hr_request *request,
                                      struct headrace_error *error);
-/* Connects to an address of the public header's. */
-enum headrace_status hr_socket_open(const char *address, int64_t deadline_ns,
-                                    struct headrace_error *error,
-                                    struct headrace_stream *ret_stream);
-/* Milliseconds for poll(), at least 0, rounded up, at most half a second. */
-int hr_client_poll_ms(int64_t deadline_ns);
-bool hr_client_is_past(int64_t deadline_ns);

@@ -1,5 +1,6 @@
 /* Connecting, and questions about the daemon. */
 #include "client/c/client_priv.h"
+#include "client/c/transport/transport.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,6 +102,7 @@ enum headrace_status headrace_connect(const char *address, const struct headrace
                                       struct headrace_client **ret_client) {
         const struct headrace_options none = {0};
         struct headrace_client *client = calloc(1, sizeof *client);
+        struct hr_transport transport;
         enum headrace_status status;
         int64_t deadline_ns;
 
@@ -113,7 +115,9 @@ enum headrace_status headrace_connect(const char *address, const struct headrace
         }
         client->timeout_ms = options->timeout_ms ? options->timeout_ms : HR_CLIENT_TIMEOUT_MS;
         deadline_ns = hr_client_deadline(client->timeout_ms, 0);
-        status = hr_channel_open(address, options->stream, deadline_ns, error, &client->channel);
+        status = hr_transport_open(address, options, deadline_ns, error, &transport);
+        if (status == HEADRACE_OK)
+                status = hr_channel_new(&transport, error, &client->channel);
         if (status == HEADRACE_OK)
                 status = say_hello(client, options, deadline_ns, error);
         if (status != HEADRACE_OK) {
@@ -127,7 +131,7 @@ enum headrace_status headrace_connect(const char *address, const struct headrace
 void headrace_close(struct headrace_client *client) {
         if (!client)
                 return;
-        hr_channel_close(client->channel);
+        hr_channel_free(client->channel);
         free(client);
 }
 

@@ -29,11 +29,15 @@ enum headrace_status hr_client_fail_answer(struct headrace_error *error,
 int64_t hr_client_now_ns(void); /* monotonic */
 /* The moment at which a call of that timeout_ms ends; HR_CLIENT_NEVER for none. */
 int64_t hr_client_deadline(int64_t timeout_ms, int64_t default_ms);
+/* Milliseconds for poll(), at least 0, rounded up, at most half a second. */
+int hr_client_poll_ms(int64_t deadline_ns);
+bool hr_client_is_past(int64_t deadline_ns);
 
 /* ---- the channel (channel.c, reply.c) -------------------------------------------------------- */
 
 struct hr_channel;
 struct hr_call;
+struct hr_transport;
 
 /* A request. The memory stays the caller's and must live until hr_channel_start() returns, `into`
  * until the call has ended. */
@@ -56,11 +60,10 @@ struct hr_answer {
         uint64_t body_bytes;      /* received, also into `into` */
 };
 
-/* Connects; takes the stream over, also on failure. */
-enum headrace_status hr_channel_open(const char *address, const struct headrace_stream *stream,
-                                     int64_t deadline_ns, struct headrace_error *error,
-                                     struct hr_channel **ret_channel);
-void hr_channel_close(struct hr_channel *channel); /* NULL is a no-op */
+/* Takes the transport over, also on failure. */
+enum headrace_status hr_channel_new(const struct hr_transport *transport,
+                                    struct headrace_error *error, struct hr_channel **ret_channel);
+void hr_channel_free(struct hr_channel *channel); /* NULL is a no-op */
 void hr_channel_set_body_max(struct hr_channel *channel, uint32_t body_bytes_max);
 uint32_t hr_channel_body_max(const struct hr_channel *channel);
 bool hr_channel_draining(struct hr_channel *channel);

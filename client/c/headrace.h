@@ -78,7 +78,7 @@ HEADRACE_API const char *headrace_version(void);
 
 struct headrace_client;
 
-/* A connected stream of the caller's, for transports that this library does not speak (TLS). Both
+/* A connected stream of the caller's, for transports that this library does not speak. Both
  * functions behave like recv() and send() of a non-blocking socket: -1 with errno, EAGAIN where
  * they would block; poll_fd is then polled. They are called by one thread at a time each. `close`
  * is called once, also when connecting fails. */
@@ -100,9 +100,29 @@ struct headrace_options {
         const void *resume_token; /* of headrace_session_token(): joins or resumes that session */
         size_t resume_token_bytes;
         const struct headrace_stream *stream; /* used instead of the address */
+        /* For "tls:host:port": PEM files, read while connecting. */
+        const char *tls_ca;          /* who may have signed the daemon's certificate; NULL: whom
+                                      * the system trusts */
+        const char *tls_certificate; /* by which the daemon may know this client, its chain behind
+                                      * it; NULL: shows none */
+        const char *tls_key;         /* of tls_certificate, without a pass phrase; NULL: in the same
+                                      * file */
+        const char *tls_name;        /* of whom the daemon's certificate must be; NULL: the
+                                      * address's host */
 };
 
-/* Connects to "unix:/path" or "tcp:host:port" and says hello. options may be NULL. */
+/* Connects to "unix:/path", "tcp:host:port" or "tls:host:port" and says hello; options may be NULL.
+ * Over TLS, which is 1.3 or nothing, the daemon has to show a certificate of that name. Besides what
+ * the daemon says, such as UNAUTHENTICATED:
+ *
+ *   INVALID (ADDRESS, TLS)          no such address; a file that cannot be used, or none of TLS's
+ *   UNAVAILABLE (CONNECT)           nobody listens there
+ *   UNAVAILABLE (TLS)               no handshake: the words say whether the daemon's certificate is
+ *                                   not trusted, or of another name, or no TLS is spoken there
+ *   UNAVAILABLE (EOF)               a daemon that does not trust this client's certificate says so
+ *                                   only afterwards; its alert is in the words
+ *   DEADLINE                        timeout_ms of the options has passed; looking up the host's
+ *                                   name alone may take longer */
 HEADRACE_API enum headrace_status headrace_connect(const char *address,
                                                    const struct headrace_options *options,
                                                    struct headrace_error *error,

@@ -244,23 +244,17 @@ static bool read_once(struct hr_channel *channel) {
                         channel->end - channel->start);
                 channel->end -= channel->start;
                 channel->start = 0;
-                count = channel->stream.receive(channel->stream.data,
+                count = channel->transport.receive(channel->transport.data,
                                                 channel->scratch + channel->end,
                                                 HR_CHANNEL_SCRATCH_BYTES - channel->end);
         } else {
-                count = channel->stream.receive(channel->stream.data, place, bytes);
+                count = channel->transport.receive(channel->transport.data, place, bytes);
         }
         if (count <= 0) {
-                struct headrace_error error;
-                int number = errno;
+                int number = count ? errno : 0;
 
-                if (count < 0 && (number == EAGAIN || number == EWOULDBLOCK || number == EINTR))
-                        return false;
-                (void) hr_client_fail(&error, HEADRACE_UNAVAILABLE, "EOF",
-                                      count ? "the connection has failed: %s"
-                                            : "the daemon has closed the connection",
-                                      strerror(number));
-                hr_channel_break(channel, &error);
+                if (number != EAGAIN && number != EWOULDBLOCK && number != EINTR)
+                        hr_channel_break_transport(channel, number);
                 return false;
         }
         if (place) {

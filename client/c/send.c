@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #define PIECES_MAX 510 /* of a body in one frame: with header and message half of IOV_MAX */
 
@@ -17,7 +16,7 @@
 
 /* Waits until the stream takes bytes, reading meanwhile unless another thread does. */
 static void wait_writable(struct hr_channel *channel, int64_t deadline_ns) {
-        struct pollfd ready = {.fd = channel->stream.poll_fd, .events = POLLOUT};
+        struct pollfd ready = {.fd = channel->transport.poll_fd, .events = POLLOUT};
         bool mine;
         int ms = HR_MIN(hr_client_poll_ms(deadline_ns), 100);
 
@@ -49,25 +48,11 @@ static bool channel_failure(struct hr_channel *channel, struct headrace_error *e
         return failed;
 }
 
-/* The stream takes as many of the bytes as it can. */
-static int64_t stream_send(struct hr_channel *channel, struct iovec *parts, size_t count) {
-        struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
-
-        if (channel->own_stream)
-                return channel->stream.send(channel->stream.data, parts[0].iov_base,
-                                            parts[0].iov_len);
-        return sendmsg(channel->stream.poll_fd, &message, MSG_NOSIGNAL);
-}
-
-static void stream_broken(struct hr_channel *channel, int number) {
-        struct headrace_error error;
-
-        (void) hr_client_fail(&error, HEADRACE_UNAVAILABLE, "EOF", "the connection has failed: %s",
-                              strerror(number));
+static void transport_broken(struct hr_channel *channel, int number) {
         (void) pthread_mutex_lock(&channel->state);
         if (!channel->reading) /* what the daemon said last may explain it */
                 hr_channel_receive(channel, NULL);
-        hr_channel_break(channel, &error);
+        hr_channel_break_transport(channel, number);
         (void) pthread_mutex_unlock(&channel->state);
 }
 
@@ -88,9 +73,26 @@ static enum headrace_status send_too_late(struct hr_channel *channel, bool begun
         return late.status;
 }
 
-/* Sends all parts, which it consumes. `sending` held. */
+/* Takes `bytes` bytes off the parts; returns how many parts are left behind. */
+static size_t parts_advance(struct iovec *parts, size_t bytes) {
+        size_t done = 0;
+
+        while (bytes) {
+                size_t taken = HR_MIN(bytes, parts[done].iov_len);
+
+                parts[done].iov_base = (uint8_t *) parts[done].iov_base + taken;
+                parts[done].iov_len -= taken;
+                bytes -= taken;
+                if (!parts[done].iov_len)
+                        done++;
+        }
+        return done;
+}
+
+/* Sends all parts, which it consumes, and what the transport has kept of them. `sending` held. */
 static enum headrace_status send_all(struct hr_channel *channel, struct iovec *parts, size_t count,
                                      int64_t deadline_ns, struct headrace_error *error) {
+        const struct hr_transport *transport = &channel->transport;
         struct headrace_error failure;
         bool begun = false;
 
@@ -99,32 +101,29 @@ static enum headrace_status send_all(struct hr_channel *channel, struct iovec *p
 
                 for (; count && !parts->iov_len; parts++)
                         count--;
-                if (!count)
+                if (!count && !transport->flush)
                         return HEADRACE_OK;
                 if (channel_failure(channel, &failure)) {
                         if (error)
                                 *error = failure;
                         return failure.status;
                 }
-                sent = stream_send(channel, parts, count);
+                sent = count ? transport->send(transport->data, parts, count)
+                             : transport->flush(transport->data);
+                if (!count && !sent)
+                        return HEADRACE_OK;
                 if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
-                        stream_broken(channel, errno);
+                        transport_broken(channel, errno);
                         continue;
                 }
-                begun |= sent > 0;
-                for (size_t left = sent > 0 ? (size_t) sent : 0; left;) {
-                        size_t taken = HR_MIN(left, parts->iov_len);
+                if (sent > 0) {
+                        size_t done = parts_advance(parts, (size_t) sent);
 
-                        parts->iov_base = (uint8_t *) parts->iov_base + taken;
-                        parts->iov_len -= taken;
-                        left -= taken;
-                        if (!parts->iov_len) {
-                                parts++;
-                                count--;
-                        }
-                }
-                if (sent > 0)
+                        begun = true;
+                        parts += done;
+                        count -= done;
                         continue;
+                }
                 if (hr_client_is_past(deadline_ns))
                         return send_too_late(channel, begun, error);
                 wait_writable(channel, deadline_ns);

@@ -1,6 +1,7 @@
 /*
  * The C client library, as it is installed, against a running daemon: HEADRACE_TEST_ADDRESS names
- * it; without that every test is skipped. tests/integration/test_client_c.py starts the daemon.
+ * it; without that every test is skipped. HEADRACE_TEST_CA, _CERTIFICATE and _KEY are files for an
+ * address of TLS. tests/integration/test_client_c.py starts the daemon.
  */
 #include "client/c/headrace.h"
 
@@ -28,8 +29,14 @@ static struct headrace_client *connected(void) {
 
         if (!address)
                 hr_test_skip("HEADRACE_TEST_ADDRESS is not set");
-        OK(headrace_connect(address, &(struct headrace_options){.timeout_ms = 20000}, &error,
-                            &client));
+        OK(headrace_connect(address,
+                            &(struct headrace_options){
+                                    .timeout_ms = getenv("HEADRACE_FULL") ? 600000 : 20000,
+                                    .tls_ca = getenv("HEADRACE_TEST_CA"),
+                                    .tls_certificate = getenv("HEADRACE_TEST_CERTIFICATE"),
+                                    .tls_key = getenv("HEADRACE_TEST_KEY"),
+                            },
+                            &error, &client));
         return client;
 }
 
@@ -481,11 +488,11 @@ static void connect_and_run(int runs) {
 }
 
 /* In the long form 100 000 connections and 1 000 000 runs. */
-HR_TEST_LIMIT(connections_and_runs_leave_nothing, 900) {
-        const int connections = getenv("HEADRACE_FULL") ? 100000 : 300;
+HR_TEST_LIMIT(connections_and_runs_leave_nothing, 7200) {
+        const int connections = getenv("HEADRACE_FULL") ? 100000 : 200;
         size_t fds[2], bytes[2];
 
-        for (int i = 0; i < 300; i++) /* until what the heap keeps for itself is there */
+        for (int i = 0; i < 100; i++) /* until what the heap keeps for itself is there */
                 connect_and_run(10);
         held(&fds[0], &bytes[0]);
         for (int i = 0; i < connections; i++)

@@ -1,17 +1,20 @@
-"""The C client library against a real daemon: tests/client/live.c, a test at a time, over Unix and
-TCP; and what is installed of it: header, symbols, pkg-config file.
+"""The C client library against a real daemon: tests/client/live.c, a test at a time, over Unix, TCP and
+TLS; tests/client/secure.c; and what is installed of it: header, symbols, pkg-config file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from run_daemon import Daemon, build_folder, device
+from papers import Papers, make_papers, openssl
+from run_daemon import Daemon, build_folder, device, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = (
@@ -20,8 +23,11 @@ DEVICES = (
 )
 
 
-def program() -> Path:
-    found = build_folder() / "tests" / "client" / "client_c_live"
+TOKEN = "a token of the tests"
+
+
+def program(name: str) -> Path:
+    found = build_folder() / "tests" / "client" / f"client_c_{name}"
     if not found.exists():  # a build of the daemon alone
         pytest.skip(f"no {found}")
     return found
@@ -34,8 +40,42 @@ def few_graphs() -> Iterator[Daemon]:
         yield daemon
 
 
-def live_tests() -> list[str]:
-    source = (ROOT / "tests" / "client" / "live.c").read_text()
+@dataclass(frozen=True)
+class Secure:
+    daemon: Daemon
+    address: str
+    papers: Papers
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
+    """The same over TLS, for whoever has the token or the certificate `known`."""
+    papers = make_papers(tmp_path_factory.mktemp("papers"))
+    file = papers.file
+    file("both.pem").write_text(file("known.pem").read_text() + file("known.key").read_text())
+    openssl("ec", "-in", file("known.key"), "-aes128", "-passout", "pass:phrase",
+            "-out", file("locked.key"))  # fmt: skip
+    port = free_port()
+    sections: dict[str, dict[str, object]] = {
+        "listen": {"tls": f"127.0.0.1:{port}"},
+        "limits": {"session_graphs": 4, "refusal_delay": "5ms"},
+        "tls": {
+            "certificate": file("daemon.pem"),
+            "key": file("daemon.key"),
+            "client_ca": file("ours.pem"),
+        },
+        "principal by-token": {"token_sha256": hashlib.sha256(TOKEN.encode()).hexdigest()},
+        "principal by-certificate": {
+            "certificate": "known client",
+            "permissions": "run, load, admin",
+        },
+    }
+    with Daemon(devices=DEVICES, tcp=True, sections=sections) as daemon:
+        yield Secure(daemon, f"tls:localhost:{port}", papers)
+
+
+def names_in(name: str) -> list[str]:
+    source = (ROOT / "tests" / "client" / f"{name}.c").read_text()
     return [
         line.split("(")[1].split(")")[0].split(",")[0]
         for line in source.splitlines()
@@ -43,21 +83,49 @@ def live_tests() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", live_tests())
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
-def test_live(few_graphs: Daemon, kind: str, name: str) -> None:
-    address = few_graphs.address if kind == "unix" else few_graphs.tcp_address
-    assert address is not None
+def run_test(name: str, test: str, variables: dict[str, str]) -> None:
     done = subprocess.run(
-        [program(), name],
-        env={**os.environ, "HEADRACE_TEST_ADDRESS": address},
+        [program(name), test],
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=7200,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed, 0 failed, 0 skipped" in done.stdout
+
+
+@pytest.mark.parametrize("name", names_in("live"))
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_live(few_graphs: Daemon, kind: str, name: str) -> None:
+    address = few_graphs.address if kind == "unix" else few_graphs.tcp_address
+    assert address is not None
+    run_test("live", name, {"HEADRACE_TEST_ADDRESS": address})
+
+
+@pytest.mark.parametrize("name", names_in("live"))
+def test_live_over_tls(secure: Secure, name: str) -> None:
+    file = secure.papers.file
+    variables = {
+        "HEADRACE_TEST_ADDRESS": secure.address,
+        "HEADRACE_TEST_CA": str(file("ours.pem")),
+        "HEADRACE_TEST_CERTIFICATE": str(file("known.pem")),
+        "HEADRACE_TEST_KEY": str(file("known.key")),
+    }
+    run_test("live", name, variables)
+
+
+@pytest.mark.parametrize("name", names_in("secure"))
+def test_secure(secure: Secure, name: str) -> None:
+    assert secure.daemon.tcp_address is not None
+    variables = {
+        "HEADRACE_TEST_ADDRESS": secure.address,
+        "HEADRACE_TEST_PLAIN": secure.daemon.tcp_address,
+        "HEADRACE_TEST_PAPERS": str(secure.papers.folder),
+        "HEADRACE_TEST_TOKEN": TOKEN,
+    }
+    run_test("secure", name, variables)
 
 
 def test_only_the_public_names_leave_the_library() -> None:
@@ -88,6 +156,14 @@ def test_installed_header_and_pkg_config_build_a_program(tmp_path: Path) -> None
         if line.startswith("prefix=")
     )  # fmt: skip
     pkg_config = ["pkg-config", f"--define-variable=prefix={stage}{prefix}"]
+    needed = subprocess.run(
+        [*pkg_config, "--print-requires-private", "libheadrace-client"],
+        env={**os.environ, "PKG_CONFIG_PATH": str(found[0].parent)},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert needed == ["libssl", "libcrypto"]
     flags = subprocess.run(
         [*pkg_config, "--cflags", "--libs", "libheadrace-client"],
         env={**os.environ, "PKG_CONFIG_PATH": str(found[0].parent)},
@@ -95,6 +171,7 @@ def test_installed_header_and_pkg_config_build_a_program(tmp_path: Path) -> None
         capture_output=True,
         text=True,
     ).stdout.split()
+    assert "-lheadrace-client" in flags and "-lssl" not in flags
     text = '#include <headrace.h>\nint main(void) { return headrace_version()[0] == 0; }\n'
     for compiler, suffix in (("cc", "c"), ("c++", "cc")):
         if shutil.which(compiler) is None:

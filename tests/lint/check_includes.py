@@ -82,7 +82,7 @@ EXTERNAL = {
     "yajl/*": ("daemon",),
     "microhttpd.h": ("daemon",),
     "systemd/*": ("daemon",),
-    "openssl/*": ("daemon",),
+    "openssl/*": ("daemon", "client/c/transport/tls.c"),
     "cblas*.h": ("backends/blas",),
     "openblas*.h": ("backends/blas",),
     "cuda*": ("backends/cuda",),

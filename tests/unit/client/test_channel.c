@@ -391,7 +391,7 @@ HR_TEST_LIMIT(threads_get_their_own_replies, 120) {
 }
 
 HR_TEST(bad_addresses) {
-        static const char *const addresses[] = {"", "unix:", "tcp:", "tcp:host", "tcp::1", "http:x",
+        static const char *const addresses[] = {"", "unix:", "tcp:", "tcp:host", "tcp::1", "tls:", "tls:host:", "http:x",
                                                 NULL};
         struct headrace_error error = {0};
         struct headrace_client *client = NULL;

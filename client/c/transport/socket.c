@@ -1,5 +1,5 @@
 /* Sockets: connecting within a deadline. */
-#include "client/c/channel_priv.h"
+#include "client/c/transport/transport.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -11,23 +11,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
-
-static int64_t socket_receive(void *data, void *buffer, size_t bytes) {
-        return recv((int) (intptr_t) data, buffer, bytes, 0);
-}
-
-static int64_t socket_send(void *data, const void *buffer, size_t bytes) {
-        return send((int) (intptr_t) data, buffer, bytes, MSG_NOSIGNAL);
-}
-
-static void socket_close(void *data) {
-        (void) close((int) (intptr_t) data);
-}
-
-static enum headrace_status fail_connect(struct headrace_error *error, const char *address,
-                                         const char *words) {
-        return hr_client_fail(error, HEADRACE_UNAVAILABLE, "CONNECT", "%.150s: %s", address, words);
-}
 
 /* Connects a non-blocking socket within the deadline. 0, or errno. */
 static int socket_connect(int fd, const struct sockaddr *peer, socklen_t bytes,
@@ -64,35 +47,40 @@ static enum headrace_status open_unix(const char *address, const char *path, int
         memcpy(peer.sun_path, path, strlen(path));
         fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd < 0)
-                return fail_connect(error, address, strerror(errno));
+                return hr_transport_fail(error, address, deadline_ns, strerror(errno));
         number = socket_connect(fd, (const struct sockaddr *) &peer, sizeof peer, deadline_ns);
         if (number) {
                 (void) close(fd);
-                return fail_connect(error, address, strerror(number));
+                return hr_transport_fail(error, address, deadline_ns, strerror(number));
         }
         *ret_fd = fd;
         return HEADRACE_OK;
 }
 
+static enum headrace_status fail_address(struct headrace_error *error) {
+        return hr_client_fail(error, HEADRACE_INVALID, "ADDRESS",
+                              "unix:/path, tcp:host:port or tls:host:port");
+}
+
+/* rest: host:port. */
 static enum headrace_status open_tcp(const char *address, const char *rest, int64_t deadline_ns,
-                                     struct headrace_error *error, int *ret_fd) {
+                                     struct headrace_error *error, int *ret_fd,
+                                     char ret_host[HR_TRANSPORT_HOST_BYTES]) {
         const struct addrinfo wanted = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
         struct addrinfo *found;
         const char *colon = strrchr(rest, ':');
-        char host[256];
         int length = colon ? (int) (colon - rest) : 0, number, one = 1;
 
         if (length > 1 && rest[0] == '[' && rest[length - 1] == ']') {
                 rest++;
                 length -= 2;
         }
-        if (length <= 0 || !colon[1] || length >= (int) sizeof host)
-                return hr_client_fail(error, HEADRACE_INVALID, "ADDRESS",
-                                      "unix:/path or tcp:host:port");
-        (void) snprintf(host, sizeof host, "%.*s", length, rest);
-        number = getaddrinfo(host, colon + 1, &wanted, &found);
+        if (length <= 0 || !colon[1] || length >= HR_TRANSPORT_HOST_BYTES)
+                return fail_address(error);
+        (void) snprintf(ret_host, HR_TRANSPORT_HOST_BYTES, "%.*s", length, rest);
+        number = getaddrinfo(ret_host, colon + 1, &wanted, &found);
         if (number)
-                return fail_connect(error, address, gai_strerror(number));
+                return hr_transport_fail(error, address, deadline_ns, gai_strerror(number));
         number = ECONNREFUSED;
         for (const struct addrinfo *one_of = found; one_of; one_of = one_of->ai_next) {
                 int fd = socket(one_of->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -111,24 +99,15 @@ static enum headrace_status open_tcp(const char *address, const char *rest, int6
                 (void) close(fd);
         }
         freeaddrinfo(found);
-        return fail_connect(error, address, strerror(number));
+        return hr_transport_fail(error, address, deadline_ns, strerror(number));
 }
 
 enum headrace_status hr_socket_open(const char *address, int64_t deadline_ns,
-                                    struct headrace_error *error,
-                                    struct headrace_stream *ret_stream) {
-        enum headrace_status status;
-        int fd = -1;
-
+                                    struct headrace_error *error, int *ret_fd,
+                                    char ret_host[HR_TRANSPORT_HOST_BYTES]) {
         if (address && strncmp(address, "unix:", 5) == 0)
-                status = open_unix(address, address + 5, deadline_ns, error, &fd);
-        else if (address && strncmp(address, "tcp:", 4) == 0)
-                status = open_tcp(address, address + 4, deadline_ns, error, &fd);
-        else
-                status = hr_client_fail(error, HEADRACE_INVALID, "ADDRESS",
-                                        "unix:/path or tcp:host:port");
-        if (status == HEADRACE_OK)
-                *ret_stream = (struct headrace_stream){(void *) (intptr_t) fd, fd, socket_receive,
-                                                       socket_send, socket_close};
-        return status;
+                return open_unix(address, address + 5, deadline_ns, error, ret_fd);
+        if (address && (strncmp(address, "tcp:", 4) == 0 || strncmp(address, "tls:", 4) == 0))
+                return open_tcp(address, address + 4, deadline_ns, error, ret_fd, ret_host);
+        return fail_address(error);
 }
