@@ -19,6 +19,10 @@ enum headrace_status hr_client_fail(struct headrace_error *error, enum headrace_
 enum headrace_status hr_client_fail_diag(struct headrace_error *error, const struct hr_diag *diag);
 enum headrace_status hr_client_fail_wire(struct headrace_error *error,
                                          const struct hr_wire_error *wire);
+/* INVALID: there is room for `limit` of something that is `actual`. */
+HR_PRINTF(5, 6)
+enum headrace_status hr_client_fail_size(struct headrace_error *error, const char *reason,
+                                         uint64_t limit, uint64_t actual, const char *format, ...);
 enum headrace_status hr_client_fail_memory(struct headrace_error *error);
 /* The daemon's answer is no such message. */
 enum headrace_status hr_client_fail_answer(struct headrace_error *error,
@@ -57,7 +61,7 @@ struct hr_request {
 struct hr_answer {
         struct hr_wire_span message;
         struct hr_wire_span body; /* empty with `into` */
-        uint64_t body_bytes;      /* received, also into `into` */
+        uint64_t body_bytes;      /* received, also into `into`, which more may come than fits into */
 };
 
 /* Takes the transport over, also on failure. */

@@ -37,18 +37,39 @@ const char *headrace_version(void) {
         return HR_VERSION;
 }
 
-enum headrace_status hr_client_fail(struct headrace_error *error, enum headrace_status status,
-                                    const char *reason, const char *format, ...) {
-        va_list args;
-
+HR_PRINTF(4, 0)
+static enum headrace_status fail_list(struct headrace_error *error, enum headrace_status status,
+                                      const char *reason, const char *format, va_list args) {
         if (!error)
                 return status;
         *error = (struct headrace_error){.status = status};
         (void) snprintf(error->reason, sizeof error->reason, "%s", reason);
-        va_start(args, format);
         (void) vsnprintf(error->words, sizeof error->words, format, args);
+        return status;
+}
+
+enum headrace_status hr_client_fail(struct headrace_error *error, enum headrace_status status,
+                                    const char *reason, const char *format, ...) {
+        va_list args;
+
+        va_start(args, format);
+        (void) fail_list(error, status, reason, format, args);
         va_end(args);
         return status;
+}
+
+enum headrace_status hr_client_fail_size(struct headrace_error *error, const char *reason,
+                                         uint64_t limit, uint64_t actual, const char *format, ...) {
+        va_list args;
+
+        va_start(args, format);
+        (void) fail_list(error, HEADRACE_INVALID, reason, format, args);
+        va_end(args);
+        if (!error)
+                return HEADRACE_INVALID;
+        error->limit = limit;
+        error->actual = actual;
+        return HEADRACE_INVALID;
 }
 
 enum headrace_status hr_client_fail_diag(struct headrace_error *error, const struct hr_diag *diag) {

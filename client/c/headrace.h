@@ -401,7 +401,9 @@ struct headrace_run_figures {
 struct headrace_run;
 
 /* Evaluates a graph: all inputs in order, all outputs in order into buffers of exactly their bytes.
- * A graph that the daemon has evicted is submitted again, once. options and ret_figures may be
+ * INVALID (SIZE) for another buffer, INVALID (OUTPUT) for another number of them, with `limit` what
+ * there is room for and `actual` what there is; the connection goes on, what is in the buffers then
+ * is anything. A graph that the daemon has evicted is submitted again, once. options and ret_figures may be
  * NULL. */
 HEADRACE_API enum headrace_status
 headrace_run(struct headrace_handle *handle, const struct headrace_buffer *inputs,
@@ -437,8 +439,8 @@ struct headrace_step {
         bool no_outputs; /* none comes back */
 };
 /* Runs the steps one after the other in the daemon. inputs: those that no feed gives, step by step;
- * outputs: what the steps give back, likewise. When a step fails, those after it do not begin. options
- * may be NULL. */
+ * outputs: what the steps give back, likewise. When a step fails, those after it do not begin. Buffers
+ * as in headrace_run(). options may be NULL. */
 HEADRACE_API enum headrace_status
 headrace_sequence(struct headrace_client *client, const struct headrace_step *steps,
                   size_t step_count, const struct headrace_buffer *inputs, size_t input_count,

@@ -2,7 +2,8 @@
  * What arrives: bytes become frames, frames belong to calls.
  *
  * A header and its message pass through scratch memory; a body goes from the socket straight to
- * where its call wants it, but for what came along with the message. A call that has been abandoned
+ * where its call wants it, but for what came along with the message. What a call has no room for is
+ * thrown away, and the call's failure alone. A call that has been abandoned
  * stays listed until its reply has ended, since a reply to an unknown call means that the two sides
  * no longer understand each other.
  */
@@ -116,20 +117,16 @@ static void take_reply(struct hr_channel *channel, struct hr_call *call,
                 fail_protocol(channel, "a frame of another type than was due");
                 return;
         }
-        if (!call->begun && !call_keep_message(call, message)) {
-                fail_protocol(channel, "no memory for a message");
+        if (call->abandoned || call->status != HEADRACE_OK) {
+                call->begun = true;
                 return;
         }
+        if ((!call->begun && !call_keep_message(call, message)) ||
+            (!call->into && !call_reserve(call, header->body_bytes)))
+                call->status = hr_client_fail_memory(&call->error);
+        else
+                channel->target = call;
         call->begun = true;
-        if (call->abandoned || !header->body_bytes)
-                return;
-        if (call->into ? header->body_bytes > call->into_left
-                       : !call_reserve(call, header->body_bytes)) {
-                fail_protocol(channel, call->into ? "a reply that is longer than it may be"
-                                                  : "no memory for a reply");
-                return;
-        }
-        channel->target = call;
 }
 
 /* Header and message are there. */
@@ -170,7 +167,7 @@ static uint8_t *body_place(struct hr_channel *channel, size_t *ret_bytes) {
         struct hr_call *call = channel->target;
 
         *ret_bytes = (size_t) HR_MIN(channel->body_left, (uint64_t) SIZE_MAX);
-        if (!call)
+        if (!call || (call->into && !call->into_left))
                 return NULL;
         if (!call->into)
                 return call->body + call->body_bytes;
@@ -187,7 +184,7 @@ static void body_advance(struct hr_channel *channel, size_t bytes) {
         if (!call)
                 return;
         call->body_bytes += bytes;
-        if (call->into) {
+        if (call->into && call->into_left) { /* more than fits is counted, and thrown away */
                 call->into_left -= bytes;
                 call->into_at->iov_base = (uint8_t *) call->into_at->iov_base + bytes;
                 call->into_at->iov_len -= bytes;

@@ -4,6 +4,7 @@
  */
 #include "client/c/client_priv.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -266,7 +267,28 @@ enum headrace_status headrace_run_start(struct headrace_handle *handle,
         return HEADRACE_OK;
 }
 
-/* What came back must be what was asked for, output by output. */
+/* What came back must be what there is room for, output by output. */
+static enum headrace_status outputs_check(const struct headrace_run *run,
+                                          const struct hr_wire_run_reply *reply,
+                                          uint64_t body_bytes, struct headrace_error *error) {
+        if (reply->output_count != run->output_count)
+                return hr_client_fail_size(error, "OUTPUT", run->output_count, reply->output_count,
+                                           "the graph has %u outputs, room is for %zu",
+                                           reply->output_count, run->output_count);
+        for (uint32_t i = 0; i < reply->output_count; i++) {
+                if (reply->output_bytes[i] != run->outputs[i].iov_len)
+                        return hr_client_fail_size(error, "SIZE", run->outputs[i].iov_len,
+                                                   reply->output_bytes[i],
+                                                   "output %u has %" PRIu64 " bytes, its buffer %zu",
+                                                   i, reply->output_bytes[i],
+                                                   run->outputs[i].iov_len);
+                body_bytes -= reply->output_bytes[i];
+        }
+        return body_bytes ? hr_client_fail(error, HEADRACE_INTERNAL, "PROTOCOL",
+                                           "the outputs have not the length that is said")
+                          : HEADRACE_OK;
+}
+
 static enum headrace_status run_take(const struct headrace_run *run, const struct hr_answer *answer,
                                      struct headrace_error *error,
                                      struct headrace_run_figures *ret_figures) {
@@ -278,18 +300,8 @@ static enum headrace_status run_take(const struct headrace_run *run, const struc
         hr_arena_init(&arena, OUTPUTS_BYTES_MAX);
         if (hr_wire_run_reply_decode(answer->message, &arena, &diag, &reply) != HR_OK) {
                 status = hr_client_fail_answer(error, &diag);
-        } else if (reply.output_count != run->output_count) {
-                status = hr_client_fail(error, HEADRACE_INVALID, "OUTPUT",
-                                        "the graph has %u outputs, room is for %zu",
-                                        reply.output_count, run->output_count);
         } else {
-                for (uint32_t i = 0; i < reply.output_count && status == HEADRACE_OK; i++)
-                        if (reply.output_bytes[i] != run->outputs[i].iov_len)
-                                status = hr_client_fail(
-                                        error, HEADRACE_INVALID, "SIZE",
-                                        "output %u has %llu bytes, its buffer %zu", i,
-                                        (unsigned long long) reply.output_bytes[i],
-                                        run->outputs[i].iov_len);
+                status = outputs_check(run, &reply, answer->body_bytes, error);
         }
         if (status == HEADRACE_OK && ret_figures)
                 *ret_figures = (struct headrace_run_figures){

@@ -5,6 +5,7 @@
  */
 #include "client/c/client_priv.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,25 +45,33 @@ static void sequence_deinit(struct sequence *sequence) {
 /* Outputs in the reply against the buffers, one after the other. */
 static enum headrace_status outputs_check(const struct sequence *sequence,
                                           const struct hr_wire_sequence_reply *reply,
-                                          struct headrace_error *error) {
+                                          uint64_t body_bytes, struct headrace_error *error) {
         size_t next = 0;
 
         if (reply->step_count != sequence->step_count)
                 return hr_client_fail(error, HEADRACE_INTERNAL, "PROTOCOL", "%u steps of %zu",
                                       reply->step_count, sequence->step_count);
         for (uint32_t i = 0; i < reply->step_count; i++)
-                for (uint32_t j = 0; j < reply->steps[i].output_count; j++, next++)
-                        if (next >= sequence->output_count ||
-                            reply->steps[i].output_bytes[j] != sequence->outputs[next].iov_len)
-                                return hr_client_fail(error, HEADRACE_INVALID, "SIZE",
-                                                      "step %u, output %u: %llu bytes", i, j,
-                                                      (unsigned long long)
-                                                              reply->steps[i].output_bytes[j]);
+                for (uint32_t j = 0; j < reply->steps[i].output_count; j++, next++) {
+                        uint64_t bytes = reply->steps[i].output_bytes[j];
+                        size_t room = next < sequence->output_count
+                                              ? sequence->outputs[next].iov_len
+                                              : bytes; /* their number is what is wrong */
+
+                        if (bytes != room)
+                                return hr_client_fail_size(error, "SIZE", room, bytes,
+                                                           "step %u, output %u has %" PRIu64
+                                                           " bytes, its buffer %zu",
+                                                           i, j, bytes, room);
+                        body_bytes -= bytes;
+                }
         if (next != sequence->output_count)
-                return hr_client_fail(error, HEADRACE_INVALID, "OUTPUT",
-                                      "the steps have %zu outputs, room is for %zu", next,
-                                      sequence->output_count);
-        return HEADRACE_OK;
+                return hr_client_fail_size(error, "OUTPUT", sequence->output_count, next,
+                                           "the steps have %zu outputs, room is for %zu", next,
+                                           sequence->output_count);
+        return body_bytes ? hr_client_fail(error, HEADRACE_INTERNAL, "PROTOCOL",
+                                           "the outputs have not the length that is said")
+                          : HEADRACE_OK;
 }
 
 static enum headrace_status sequence_take(const struct sequence *sequence,
@@ -75,7 +84,7 @@ static enum headrace_status sequence_take(const struct sequence *sequence,
 
         hr_arena_init(&arena, REPLY_BYTES_MAX);
         status = hr_wire_sequence_reply_decode(answer->message, &arena, &diag, &reply) == HR_OK
-                         ? outputs_check(sequence, &reply, error)
+                         ? outputs_check(sequence, &reply, answer->body_bytes, error)
                          : hr_client_fail_answer(error, &diag);
         hr_arena_deinit(&arena);
         return status;

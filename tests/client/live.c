@@ -325,6 +325,43 @@ HR_TEST(long_inputs_and_outputs) {
         headrace_close(client);
 }
 
+/* What does not fit fails its run alone, however many frames it has. */
+HR_TEST(buffers_of_another_size) {
+        struct headrace_client *client = connected();
+        static const int64_t counts[] = {3, 3 << 18};
+        static float x[3 << 18], y[(3 << 18) + 2];
+
+        for (int i = 0; i < 2; i++) {
+                struct headrace_handle *handle = doubler(client, counts[i]);
+                const uint64_t exact = (uint64_t) counts[i] * 4;
+                const uint64_t sizes[] = {exact - 4, 4, exact + 4};
+                const struct headrace_buffer input = {x, exact};
+                struct headrace_buffer outputs[2] = {{y, exact}, {y, 4}};
+
+                for (int j = 0; j < 3; j++) {
+                        y[sizes[j] / 4] = -1;
+                        outputs[0].bytes = sizes[j];
+                        HR_EXPECT_EQ(headrace_run(handle, &input, 1, outputs, 1, NULL, &error, NULL),
+                                     HEADRACE_INVALID);
+                        HR_EXPECT_STREQ(error.reason, "SIZE");
+                        HR_EXPECT_EQ(error.limit, sizes[j]);
+                        HR_EXPECT_EQ(error.actual, exact);
+                        HR_EXPECT(y[sizes[j] / 4] == -1);
+                }
+                outputs[0].bytes = exact;
+                HR_EXPECT_EQ(headrace_run(handle, &input, 1, outputs, 2, NULL, &error, NULL),
+                             HEADRACE_INVALID);
+                HR_EXPECT_STREQ(error.reason, "OUTPUT");
+                HR_EXPECT_EQ(error.limit, 2);
+                HR_EXPECT_EQ(error.actual, 1);
+                x[1] = 21;
+                OK(headrace_run(handle, &input, 1, outputs, 1, NULL, &error, NULL));
+                HR_EXPECT(y[1] == 42);
+                OK(headrace_release(handle, 0, &error));
+        }
+        headrace_close(client);
+}
+
 HR_TEST(many_runs_in_flight_end_in_any_order) {
         struct headrace_client *client = connected();
         struct headrace_handle *handle = doubler(client, 1);
