@@ -353,6 +353,7 @@ void hr_config_deinit(struct hr_config *config) {
         free(config->tcp.text);
         free(config->tls.text);
         free(config->cache_directory);
+        free(config->memory_pressure);
         free(config->tls_certificate);
         free(config->tls_key);
         free(config->tls_client_ca);
@@ -404,6 +405,11 @@ hr_status hr_config_finish(struct hr_config *config, struct hr_diag *diag) {
                                               "have memory = isolated",
                                               config->devices[i].name);
         HR_TRY(hr_config_check_access(&origin, config));
+        if (config->memory_pressure && strcmp(config->memory_pressure, "auto") != 0 &&
+            strcmp(config->memory_pressure, "off") != 0 && config->memory_pressure[0] != '/')
+                return hr_config_fail(&origin, NULL,
+                                      "daemon.memory_pressure is none of: auto, off, an "
+                                      "absolute path");
         if (config->limits.output_queue_bytes < config->limits.body_bytes)
                 return hr_config_fail(&origin, NULL,
                                       "limits.output_queue_bytes is less than "

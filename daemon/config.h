@@ -128,6 +128,9 @@ struct hr_config {
         uint64_t heartbeat_ns;  /* between two */
         uint64_t device_retry_ns; /* between two looks for a required device */
         uint64_t trace_spans;   /* that the loop and each queue keep; 0 = none */
+        char *memory_pressure;  /* "auto", "off" or a path; pressure.h */
+        uint64_t memory_look_ns, memory_idle_ns;
+        uint64_t memory_stall_ns; /* of a second */
         struct hr_address metrics; /* where HTTP answers */
         /* [listen] */
         char *unix_path;             /* NULL = no Unix socket */

@@ -19,6 +19,8 @@ static const struct {
         {SECTION_LIMITS, "refusal_delay"},      {SECTION_LIMITS, "progress_timeout"},
         {SECTION_LIMITS, "output_timeout"},     {SECTION_LIMITS, "tap_timeout"},
         {SECTION_LIMITS, "principal_misses"},   {SECTION_LIMITS, "principal_cancels"},
+        {SECTION_DAEMON, "memory_look"},        {SECTION_DAEMON, "memory_stall"},
+        {SECTION_DAEMON, "memory_idle"},
         {SECTION_DAEMON, "revocation"},         {SECTION_TLS, "certificate"},
         {SECTION_TLS, "key"},                   {SECTION_TLS, "client_ca"},
 };

@@ -141,7 +141,7 @@ static uint64_t own_bytes(const struct hr_graph_object *graph, uint32_t device_c
         return own;
 }
 
-void hr_evict_idle(struct hr_server *server, bool experts_only, uint32_t most,
+void hr_evict_idle(struct hr_server *server, const struct hr_evict_which *which,
                    struct hr_evicted_sum *ret_sum) {
         const uint32_t device_count = hr_fleet_device_count(server->fleet);
         struct hr_evicted_sum sum = {0};
@@ -157,21 +157,22 @@ void hr_evict_idle(struct hr_server *server, bool experts_only, uint32_t most,
                         const struct hr_graph_object *graph = hr_graph_object(object);
                         uint64_t all, own = own_bytes(graph, device_count, &all);
 
-                        if (++looks > LOOKS_MAX || sum.entries == most) {
+                        if (++looks > LOOKS_MAX || sum.entries == which->most) {
                                 sum.more = sum.entries > 0;
                                 *ret_sum = sum;
                                 return;
                         }
-                        if (experts_only &&
+                        if (which->experts_only &&
                             hr_pipeline_expert_bytes(graph->bound->bound.pipeline) == 0)
                                 continue;
                         /* Without a share it is reserved: its handle alone would go. */
-                        if (!object_is_idle(object) || all == 0) {
+                        if (!object_is_idle(object) || all == 0 ||
+                            object->used_ns >= which->used_before_ns) {
                                 sum.kept_entries++;
                                 sum.kept_bytes += own;
                                 continue;
                         }
-                        object_evict(object, &server->stats.evictions_for_operator);
+                        object_evict(object, which->counter);
                         sum.entries++;
                         sum.bytes += own;
                 }

@@ -37,8 +37,13 @@ struct hr_evicted_sum {
         uint64_t entries, bytes, kept_entries, kept_bytes;
         bool more; /* there is more to look at */
 };
-/* Evicts the idle graphs of all sessions, or those of them that keep experts on devices, at most
- * `most`; looks at so many more as a millisecond allows. Bytes are the graphs' own;
- * what they share is free with the last of them. */
-void hr_evict_idle(struct hr_server *server, bool experts_only, uint32_t most,
+struct hr_evict_which {
+        bool experts_only;       /* those that keep experts on devices */
+        uint32_t most;           /* at most so many */
+        uint64_t used_before_ns; /* those whose latest use was before that time */
+        uint64_t *counter;       /* of evictions */
+};
+/* Evicts idle graphs of all sessions; looks at so many more as a millisecond allows. Bytes are the
+ * graphs' own; what they share is free with the last of them. */
+void hr_evict_idle(struct hr_server *server, const struct hr_evict_which *which,
                    struct hr_evicted_sum *ret_sum);

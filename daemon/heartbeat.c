@@ -13,6 +13,7 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "daemon/notify.h"
+#include "daemon/pressure.h"
 #include "daemon/server.h"
 
 #define COLUMNS 256U /* of a product: as many as make it worth a library's while */
@@ -390,11 +391,13 @@ bool hr_server_is_ready(const struct hr_server *server, const char **ret_words) 
                         return false;
                 }
         }
+        if (hr_pressure_words(server->pressure))
+                *ret_words = hr_pressure_words(server->pressure);
         return true;
 }
 
 bool hr_server_is_degraded(const struct hr_server *server) {
-        if (server->missing_count > 0)
+        if (server->missing_count > 0 || hr_pressure_words(server->pressure))
                 return true;
         for (uint32_t i = 0; i < server->device_count; i++) {
                 struct hr_device_health health;

@@ -47,9 +47,10 @@ void hr_heartbeat_device(const struct hr_heartbeat *heartbeat, uint32_t device,
                          struct hr_device_health *ret_health);
 /* "ok"...; never NULL. */
 const char *hr_health_name(hr_health health);
-/* New requests are taken and every required device is well. words: why not, static. */
+/* New requests are taken and every required device is well. words: why not, or what is given up for
+ * lack of memory; static. */
 bool hr_server_is_ready(const struct hr_server *server, const char **ret_words);
-/* Some device is not well, or is not there, required or not. */
+/* Some device is not well, or is not there, required or not; or memory is short. */
 bool hr_server_is_degraded(const struct hr_server *server);
 /* The longest that a tick has come late: the loop was busy for so long. */
 uint64_t hr_heartbeat_lag_ns(const struct hr_heartbeat *heartbeat);

@@ -16,6 +16,7 @@
 
 #include "core/log.h"
 #include "daemon/heartbeat.h"
+#include "daemon/pressure.h"
 #include "daemon/metrics.h"
 
 #define CONNECTIONS_MAX 32U
@@ -146,7 +147,7 @@ static enum MHD_Result ready_answer(struct hr_http *http, struct MHD_Connection 
                      "text/plain; charset=utf-8", text, strlen(text), MHD_RESPMEM_MUST_FREE);
 }
 
-/* A line per device that is not well. */
+/* A line per device that is not well, and one when memory is short. */
 static enum MHD_Result degraded_answer(struct hr_http *http, struct MHD_Connection *connection) {
         struct hr_server *server = http->server;
         char *text = NULL;
@@ -158,6 +159,8 @@ static enum MHD_Result degraded_answer(struct hr_http *http, struct MHD_Connecti
         out = open_memstream(&text, &bytes);
         if (!out)
                 return MHD_NO;
+        if (hr_pressure_words(server->pressure))
+                fprintf(out, "%s\n", hr_pressure_words(server->pressure));
         for (uint32_t i = 0; i < server->device_count; i++) {
                 struct hr_device_health health;
 

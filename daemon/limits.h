@@ -196,6 +196,13 @@
 /* Spans that one answer to TRACE tells at most, the latest: some MiB of text, and milliseconds of the
  * engine's thread. */
 #define HR_TRACE_ANSWER_SPANS 16384U
+/* Between two looks at whether memory is short: a look costs microseconds, and a second is early. */
+#define HR_DEFAULT_MEMORY_LOOK_MS UINT64_C(1000)
+/* Of a second, threads waiting for memory: a tenth is felt by everybody; service managers take as much. */
+#define HR_DEFAULT_MEMORY_STALL_MS UINT64_C(100)
+/* A graph that has not been used for so long is idle where memory is short: between two steps of a
+ * client that reads along there are seconds. */
+#define HR_DEFAULT_MEMORY_IDLE_MS UINT64_C(10000)
 /* Between two looks for a required device that is not there: a driver takes seconds to load. */
 #define HR_DEFAULT_DEVICE_RETRY_MS UINT64_C(2000)
 /* Sets that were left with the service manager and that no client has asked for yet: clients come

@@ -15,6 +15,7 @@
 #include "daemon/bind.h"
 #include "daemon/graphs.h"
 #include "daemon/heartbeat.h"
+#include "daemon/pressure.h"
 #include "daemon/rpc.h"
 
 #define LABEL_BYTES 128U
@@ -145,6 +146,8 @@ static void put_server(struct hr_metrics *list, const struct hr_server *server) 
                  "reason=\"device_lost\"");
         hr_metrics_put_with(list, "graph_evictions_total", stats->evictions_for_operator,
                             "reason=\"operator\"");
+        hr_metrics_put_with(list, "graph_evictions_total", stats->evictions_for_pressure,
+                            "reason=\"pressure\"");
         hr_metrics_put(list, "run_seconds_total", "", (double) stats->run_ns / 1e9);
         put(list, "taps_total", stats->taps);
         put(list, "taps_stopped_total", stats->taps_stopped);
@@ -264,6 +267,20 @@ static void put_devices(struct hr_metrics *list, const struct hr_server *server)
         }
 }
 
+static void put_pressure(struct hr_metrics *list, const struct hr_server *server) {
+        const struct hr_pressure_stats stats = hr_pressure_stats(server->pressure);
+
+        put(list, "memory_pressure", stats.level);
+        hr_metrics_put(list, "memory_stall_seconds_total", "", (double) stats.stall_us / 1e6);
+        put(list, "memory_refused_total", stats.refused);
+        for (unsigned i = 0; i < HR_SHED_KINDS; i++)
+                hr_metrics_put_with(list, "memory_shed_total", stats.entries[i], "what=\"%s\"",
+                                    hr_shed_name(i));
+        for (unsigned i = HR_SHED_PLANS; i < HR_SHED_KINDS; i++)
+                hr_metrics_put_with(list, "memory_shed_bytes_total", stats.bytes[i],
+                                    "what=\"%s\"", hr_shed_name(i));
+}
+
 static void put_health(struct hr_metrics *list, const struct hr_server *server) {
         const char *words;
 
@@ -378,6 +395,7 @@ void hr_metrics_finish(struct hr_metrics *list, const struct hr_server *server) 
         put_devices(list, server);
         put_accounts(list, server);
         put_health(list, server);
+        put_pressure(list, server);
 }
 
 /* ---- as text --------------------------------------------------------------------------------- */

@@ -28,7 +28,7 @@
 
 #define WORDS_BYTES 200
 
-/* state: assignments, one a line. */
+/* state: assignments, one a line; "" = none. */
 static void notify_send(const char *state, const char *format, va_list args) {
         char words[WORDS_BYTES];
 
@@ -37,7 +37,7 @@ static void notify_send(const char *state, const char *format, va_list args) {
                 if (*at == '\n')
                         *at = ' ';
 #ifdef HR_HAVE_SYSTEMD
-        (void) sd_notifyf(0, "%s\nSTATUS=%s", state, words);
+        (void) sd_notifyf(0, "%s%sSTATUS=%s", state, *state ? "\n" : "", words);
 #else
         (void) state;
 #endif
@@ -48,6 +48,14 @@ void hr_notify_ready(const char *format, ...) {
 
         va_start(args, format);
         notify_send("READY=1", format, args);
+        va_end(args);
+}
+
+void hr_notify_status(const char *format, ...) {
+        va_list args;
+
+        va_start(args, format);
+        notify_send("", format, args);
         va_end(args);
 }
 

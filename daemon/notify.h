@@ -12,6 +12,8 @@
 HR_PRINTF(1, 2) void hr_notify_ready(const char *format, ...);
 /* Not ready yet, and why; the manager is to wait for so much longer. */
 HR_PRINTF(2, 3) void hr_notify_waiting(uint64_t more_ns, const char *format, ...);
+/* Only the line of text. */
+HR_PRINTF(1, 2) void hr_notify_status(const char *format, ...);
 /* The configuration is being read again; hr_notify_ready() follows. */
 void hr_notify_reloading(void);
 /* It is about to end. Sent once; later calls change the text. */

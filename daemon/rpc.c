@@ -2,8 +2,8 @@
  * From frames to methods: look-up, the rules that hold for every request, bodies and DATA.
  *
  * Rules in order: a hello first and once; an id that is in flight is not used again; an unknown
- * type is refused and its frame skipped; nothing new while the daemon drains; at most so many
- * requests of one connection at a time. What breaks the conversation itself ends the connection,
+ * type is refused and its frame skipped; nothing new while the daemon drains, nothing that takes
+ * memory while that is short; at most so many requests of one connection at a time. What breaks the conversation itself ends the connection,
  * everything else ends one request.
  *
  * A body whose total is known to be larger than its first frame follows as DATA: in order, within
@@ -17,6 +17,7 @@
 
 #include "core/clock.h"
 #include "daemon/failure.h"
+#include "daemon/pressure.h"
 
 static const struct hr_method *const services[] = {
         hr_session_methods, hr_weights_methods, hr_upload_methods, hr_region_methods,
@@ -114,6 +115,8 @@ static hr_status admission_check(struct hr_conn *conn, const struct hr_method *m
                 diag->retry_after_ms = 1000;
                 return status;
         }
+        if (method->takes_memory)
+                HR_TRY(hr_pressure_check(conn->server->pressure, diag));
         if (conn->request_count >= limit) {
                 hr_status status = hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT",
                                                   "%u requests in flight on this connection",

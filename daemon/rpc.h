@@ -12,6 +12,7 @@ struct hr_method {
         const char *name;
         bool needs_session;
         bool in_drain;        /* also while the daemon drains: begins nothing that lasts */
+        bool takes_memory;    /* refused while memory is short (pressure.h) */
         uint32_t permissions; /* HR_PERMIT_..., asked before begin */
         bool or_admin;        /* instead of them the right "admin" suffices */
         uint32_t fd_count;    /* descriptors that come with it: 0 or 1 */

@@ -360,6 +360,7 @@ const struct hr_method hr_graph_methods[] = {
         {.type = HR_FRAME_SUBMIT,
          .name = "SUBMIT",
          .needs_session = true,
+         .takes_memory = true,
          .permissions = HR_PERMIT_RUN,
          .begin = submit_begin,
          .start = submit_start,

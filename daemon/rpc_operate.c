@@ -293,7 +293,14 @@ static hr_status evict_start(struct hr_request *request, struct hr_diag *diag) {
         } else if (strcmp(what, "graphs") == 0 || strcmp(what, "experts") == 0) {
                 eviction->graphs = true;
                 eviction->held_bytes = device_bytes(server);
-                hr_evict_idle(server, what[0] == 'e', EVICTED_AT_ONCE, &eviction->sum);
+                hr_evict_idle(server,
+                              &(struct hr_evict_which){
+                                      .experts_only = what[0] == 'e',
+                                      .most = EVICTED_AT_ONCE,
+                                      .used_before_ns = UINT64_MAX,
+                                      .counter = &server->stats.evictions_for_operator,
+                              },
+                              &eviction->sum);
         } else if (strcmp(what, "uploads") == 0) {
                 hr_holdings_count(server, &eviction->sum);
                 (void) hr_holdings_expire(server, 0, true);

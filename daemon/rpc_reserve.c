@@ -385,6 +385,7 @@ const struct hr_method hr_reserve_methods[] = {
         {.type = HR_FRAME_RESERVE,
          .name = "RESERVE",
          .needs_session = true,
+         .takes_memory = true,
          .permissions = HR_PERMIT_RUN,
          .begin = reserve_begin,
          .start = reserve_start,

@@ -334,6 +334,7 @@ const struct hr_method hr_state_methods[] = {
         {.type = HR_FRAME_STATE_ALLOC,
          .name = "STATE_ALLOC",
          .needs_session = true,
+         .takes_memory = true,
          .permissions = HR_PERMIT_RUN,
          .begin = alloc_begin,
          .start = alloc_start,

@@ -556,6 +556,7 @@ const struct hr_method hr_weights_methods[] = {
         {.type = HR_FRAME_WEIGHTS_LOAD,
          .name = "WEIGHTS_LOAD",
          .needs_session = true,
+         .takes_memory = true,
          .permissions = HR_PERMIT_RUN,
          .begin = load_begin,
          .start = load_start,

@@ -31,6 +31,7 @@
 #include "daemon/inherit.h"
 #include "daemon/listener.h"
 #include "daemon/notify.h"
+#include "daemon/pressure.h"
 #include "daemon/random.h"
 #include "daemon/reload.h"
 #include "daemon/request.h"
@@ -182,6 +183,7 @@ void hr_server_drain(struct hr_server *server, const char *why) {
                            (unsigned long long) server->stats.requests_in_flight,
                            (unsigned long long) server->stats.connections);
         hr_weights_store_leave(hr_engine_store(server->engine));
+        hr_pressure_stop(server->pressure);
         listeners_close(server);
         HR_LIST_FOR_EACH(link, &server->conns)
         go_away_send(HR_CONTAINER_OF(link, struct hr_conn, link));
@@ -207,7 +209,7 @@ static void drain_step(struct hr_server *server) {
         (void) hr_holdings_expire(server, 0, true);
         if (hr_list_is_empty(&server->conns) && hr_list_is_empty(&server->sessions) &&
             hr_list_is_empty(&server->holdings) && !server->is_releasing &&
-            hr_http_is_idle(server->http) &&
+            hr_http_is_idle(server->http) && hr_pressure_is_idle(server->pressure) &&
             hr_heartbeat_is_idle(server->heartbeat))
                 server->stopping = true;
 }
@@ -477,6 +479,7 @@ static hr_status server_open(struct hr_server *server, struct hr_diag *diag) {
                 return HR_OK;
         HR_TRY(engine_open(server, diag));
         HR_TRY(hr_heartbeat_new(server, diag, &server->heartbeat));
+        HR_TRY(hr_pressure_new(server, diag, &server->pressure));
         HR_TRY(hr_http_open(server, diag, &server->http));
         return listeners_open(server, diag);
 }
@@ -494,6 +497,7 @@ static void server_close(struct hr_server *server) {
         server->engine = hr_engine_free(server->engine);
         hr_devices_close(server);
         server->heartbeat = hr_heartbeat_free(server->heartbeat);
+        server->pressure = hr_pressure_free(server->pressure);
         loop_deinit(server);
         server->tls_context = hr_tls_context_free(server->tls_context);
         hr_inherited_deinit(&server->inherited);

@@ -25,6 +25,7 @@ struct hr_listener;
 struct hr_graphs;
 struct hr_heartbeat;
 struct hr_http;
+struct hr_pressure;
 
 /* Bytes read at once when no body is due; also the most that is read past one. */
 #define HR_WINDOW_BYTES 16384U
@@ -51,7 +52,7 @@ struct hr_server_stats {
         uint64_t *device_splits;   /* of runs that ended well, per device */
         uint64_t fallback_nodes; /* of the plans of submitted graphs */
         uint64_t evictions_for_handles, evictions_for_memory, evictions_for_loss; /* of graphs */
-        uint64_t evictions_for_operator;
+        uint64_t evictions_for_operator, evictions_for_pressure;
 };
 
 struct hr_server {
@@ -70,6 +71,7 @@ struct hr_server {
         struct hr_inherited inherited; /* until what is in it has been taken */
         struct hr_heartbeat *heartbeat;
         struct hr_http *http; /* NULL = none */
+        struct hr_pressure *pressure; /* NULL = nobody looks */
         struct hr_listener *listeners[3];
         uint32_t listener_count;
         struct hr_list conns, conns_over;

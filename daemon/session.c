@@ -388,6 +388,7 @@ hr_status hr_session_object(struct hr_session *session, uint64_t handle, hr_obje
         if (kind == HR_OBJECT_GRAPH) {
                 hr_list_remove(&object->used_link);
                 hr_list_append(&session->graphs, &object->used_link);
+                object->used_ns = session->server->active_ns;
         }
         *ret_object = hr_object_ref(object);
         return HR_OK;
@@ -402,6 +403,7 @@ hr_status hr_session_publish(struct hr_session *session, struct hr_object *objec
         object->is_made = true;
         if (object->kind == HR_OBJECT_GRAPH) {
                 hr_list_append(&session->graphs, &object->used_link);
+                object->used_ns = hr_clock_now_ns();
                 session->graph_handles++;
         }
         return HR_OK;

@@ -75,6 +75,7 @@ struct hr_object {
         struct hr_holding *holding; /* referenced: what an uploaded set is charged as */
         bool is_discharged;       /* no longer counted under its kind */
         struct hr_list used_link; /* a graph with a handle: in session->graphs */
+        uint64_t used_ns;         /* likewise: its latest use */
         struct hr_object **held;  /* referenced: what it needs as long as it is there */
         uint32_t held_count;
         /* Closing. `close` frees what is the engine's (thread: engine), `free` the rest (loop). */

@@ -117,6 +117,7 @@ static void config_make(struct hr_config *config) {
         if (hr_config_init(config, &diag) != HR_OK)
                 sim_fail("%s", diag.words);
         set(config, "listen.unix=%s/socket", sim_folder());
+        set(config, "daemon.memory_pressure=off");
         set(config, "daemon.spin=%s", sim_chance(500) ? "0us" : "5us");
         set(config, "daemon.session_grace=%ums", traits->grace_ms);
         set(config, "daemon.drain_timeout=%ums", 1 + (uint32_t) sim_random(500));

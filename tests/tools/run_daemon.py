@@ -48,7 +48,10 @@ def config_text(
     tcp: str | None,
     sections: dict[str, dict[str, object]],
 ) -> str:
-    whole: dict[str, dict[str, object]] = {"listen": {"unix": socket_path}}
+    whole: dict[str, dict[str, object]] = {
+        "listen": {"unix": socket_path},
+        "daemon": {"memory_pressure": "off"},  # whatever else this machine does
+    }
     if tcp:
         whole["listen"]["tcp"] = tcp
     if models:

@@ -136,6 +136,7 @@ def test_configuration_of_a_daemon() -> None:
     )
     assert text.split("\n") == [
         "[listen]", "unix = /s", "tcp = 127.0.0.1:9", "",
+        "[daemon]", "memory_pressure = off", "",
         "[models]", "directories = /m:/n", "",
         "[device cpu0]", "threads = 1", "",
     ]  # fmt: skip

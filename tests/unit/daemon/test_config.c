@@ -307,6 +307,8 @@ HR_TEST(what_concerns_several_keys) {
                 {"[principal a]\ncertificate = somebody\n", "tls.client_ca"},
                 {"[principal a]\npermissions = run\n", "known by nothing"},
                 {"[limits]\nbody_bytes = 1M\noutput_queue_bytes = 512K\n", "output_queue_bytes"},
+                {"[daemon]\nmemory_pressure = sometimes\n", "memory_pressure"},
+                {"[daemon]\nmemory_pressure = proc/pressure/memory\n", "memory_pressure"},
                 {"[limits]\nbody_bytes = 1M\nupload_window_bytes = 512K\n", "upload_window_bytes"},
 #ifdef HR_TEST_HAVE_BLAS
                 {"[device c]\n[device b]\nbackend = blas\n", "last device"},
