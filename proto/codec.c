@@ -138,6 +138,11 @@ hr_status hr_codec_decode(struct hr_wire_span message, const pb_msgdesc_t *field
         return HR_OK;
 }
 
+hr_status hr_codec_too_long(const pb_ostream_t *stream, size_t capacity, struct hr_diag *diag) {
+        return hr_fail_reason(diag, HR_E_EXHAUSTED, "MESSAGE", "message over %zu bytes: %s",
+                              capacity, PB_GET_ERROR(stream));
+}
+
 hr_status hr_codec_encode(const pb_msgdesc_t *fields, const void *source, uint8_t *buffer,
                           size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
         pb_ostream_t stream = PB_OSTREAM_SIZING;
@@ -145,8 +150,7 @@ hr_status hr_codec_encode(const pb_msgdesc_t *fields, const void *source, uint8_
         if (buffer)
                 stream = pb_ostream_from_buffer(buffer, capacity);
         if (!pb_encode(&stream, fields, source))
-                return hr_fail_reason(diag, HR_E_EXHAUSTED, "MESSAGE", "message over %zu bytes: %s",
-                                      capacity, PB_GET_ERROR(&stream));
+                return hr_codec_too_long(&stream, capacity, diag);
         *ret_bytes = stream.bytes_written;
         return HR_OK;
 }

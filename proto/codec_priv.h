@@ -25,6 +25,8 @@ HR_NODISCARD hr_status hr_codec_decode(struct hr_wire_span message, const pb_msg
 HR_NODISCARD hr_status hr_codec_encode(const pb_msgdesc_t *fields, const void *source,
                                        uint8_t *buffer, size_t capacity, struct hr_diag *diag,
                                        size_t *ret_bytes);
+/* The failure of an encode. */
+hr_status hr_codec_too_long(const pb_ostream_t *stream, size_t capacity, struct hr_diag *diag);
 /* HR_E_INVALID with reason UTF8 and the field unless the decoded string of a zeroed struct is
  * valid. A NUL inside is found by what stands behind it. */
 HR_NODISCARD hr_status hr_codec_text_check(const char *text, size_t capacity, const char *field,

@@ -1,6 +1,7 @@
 /*
  * Submit, Run and their replies. Run is on the path of every evaluation: it costs one nanopb decode
- * into a struct of a few words and, only when outputs are named, one copy into the arena.
+ * into a struct of a few words and, only when outputs are named, one copy into the arena; and one
+ * reply.
  */
 #include "proto/codec_priv.h"
 
@@ -253,33 +254,62 @@ hr_status hr_wire_run_encode(const struct hr_wire_run *run, uint8_t *buffer, siz
         return hr_codec_encode(headrace_v1_Run_fields, &wire, buffer, capacity, diag, ret_bytes);
 }
 
-hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply, uint8_t *buffer,
-                                   size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
-        struct hr_codec_numbers outputs = {reply->output_bytes, reply->output_count, 8};
-        headrace_v1_RunReply wire = {
-                .output_bytes = hr_codec_put_numbers(&outputs),
-                .queue_ns = reply->queue_ns,
-                .run_ns = reply->run_ns,
-                .slot = reply->slot,
-                .sequence = reply->sequence,
-                .taps = reply->taps,
-                .tap_ns = reply->tap_ns,
-                .trace_bytes = reply->trace_bytes,
-                .copied_bytes = reply->copied_bytes,
-                .has_experts = reply->expert_hits || reply->expert_misses,
-                .experts =
-                        {
-                                .hits = reply->expert_hits,
-                                .misses = reply->expert_misses,
-                                .copies = reply->expert_copies,
-                                .bytes = reply->expert_bytes,
-                        },
-                .moves = reply->moves,
+/* Every run has a reply, so this one is written field by field: nanopb's own walk over the fields,
+ * most of which are absent, takes longer than all else that is done to a reply. */
+static bool put_number(pb_ostream_t *stream, uint32_t tag, uint64_t value) {
+        return value == 0 ||
+               (pb_encode_tag(stream, PB_WT_VARINT, tag) && pb_encode_varint(stream, value));
+}
+
+static bool put_text(pb_ostream_t *stream, uint32_t tag, const char *text) {
+        return text[0] == '\0' ||
+               (pb_encode_tag(stream, PB_WT_STRING, tag) &&
+                pb_encode_string(stream, (const pb_byte_t *) text, strlen(text)));
+}
+
+static bool put_experts(pb_ostream_t *stream, const struct hr_wire_run_reply *reply) {
+        headrace_v1_ExpertUse wire = {
+                .hits = reply->expert_hits,
+                .misses = reply->expert_misses,
+                .copies = reply->expert_copies,
+                .bytes = reply->expert_bytes,
         };
 
-        hr_codec_text_copy(wire.traceparent, sizeof wire.traceparent, reply->traceparent);
-        return hr_codec_encode(headrace_v1_RunReply_fields, &wire, buffer, capacity, diag,
-                               ret_bytes);
+        return (!reply->expert_hits && !reply->expert_misses) ||
+               (pb_encode_tag(stream, PB_WT_STRING, headrace_v1_RunReply_experts_tag) &&
+                pb_encode_submessage(stream, headrace_v1_ExpertUse_fields, &wire));
+}
+
+static bool put_run_reply(pb_ostream_t *stream, const struct hr_wire_run_reply *reply) {
+        char traceparent[sizeof((headrace_v1_RunReply *) 0)->traceparent];
+        size_t bytes = (size_t) reply->output_count * sizeof reply->output_bytes[0];
+
+        hr_codec_text_copy(traceparent, sizeof traceparent, reply->traceparent);
+        return (bytes == 0 ||
+                (pb_encode_tag(stream, PB_WT_STRING, headrace_v1_RunReply_output_bytes_tag) &&
+                 pb_encode_string(stream, (const pb_byte_t *) reply->output_bytes, bytes))) &&
+               put_number(stream, headrace_v1_RunReply_queue_ns_tag, reply->queue_ns) &&
+               put_number(stream, headrace_v1_RunReply_run_ns_tag, reply->run_ns) &&
+               put_number(stream, headrace_v1_RunReply_slot_tag, reply->slot) &&
+               put_number(stream, headrace_v1_RunReply_taps_tag, reply->taps) &&
+               put_number(stream, headrace_v1_RunReply_tap_ns_tag, reply->tap_ns) &&
+               put_number(stream, headrace_v1_RunReply_trace_bytes_tag, reply->trace_bytes) &&
+               put_experts(stream, reply) &&
+               put_number(stream, headrace_v1_RunReply_copied_bytes_tag, reply->copied_bytes) &&
+               put_number(stream, headrace_v1_RunReply_moves_tag, reply->moves) &&
+               put_number(stream, headrace_v1_RunReply_sequence_tag, reply->sequence) &&
+               put_text(stream, headrace_v1_RunReply_traceparent_tag, traceparent);
+}
+
+hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply, uint8_t *buffer,
+                                   size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        pb_ostream_t stream = buffer ? pb_ostream_from_buffer(buffer, capacity)
+                                     : (pb_ostream_t) PB_OSTREAM_SIZING;
+
+        if (!put_run_reply(&stream, reply))
+                return hr_codec_too_long(&stream, capacity, diag);
+        *ret_bytes = stream.bytes_written;
+        return HR_OK;
 }
 
 hr_status hr_wire_run_reply_decode(struct hr_wire_span message, struct hr_arena *arena,

@@ -1,7 +1,9 @@
 /* Messages: round trips, caps, text rules, lists in the arena, hostile bytes. */
 #include "proto/codec.h"
 
+#include "proto/codec_priv.h"
 #include "proto/fields.h"
+#include "proto/headrace.pb.h"
 #include "tests/harness.h"
 
 static uint8_t buffer[HR_WIRE_MESSAGE_BYTES_MAX];
@@ -452,6 +454,84 @@ HR_TEST(run_reply_round_trip) {
         HR_EXPECT(back.trace_bytes == 6 && back.expert_hits == 0 && back.expert_misses == 2);
         HR_EXPECT(back.expert_copies == 4 && back.expert_bytes == 8);
         hr_arena_deinit(&arena);
+}
+
+/* nanopb's own encoding of a reply, the reference. */
+static size_t reply_reference(const struct hr_wire_run_reply *reply, uint8_t *to, size_t capacity) {
+        struct hr_codec_numbers outputs = {reply->output_bytes, reply->output_count, 8};
+        headrace_v1_RunReply wire = {
+                .output_bytes = hr_codec_put_numbers(&outputs),
+                .queue_ns = reply->queue_ns,
+                .run_ns = reply->run_ns,
+                .slot = reply->slot,
+                .taps = reply->taps,
+                .tap_ns = reply->tap_ns,
+                .trace_bytes = reply->trace_bytes,
+                .has_experts = reply->expert_hits || reply->expert_misses,
+                .experts = {reply->expert_hits, reply->expert_misses, reply->expert_copies,
+                            reply->expert_bytes},
+                .copied_bytes = reply->copied_bytes,
+                .moves = reply->moves,
+                .sequence = reply->sequence,
+        };
+        struct hr_diag diag = {0};
+        size_t bytes = 0;
+
+        hr_codec_text_copy(wire.traceparent, sizeof wire.traceparent, reply->traceparent);
+        HR_EXPECT_OK(hr_codec_encode(headrace_v1_RunReply_fields, &wire, to, capacity, &diag,
+                                     &bytes),
+                     &diag);
+        return bytes;
+}
+
+/* Any number of bits, often none. */
+static uint64_t some(uint64_t *state) {
+        *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        return *state >> 63 ? 0 : *state * UINT64_C(0x9E3779B97F4A7C15) >> (*state >> 40) % 64;
+}
+
+HR_TEST(run_replies_are_what_nanopb_writes) {
+        static const char *const texts[] = {
+                NULL, "", "00-0123-4567-01", "bytes that are no text: \xff",
+                "one that is longer than the fifty-five bytes for which there is room"};
+        static uint8_t expected[1024];
+        uint64_t state = 1, outputs[20];
+
+        for (int i = 0; i < 5000; i++) {
+                struct hr_wire_run_reply reply = {
+                        .output_bytes = outputs,
+                        .output_count = (uint32_t) some(&state) % 21,
+                        .queue_ns = some(&state),
+                        .run_ns = some(&state),
+                        .slot = (uint32_t) some(&state),
+                        .taps = (uint32_t) some(&state),
+                        .tap_ns = some(&state),
+                        .trace_bytes = some(&state),
+                        .expert_hits = some(&state),
+                        .expert_misses = some(&state),
+                        .expert_copies = some(&state),
+                        .expert_bytes = some(&state),
+                        .copied_bytes = some(&state),
+                        .moves = some(&state),
+                        .sequence = some(&state),
+                        .traceparent = texts[some(&state) % HR_ARRAY_LENGTH(texts)],
+                };
+                struct hr_diag diag = {0};
+                size_t bytes = 0, again = 0, right;
+
+                for (size_t k = 0; k < HR_ARRAY_LENGTH(outputs); k++)
+                        outputs[k] = some(&state);
+                right = reply_reference(&reply, expected, sizeof expected);
+                HR_EXPECT_OK(hr_wire_run_reply_encode(&reply, buffer, right, &diag, &bytes), &diag);
+                HR_EXPECT_EQ(bytes, right);
+                HR_EXPECT(memcmp(buffer, expected, right) == 0);
+                HR_EXPECT_OK(hr_wire_run_reply_encode(&reply, NULL, 0, &diag, &again), &diag);
+                HR_EXPECT_EQ(again, right);
+                if (right > 0)
+                        HR_EXPECT_EQ(hr_wire_run_reply_encode(&reply, buffer, right - 1, &diag,
+                                                              &bytes),
+                                     HR_E_EXHAUSTED);
+        }
 }
 
 HR_TEST(fields_out_of_columns) {
