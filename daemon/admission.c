@@ -1,8 +1,10 @@
 /*
  * A run counts for every device of its plan from its start to its end. A plan over many devices
  * needs as many runs at once to keep all of them busy, and may have one more. Further runs are
- * handed to a device only while what it has is short: they hide the way from one run to the next,
- * and behind a long one there is time for that.
+ * handed to a device only while what it has is short: they hide the way from one run to the next.
+ * Behind a long one there is time for that until it is about to end. Then one more goes, if it
+ * needs no other device, and no third before the first has ended, however wrong the estimate is;
+ * of a run of which nothing is known the end is waited for.
  *
  * What a run costs. The time from its start, or from the end of the one before it on its devices if
  * that is later, to its end; the same for each of its devices. So a stage of a pipeline counts as
@@ -22,6 +24,9 @@ hr_status hr_admission_init(struct hr_admission *admission, uint32_t device_coun
                             struct hr_diag *diag) {
         *admission = (struct hr_admission){.device_runs = device_runs,
                                            .device_ahead_ns = device_ahead_ns,
+                                           .lead_ns = device_runs > 1 ? HR_MIN(HR_LEAD_NS,
+                                                                               device_ahead_ns)
+                                                                      : 0,
                                            .device_count = device_count};
         hr_list_init(&admission->waiting);
         HR_TRY(hr_share_init(&admission->top, NULL, HR_SHARE_WEIGHT, device_count, diag));
@@ -37,17 +42,36 @@ void hr_admission_deinit(struct hr_admission *admission) {
         hr_share_deinit(&admission->top);
 }
 
-static bool fits(const struct hr_admission *admission, const struct hr_pipeline *pipeline) {
+/* When the one run that the device has is about to end; UINT64_MAX: it has another number of runs,
+ * or that is not known. */
+static uint64_t about_to_end_ns(const struct hr_admission *admission,
+                                const struct hr_admission_device *device) {
+        uint64_t end_ns;
+
+        if (admission->lead_ns == 0 || device->in_flight != 1 || device->guesses > 0 ||
+            !hr_add_u64(device->since_ns, device->ahead_ns, &end_ns))
+                return UINT64_MAX;
+        return end_ns - HR_MIN(end_ns, admission->lead_ns);
+}
+
+static bool fits(const struct hr_admission *admission, const struct hr_pipeline *pipeline,
+                 uint64_t now_ns) {
         uint32_t used = 0, most = 0, pipelined, allowed;
         uint64_t ahead_ns = 0;
+        bool about_to_end = false;
 
         for (uint32_t d = 0; d < admission->device_count; d++) {
+                const struct hr_admission_device *device = &admission->devices[d];
+
                 if (!hr_pipeline_uses(pipeline, d))
                         continue;
                 used++;
-                most = HR_MAX(most, admission->devices[d].in_flight);
-                ahead_ns = HR_MAX(ahead_ns, admission->devices[d].ahead_ns);
+                most = HR_MAX(most, device->in_flight);
+                ahead_ns = HR_MAX(ahead_ns, device->ahead_ns);
+                about_to_end = now_ns >= about_to_end_ns(admission, device);
         }
+        if (used == 1 && about_to_end)
+                return true;
         pipelined = used > 1 ? used + 1 : 1;
         allowed = ahead_ns < admission->device_ahead_ns
                           ? HR_MAX(admission->device_runs, pipelined)
@@ -106,7 +130,7 @@ static bool before(const struct hr_ticket *a, const struct hr_ticket *b) {
         return a->number < b->number;
 }
 
-static void admit(struct hr_admission *admission, struct hr_ticket *ticket) {
+static void admit(struct hr_admission *admission, struct hr_ticket *ticket, uint64_t now_ns) {
         hr_list_remove(&ticket->link);
         HR_LIST_FOR_EACH(link, &admission->waiting) {
                 struct hr_ticket *other = HR_CONTAINER_OF(link, struct hr_ticket, link);
@@ -118,34 +142,35 @@ static void admit(struct hr_admission *admission, struct hr_ticket *ticket) {
         }
         if (ticket->share)
                 ticket->share->above->used = ++admission->admitted;
+        ticket->taken_ns = ticket->cost_ns ? ticket->cost_ns : COST_UNKNOWN_NS;
         for (uint32_t d = 0; d < admission->device_count; d++) {
                 struct hr_admission_device *device = &admission->devices[d];
 
                 if (!hr_pipeline_uses(ticket->pipeline, d))
                         continue;
                 if (ticket->share)
-                        hr_share_use(ticket->share, d, ticket->cost_ns);
+                        hr_share_use(ticket->share, d, ticket->taken_ns);
                 if (ticket->waits_for_somebody)
                         continue;
-                device->in_flight++;
-                device->ahead_ns += ticket->cost_ns;
+                if (device->in_flight++ == 0)
+                        device->since_ns = now_ns;
+                device->guesses += ticket->cost_ns == 0;
+                device->ahead_ns += ticket->taken_ns;
         }
         ticket->admitted = true;
 }
 
 bool hr_admission_ask(struct hr_admission *admission, struct hr_ticket *ticket,
-                      const struct hr_pipeline *pipeline) {
+                      const struct hr_pipeline *pipeline, uint64_t now_ns) {
         HR_ASSERT(!ticket->admitted);
         ticket->pipeline = pipeline;
         if (ticket->number == 0)
                 ticket->number = ++admission->arrivals;
-        if (ticket->cost_ns == 0)
-                ticket->cost_ns = COST_UNKNOWN_NS;
         if (!hr_list_is_linked(&ticket->link))
                 hr_list_append(&admission->waiting, &ticket->link);
-        if (hr_admission_next(admission) != ticket)
+        if (hr_admission_next(admission, now_ns) != ticket)
                 return false;
-        admit(admission, ticket);
+        admit(admission, ticket, now_ns);
         return true;
 }
 
@@ -180,13 +205,15 @@ bool hr_admission_leave(struct hr_admission *admission, struct hr_ticket *ticket
                 if (!hr_pipeline_uses(ticket->pipeline, d))
                         continue;
                 if (ticket->share)
-                        hr_share_correct(ticket->share, d, ticket->cost_ns, cost_ns);
+                        hr_share_correct(ticket->share, d, ticket->taken_ns, cost_ns);
                 if (ticket->waits_for_somebody)
                         continue;
-                HR_ASSERT(device->in_flight > 0 && device->ahead_ns >= ticket->cost_ns);
+                HR_ASSERT(device->in_flight > 0 && device->ahead_ns >= ticket->taken_ns);
                 device->in_flight--;
-                device->ahead_ns -= ticket->cost_ns;
+                device->guesses -= ticket->cost_ns == 0;
+                device->ahead_ns -= ticket->taken_ns;
                 device->ended_ns = HR_MAX(device->ended_ns, ended_ns);
+                device->since_ns = HR_MAX(device->since_ns, ended_ns);
                 if (device->in_flight == 0 && !somebody_waits_for(admission, d))
                         hr_share_idle(&admission->top, d);
         }
@@ -222,7 +249,7 @@ static struct hr_ticket *first_of(const struct hr_admission *admission) {
 
 /* Who comes first and has no room keeps its devices from the others. At most one round per device,
  * and one more. */
-struct hr_ticket *hr_admission_next(struct hr_admission *admission) {
+struct hr_ticket *hr_admission_next(struct hr_admission *admission, uint64_t now_ns) {
         struct hr_ticket *first;
 
         if (hr_list_is_empty(&admission->waiting))
@@ -231,9 +258,25 @@ struct hr_ticket *hr_admission_next(struct hr_admission *admission) {
                 admission->devices[d].blocked = false;
         HR_LIST_FOR_EACH(link, &admission->waiting)
                 lags_find(admission, HR_CONTAINER_OF(link, struct hr_ticket, link));
-        while ((first = first_of(admission)) && !fits(admission, first->pipeline))
+        while ((first = first_of(admission)) && !fits(admission, first->pipeline, now_ns))
                 for (uint32_t d = 0; d < admission->device_count; d++)
                         admission->devices[d].blocked = admission->devices[d].blocked ||
                                                         hr_pipeline_uses(first->pipeline, d);
         return first;
+}
+
+uint64_t hr_admission_due_ns(const struct hr_admission *admission, uint64_t now_ns) {
+        uint64_t due_ns = UINT64_MAX;
+
+        HR_LIST_FOR_EACH(link, &admission->waiting) {
+                const struct hr_ticket *ticket = HR_CONTAINER_OF(link, struct hr_ticket, link);
+
+                for (uint32_t d = 0; d < admission->device_count; d++) {
+                        uint64_t at_ns = about_to_end_ns(admission, &admission->devices[d]);
+
+                        if (at_ns > now_ns && hr_pipeline_uses(ticket->pipeline, d))
+                                due_ns = HR_MIN(due_ns, at_ns);
+                }
+        }
+        return due_ns;
 }

@@ -111,6 +111,32 @@ static void job_enter(struct hr_engine *engine, struct hr_job *job) {
                 hr_lane_advance(engine, job->lane);
 }
 
+/* Whoever waits for a run that is about to end goes on without the loop's being told of anything. */
+static void due_set(struct hr_engine *engine) {
+        const struct hr_admission *admission = &engine->admission;
+        uint64_t due_ns = UINT64_MAX;
+
+        if (!hr_list_is_empty(&admission->waiting))
+                due_ns = hr_admission_due_ns(admission, hr_clock_now_ns());
+        if (due_ns == atomic_load(&engine->due_ns))
+                return;
+        atomic_store(&engine->due_ns, due_ns);
+        if (due_ns != UINT64_MAX)
+                engine->wake_loop_at(engine->wake_arg, due_ns);
+}
+
+static bool is_due(uint64_t due_ns) {
+        return due_ns != UINT64_MAX && hr_clock_now_ns() >= due_ns;
+}
+
+/* True once for each time that comes: meanwhile another may have been set. */
+static bool due_take(struct hr_engine *engine) {
+        uint_fast64_t due_ns = atomic_load(&engine->due_ns);
+
+        return is_due(due_ns) &&
+               atomic_compare_exchange_strong(&engine->due_ns, &due_ns, UINT64_MAX);
+}
+
 /* Serves everything that has come in. Under the turn. */
 static void engine_step(struct hr_engine *engine) {
         struct hr_mpsc_link *link;
@@ -132,6 +158,7 @@ static void engine_step(struct hr_engine *engine) {
         if (atomic_exchange(&engine->releases, false))
                 hr_lanes_advance(engine);
         hr_lanes_serve(engine);
+        due_set(engine);
         while ((place = hr_list_pop(&engine->ending)))
                 hr_job_post_end(engine, place_job(place));
 }
@@ -226,7 +253,7 @@ static void job_show(struct hr_engine *engine, struct hr_job *job) {
 }
 
 bool hr_engine_has_news(struct hr_engine *engine) {
-        return atomic_load(&engine->out_count) > 0 || atomic_load(&engine->bell);
+        return atomic_load(&engine->out_count) > 0 || atomic_load(&engine->bell) || is_due(atomic_load(&engine->due_ns));
 }
 
 void hr_engine_loop_awake(struct hr_engine *engine, bool awake) {
@@ -238,8 +265,8 @@ bool hr_engine_poll(struct hr_engine *engine) {
         bool any = false;
 
         /* Cleared before the try: if somebody else has the turn, he serves the demand, and the loop
-         * must not take the bell for news again and again meanwhile. */
-        if (atomic_exchange(&engine->bell, false))
+         * must not take the bell for news again and again meanwhile. So with what is due. */
+        if (atomic_exchange(&engine->bell, false) || due_take(engine))
                 engine_enter(engine);
         if (atomic_load(&engine->out_count) == 0)
                 return false;

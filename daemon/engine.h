@@ -140,6 +140,8 @@ struct hr_engine_config {
         struct hr_inherited *inherited; /* the store takes its sets out of it; NULL = none */
         /* Tells the loop that hr_engine_poll() would find something. Thread: any. */
         void (*wake_loop)(void *arg);
+        /* From that time on it would find something as well; the latest word counts. Thread: any. */
+        void (*wake_loop_at)(void *arg, uint64_t at_ns);
         void *arg;
 };
 

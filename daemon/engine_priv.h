@@ -14,6 +14,7 @@ struct hr_engine {
         struct hr_weights_store *store;
         struct hr_plan_cache *plan_cache;
         void (*wake_loop)(void *arg);
+        void (*wake_loop_at)(void *arg, uint64_t at_ns);
         void *wake_arg;
         struct hr_thread thread;
         /* The turn. */
@@ -23,6 +24,7 @@ struct hr_engine {
         struct hr_mpsc in, ended, out;
         atomic_bool bell; /* something is in `ended` */
         atomic_bool loop_awake;
+        atomic_uint_fast64_t due_ns; /* when a step is due without anybody's asking for it */
         atomic_uint out_count;
         atomic_bool cancels_lanes; /* some job in a lane has been told to stop */
         atomic_bool cancels_work;

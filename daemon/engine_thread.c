@@ -164,7 +164,9 @@ hr_status hr_engine_new(const struct hr_engine_config *config, struct hr_diag *d
         engine->config = config->config;
         engine->fleet = config->fleet;
         engine->wake_loop = config->wake_loop;
+        engine->wake_loop_at = config->wake_loop_at;
         engine->wake_arg = config->arg;
+        atomic_store(&engine->due_ns, UINT64_MAX);
         (void) pthread_mutex_init(&engine->turn, NULL);
         (void) pthread_mutex_init(&engine->sleep_lock, NULL);
         (void) pthread_cond_init(&engine->sleep_condition, NULL);

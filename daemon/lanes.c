@@ -139,7 +139,8 @@ static start_result run_start(struct hr_engine *engine, struct hr_job *job) {
          */
         run->ticket.waits_for_somebody = run->at_tap;
         run->ticket.cost_ns = run->bound->cost_ns;
-        if (!hr_admission_ask(&engine->admission, &run->ticket, run->bound->pipeline)) {
+        if (!hr_admission_ask(&engine->admission, &run->ticket, run->bound->pipeline,
+                              hr_clock_now_ns())) {
                 engine->stats.turn_waits++;
                 return START_WAIT;
         }
@@ -217,9 +218,13 @@ void hr_lane_advance(struct hr_engine *engine, struct hr_lane *lane) {
 
 /* Runs that devices have room for again. */
 void hr_lanes_serve(struct hr_engine *engine) {
+        struct hr_admission *admission = &engine->admission;
         struct hr_ticket *ticket;
 
-        while ((ticket = hr_admission_next(&engine->admission))) {
+        while (!hr_list_is_empty(&admission->waiting)) {
+                ticket = hr_admission_next(admission, hr_clock_now_ns());
+                if (!ticket)
+                        return;
                 hr_lane_advance(engine,
                                 HR_CONTAINER_OF(ticket, struct hr_run_job, ticket)->job.lane);
                 if (hr_list_is_linked(&ticket->link))

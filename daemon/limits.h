@@ -66,7 +66,7 @@
  * device and a pipeline over as many devices busy, and leaves something to choose. */
 #define HR_DEFAULT_DEVICE_RUNS UINT64_C(8)
 /* ... and no more than one where they are expected to take longer than this: who comes next waits
- * for that much in front of it, and behind it there is time to hand over the next. */
+ * for that much in front of it, and the next one is handed over when it is about to end. */
 #define HR_DEFAULT_DEVICE_AHEAD_US UINT64_C(500)
 /* Inputs of one run: token ids and masks are KiB, images and audio MiB. */
 #define HR_DEFAULT_RUN_BYTES (256 * HR_MIB)

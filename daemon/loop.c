@@ -3,14 +3,18 @@
  * not outlive their call to free it.
  *
  * The wake is an eventfd: a uv_async_t makes the loop spin, and give up the processor, until the
- * sender is back from its system call, from which the loop itself has often displaced it.
+ * sender is back from its system call, from which the loop itself has often displaced it. Wakes at a
+ * time come from a timerfd: a uv_timer_t knows milliseconds only.
  */
 #include "daemon/loop.h"
 
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 #include <uv.h>
+
+#include "core/clock.h"
 
 #define SIGNALS_MAX 4
 
@@ -22,8 +26,8 @@ struct signal_watch {
 
 struct hr_loop {
         uv_loop_t uv;
-        int wake_fd;
-        uv_poll_t wake;
+        int wake_fd, alarm_fd;
+        uv_poll_t wake, alarm;
         struct signal_watch signals[SIGNALS_MAX];
         unsigned signal_count;
 };
@@ -41,13 +45,15 @@ struct hr_timer {
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
+/* Of the eventfd and of the timerfd: both are read as a count. */
 static void wake_cb(uv_poll_t *handle, int status, int events) {
-        struct hr_loop *loop = handle->data;
+        uv_os_fd_t fd;
         uint64_t count;
 
         (void) status;
         (void) events;
-        (void) read(loop->wake_fd, &count, sizeof count);
+        if (uv_fileno((const uv_handle_t *) handle, &fd) == 0)
+                (void) read(fd, &count, sizeof count);
 }
 
 void hr_loop_wake(struct hr_loop *loop) {
@@ -56,14 +62,28 @@ void hr_loop_wake(struct hr_loop *loop) {
         (void) write(loop->wake_fd, &one, sizeof one);
 }
 
-static hr_status wake_init(struct hr_loop *loop, struct hr_diag *diag) {
-        loop->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-        if (loop->wake_fd < 0 || uv_poll_init(&loop->uv, &loop->wake, loop->wake_fd) != 0)
+void hr_loop_wake_at(struct hr_loop *loop, uint64_t at_ns) {
+        const struct itimerspec at = {.it_value = {.tv_sec = (time_t) (at_ns / HR_NS_PER_S),
+                                                   .tv_nsec = (long) (at_ns % HR_NS_PER_S)}};
+
+        (void) timerfd_settime(loop->alarm_fd, TFD_TIMER_ABSTIME, &at, NULL);
+}
+
+/* A descriptor that ends a turn when it can be read. */
+static hr_status wake_watch(struct hr_loop *loop, uv_poll_t *handle, int fd,
+                            struct hr_diag *diag) {
+        if (fd < 0 || uv_poll_init(&loop->uv, handle, fd) != 0)
                 return hr_fail(diag, HR_E_UNAVAILABLE, "no descriptor for the event loop");
-        loop->wake.data = loop;
-        if (uv_poll_start(&loop->wake, UV_READABLE, wake_cb) != 0)
+        if (uv_poll_start(handle, UV_READABLE, wake_cb) != 0)
                 return hr_fail(diag, HR_E_UNAVAILABLE, "the event loop cannot be woken");
         return HR_OK;
+}
+
+static hr_status wake_init(struct hr_loop *loop, struct hr_diag *diag) {
+        loop->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+        HR_TRY(wake_watch(loop, &loop->wake, loop->wake_fd, diag));
+        loop->alarm_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+        return wake_watch(loop, &loop->alarm, loop->alarm_fd, diag);
 }
 
 hr_status hr_loop_new(struct hr_diag *diag, struct hr_loop **ret_loop) {
@@ -72,7 +92,7 @@ hr_status hr_loop_new(struct hr_diag *diag, struct hr_loop **ret_loop) {
 
         if (!loop)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the event loop");
-        loop->wake_fd = -1;
+        loop->wake_fd = loop->alarm_fd = -1;
         if (uv_loop_init(&loop->uv) != 0) {
                 free(loop);
                 return hr_fail(diag, HR_E_UNAVAILABLE, "no event loop");
@@ -102,6 +122,8 @@ struct hr_loop *hr_loop_free(struct hr_loop *loop) {
         (void) uv_loop_close(&loop->uv);
         if (loop->wake_fd >= 0)
                 (void) close(loop->wake_fd);
+        if (loop->alarm_fd >= 0)
+                (void) close(loop->alarm_fd);
         free(loop);
         return NULL;
 }

@@ -24,6 +24,9 @@ struct hr_loop *hr_loop_free(struct hr_loop *loop);
 void hr_loop_turn(struct hr_loop *loop, bool may_sleep);
 /* A turn that sleeps, or the next that would, ends. Thread: any. */
 void hr_loop_wake(struct hr_loop *loop);
+/* So from that time on, by hr_clock_now_ns(); each call takes the place of the one before. Finer
+ * than a timer. Thread: any. */
+void hr_loop_wake_at(struct hr_loop *loop, uint64_t at_ns);
 /* Calls fn(arg, number) when that signal has come. From then on its default never comes back in
  * this process, whatever happens to the loop. */
 HR_NODISCARD hr_status hr_loop_signal(struct hr_loop *loop, int number,

@@ -273,6 +273,13 @@ static void server_wake(void *arg) {
         hr_loop_wake(server->loop);
 }
 
+/* Thread: any. */
+static void server_wake_at(void *arg, uint64_t at_ns) {
+        struct hr_server *server = arg;
+
+        hr_loop_wake_at(server->loop, at_ns);
+}
+
 /* Everything that is not an event of the kernel. */
 static void server_serve(struct hr_server *server) {
         while (hr_engine_poll(server->engine)) {
@@ -385,6 +392,7 @@ static hr_status engine_open(struct hr_server *server, struct hr_diag *diag) {
         struct hr_engine_config config = {
                 .config = server->config,
                 .wake_loop = server_wake,
+                .wake_loop_at = server_wake_at,
                 .arg = server,
         };
 

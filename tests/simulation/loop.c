@@ -30,7 +30,7 @@ struct hr_timer {
 
 struct hr_loop {
         struct hr_list watches, timers;
-        uint64_t watch_number;
+        uint64_t watch_number, wake_at_ns;
         bool woken;
         struct {
                 int number;
@@ -52,6 +52,7 @@ hr_status hr_loop_new(struct hr_diag *diag, struct hr_loop **ret_loop) {
         HR_ASSERT(loop && !the_loop);
         hr_list_init(&loop->watches);
         hr_list_init(&loop->timers);
+        loop->wake_at_ns = SIM_NEVER;
         *ret_loop = the_loop = loop;
         return HR_OK;
 }
@@ -96,6 +97,22 @@ void hr_loop_wake(struct hr_loop *loop) {
         loop->woken = true;
         sim_wake(loop);
         sim_yield();
+}
+
+/* Who sleeps looks at it anew. */
+void hr_loop_wake_at(struct hr_loop *loop, uint64_t at_ns) {
+        loop->wake_at_ns = at_ns;
+        sim_wake(loop);
+        sim_yield();
+}
+
+static bool wake_serve(struct hr_loop *loop) {
+        bool any = loop->woken || loop->wake_at_ns <= sim.now_ns;
+
+        loop->woken = false;
+        if (loop->wake_at_ns <= sim.now_ns)
+                loop->wake_at_ns = SIM_NEVER;
+        return any;
 }
 
 /* ---- watches --------------------------------------------------------------------------------- */
@@ -247,14 +264,14 @@ void hr_loop_turn(struct hr_loop *loop, bool may_sleep) {
         sim_yield();
         sim_accounts_check();
         for (;;) {
-                bool any = loop->woken;
+                bool any = wake_serve(loop);
 
-                loop->woken = false;
                 any = signals_serve(loop) || any;
                 any = timers_serve(loop) || any;
                 any = watches_serve(loop) || any;
                 if (any || !may_sleep)
                         return;
-                sim_block(loop, HR_MIN(timers_next_ns(loop), sim_stream_next_ns()));
+                sim_block(loop, HR_MIN(loop->wake_at_ns,
+                                       HR_MIN(timers_next_ns(loop), sim_stream_next_ns())));
         }
 }

@@ -68,10 +68,14 @@ void sim_accounts_check(void) {
 
 void sim_sleep_check(void) {
         struct hr_engine *engine = sim.server && sim.running ? sim.server->engine : NULL;
+        bool has_news;
 
         if (!engine)
                 return;
-        if (hr_engine_has_news(engine))
+        sim.running = false; /* this look takes no time */
+        has_news = hr_engine_has_news(engine);
+        sim.running = true;
+        if (has_news)
                 sim_fail("the loop sleeps over news of the engine");
         if (!hr_list_is_empty(&engine->work) || !hr_list_is_empty(&engine->settling) ||
             !hr_list_is_empty(&engine->ending) || atomic_load(&engine->store_wanted))

@@ -34,9 +34,9 @@ static bool left(struct hr_admission *admission, struct hr_ticket *ticket) {
 
 /* The one that is admitted next, which must be `expected`. */
 static void expect_next(struct hr_admission *admission, struct hr_ticket *expected) {
-        HR_EXPECT(hr_admission_next(admission) == expected);
+        HR_EXPECT(hr_admission_next(admission, 0) == expected);
         if (expected)
-                HR_EXPECT(hr_admission_ask(admission, expected, expected->pipeline));
+                HR_EXPECT(hr_admission_ask(admission, expected, expected->pipeline, 0));
 }
 
 HR_TEST(higher_priority_first_then_arrival) {
@@ -47,14 +47,14 @@ HR_TEST(higher_priority_first_then_arrival) {
         const struct hr_pipeline *pipeline = on(&fake, 1, 0, 0);
 
         open(&admission, 1);
-        HR_EXPECT(hr_admission_ask(&admission, &running, pipeline));
-        HR_EXPECT(!hr_admission_ask(&admission, &low, pipeline));
-        HR_EXPECT(!hr_admission_ask(&admission, &first, pipeline));
-        HR_EXPECT(!hr_admission_ask(&admission, &second, pipeline));
-        HR_EXPECT(!hr_admission_ask(&admission, &high, pipeline));
+        HR_EXPECT(hr_admission_ask(&admission, &running, pipeline, 0));
+        HR_EXPECT(!hr_admission_ask(&admission, &low, pipeline, 0));
+        HR_EXPECT(!hr_admission_ask(&admission, &first, pipeline, 0));
+        HR_EXPECT(!hr_admission_ask(&admission, &second, pipeline, 0));
+        HR_EXPECT(!hr_admission_ask(&admission, &high, pipeline, 0));
         expect_next(&admission, NULL);
         HR_EXPECT(left(&admission, &running));
-        HR_EXPECT(!hr_admission_ask(&admission, &low, pipeline));
+        HR_EXPECT(!hr_admission_ask(&admission, &low, pipeline, 0));
         expect_next(&admission, &high);
         HR_EXPECT(left(&admission, &high));
         expect_next(&admission, &first);
@@ -76,10 +76,10 @@ HR_TEST(other_devices_are_not_waited_for) {
                                  *across = on(&fakes[2], 1, 1, 0);
 
         open(&admission, 1);
-        HR_EXPECT(hr_admission_ask(&admission, &running, one));
-        HR_EXPECT(!hr_admission_ask(&admission, &waiting, one));
-        HR_EXPECT(hr_admission_ask(&admission, &other, two));
-        HR_EXPECT(!hr_admission_ask(&admission, &both, across)); /* behind the one that waits */
+        HR_EXPECT(hr_admission_ask(&admission, &running, one, 0));
+        HR_EXPECT(!hr_admission_ask(&admission, &waiting, one, 0));
+        HR_EXPECT(hr_admission_ask(&admission, &other, two, 0));
+        HR_EXPECT(!hr_admission_ask(&admission, &both, across, 0)); /* behind the one that waits */
         hr_admission_forget(&waiting);
         expect_next(&admission, &both); /* two devices: three runs at once */
         (void) left(&admission, &running);
@@ -101,19 +101,19 @@ HR_TEST(nobody_is_overtaken_for_ever) {
 
         open(&admission, 1);
         high[0].priority = 100;
-        HR_EXPECT(hr_admission_ask(&admission, &high[0], pipeline));
-        HR_EXPECT(!hr_admission_ask(&admission, &low, pipeline));
-        HR_EXPECT(!hr_admission_ask(&admission, &lower, pipeline));
+        HR_EXPECT(hr_admission_ask(&admission, &high[0], pipeline, 0));
+        HR_EXPECT(!hr_admission_ask(&admission, &low, pipeline, 0));
+        HR_EXPECT(!hr_admission_ask(&admission, &lower, pipeline, 0));
         for (unsigned i = 1; i < 40; i++) {
                 struct hr_ticket *next;
 
                 high[i].priority = 100;
-                HR_EXPECT(!hr_admission_ask(&admission, &high[i], pipeline));
+                HR_EXPECT(!hr_admission_ask(&admission, &high[i], pipeline, 0));
                 HR_EXPECT(left(&admission, i == 1 ? &high[0] : &high[i - 1]));
-                next = hr_admission_next(&admission);
+                next = hr_admission_next(&admission, 0);
                 if (next != &high[i])
                         break;
-                HR_EXPECT(hr_admission_ask(&admission, next, pipeline));
+                HR_EXPECT(hr_admission_ask(&admission, next, pipeline, 0));
                 overtaken++;
         }
         HR_EXPECT_EQ(overtaken, HR_PASSES_MAX);
@@ -132,7 +132,7 @@ HR_TEST(as_many_at_once_as_allowed) {
 
         open(&admission, 2); /* three devices: four, all the same */
         for (unsigned i = 0; i < 5; i++)
-                HR_EXPECT_EQ(hr_admission_ask(&admission, &tickets[i], pipeline), i < 4);
+                HR_EXPECT_EQ(hr_admission_ask(&admission, &tickets[i], pipeline, 0), i < 4);
         HR_EXPECT(left(&admission, &tickets[2]));
         expect_next(&admission, &tickets[4]);
         for (unsigned i = 0; i < 5; i++)
@@ -176,7 +176,7 @@ static void goes(struct somebody *one) {
 static bool asks(struct hr_admission *admission, struct somebody *one,
                  const struct hr_pipeline *pipeline) {
         one->ticket = (struct hr_ticket){.share = &one->session};
-        return hr_admission_ask(admission, &one->ticket, pipeline);
+        return hr_admission_ask(admission, &one->ticket, pipeline, 0);
 }
 
 /* Everybody always has a run waiting: each gets its weight's part of the time, whatever the length
@@ -204,8 +204,8 @@ HR_TEST(time_is_shared_by_weight) {
                 running->had_ms += running->run_ms;
                 if (asks(&admission, running, pipeline))
                         continue;
-                next = hr_admission_next(&admission);
-                HR_EXPECT(next && hr_admission_ask(&admission, next, pipeline));
+                next = hr_admission_next(&admission, 0);
+                HR_EXPECT(next && hr_admission_ask(&admission, next, pipeline, 0));
                 running = HR_CONTAINER_OF(next, struct somebody, ticket);
         }
         for (int i = 0; i < 3; i++) {
@@ -240,7 +240,7 @@ HR_TEST(a_small_one_waits_for_no_queue) {
         for (int i = 0; i < 6; i++) {
                 HR_EXPECT(hr_share_init(&sessions[i], &hog.principal, 100, DEVICES, NULL) == HR_OK);
                 tickets[i] = (struct hr_ticket){.share = &sessions[i], .priority = 1000};
-                HR_EXPECT_EQ(hr_admission_ask(&admission, &tickets[i], pipeline), i == 0);
+                HR_EXPECT_EQ(hr_admission_ask(&admission, &tickets[i], pipeline, 0), i == 0);
         }
         for (int i = 0; i < 5; i++) {
                 HR_EXPECT(!asks(&admission, &small, pipeline));
@@ -268,18 +268,94 @@ HR_TEST(long_runs_go_one_at_a_time) {
         HR_EXPECT(hr_admission_init(&admission, DEVICES, 4, ms, NULL) == HR_OK);
         for (int i = 0; i < 4; i++) {
                 tickets[i].cost_ns = ms / 3 + 1;
-                HR_EXPECT_EQ(hr_admission_ask(&admission, &tickets[i], one), i < 3);
+                HR_EXPECT_EQ(hr_admission_ask(&admission, &tickets[i], one, 0), i < 3);
         }
         for (int i = 0; i < 4; i++)
                 (void) left(&admission, &tickets[i]);
         /* Over two devices it takes three to keep both busy. */
         for (int i = 4; i < 8; i++) {
                 tickets[i].cost_ns = 9 * ms;
-                HR_EXPECT_EQ(hr_admission_ask(&admission, &tickets[i], two), i < 7);
+                HR_EXPECT_EQ(hr_admission_ask(&admission, &tickets[i], two, 0), i < 7);
         }
         for (int i = 4; i < 8; i++)
                 (void) left(&admission, &tickets[i]);
         hr_admission_deinit(&admission);
+}
+
+static struct hr_ticket of_5_ms(void) {
+        return (struct hr_ticket){.cost_ns = 5 * HR_NS_PER_MS};
+}
+
+/* ... but the next one shortly before the expected end, and no third, however long that takes. */
+HR_TEST(the_next_goes_shortly_before_the_end) {
+        struct hr_ticket a = of_5_ms(), b = of_5_ms(), c = of_5_ms();
+        const uint64_t ms = HR_NS_PER_MS, start_ns = 7 * HR_NS_PER_S;
+        const uint64_t due_ns = start_ns + 5 * ms - HR_LEAD_NS;
+        struct hr_admission admission;
+        struct fake fake;
+        const struct hr_pipeline *pipeline = on(&fake, 0, 1, 0);
+
+        HR_EXPECT(hr_admission_init(&admission, DEVICES, 8, ms / 2, NULL) == HR_OK);
+        HR_EXPECT(hr_admission_ask(&admission, &a, pipeline, start_ns));
+        HR_EXPECT_EQ(hr_admission_due_ns(&admission, start_ns), UINT64_MAX);
+        HR_EXPECT(!hr_admission_ask(&admission, &b, pipeline, start_ns));
+        HR_EXPECT(!hr_admission_ask(&admission, &c, pipeline, start_ns));
+        HR_EXPECT_EQ(hr_admission_due_ns(&admission, start_ns), due_ns);
+        HR_EXPECT(!hr_admission_next(&admission, due_ns - 1));
+        HR_EXPECT_EQ(hr_admission_due_ns(&admission, due_ns - 1), due_ns);
+        HR_EXPECT(hr_admission_ask(&admission, &b, pipeline, due_ns));
+        HR_EXPECT_EQ(hr_admission_due_ns(&admission, due_ns), UINT64_MAX);
+        HR_EXPECT(!hr_admission_ask(&admission, &c, pipeline, due_ns));
+        HR_EXPECT(!hr_admission_next(&admission, start_ns + 500 * ms));
+        /* It took 9 ms; the one behind it begins now. */
+        HR_EXPECT(hr_admission_leave(&admission, &a, start_ns, start_ns + 9 * ms, NULL));
+        HR_EXPECT_EQ(hr_admission_due_ns(&admission, start_ns + 9 * ms), due_ns + 9 * ms);
+        HR_EXPECT(!hr_admission_next(&admission, due_ns + 9 * ms - 1));
+        HR_EXPECT(hr_admission_next(&admission, due_ns + 9 * ms) == &c);
+        (void) left(&admission, &b);
+        (void) left(&admission, &c);
+        hr_admission_deinit(&admission);
+}
+
+/* Nothing is handed over early behind a run of which nothing is known, where runs go one at a time,
+ * or for a plan over several devices, which has runs enough. */
+HR_TEST(nothing_goes_early_without_need) {
+        static const struct {
+                uint32_t device_runs;
+                uint64_t ahead_ns, cost_ns;
+                bool wide, early;
+        } cases[] = {
+                {8, HR_NS_PER_MS, 5 * HR_NS_PER_MS, false, true},
+                {2, HR_NS_PER_MS, 5 * HR_NS_PER_MS, false, true},
+                {8, HR_NS_PER_MS, 0, false, false},
+                {1, HR_NS_PER_MS, 5 * HR_NS_PER_MS, false, false},
+                {8, 0, 5 * HR_NS_PER_MS, false, false},
+                {8, HR_NS_PER_MS, 5 * HR_NS_PER_MS, true, false},
+        };
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(cases); i++) {
+                uint32_t running = cases[i].wide ? 3 : 1;
+                struct hr_ticket tickets[4] = {{0}};
+                struct hr_admission admission;
+                struct fake fake;
+                const struct hr_pipeline *pipeline = on(&fake, 1, cases[i].wide, 0);
+
+                HR_EXPECT(hr_admission_init(&admission, DEVICES, cases[i].device_runs,
+                                            cases[i].ahead_ns, NULL) == HR_OK);
+                for (uint32_t r = 0; r <= running; r++) {
+                        tickets[r].cost_ns = cases[i].cost_ns;
+                        HR_EXPECT_EQ(hr_admission_ask(&admission, &tickets[r], pipeline, 1),
+                                     r < running);
+                }
+                HR_EXPECT_EQ(hr_admission_due_ns(&admission, 1) != UINT64_MAX, cases[i].early);
+                HR_EXPECT_EQ(hr_admission_next(&admission, HR_NS_PER_S) != NULL, cases[i].early);
+                for (uint32_t r = 0; r <= running; r++)
+                        (void) left(&admission, &tickets[r]);
+                for (uint32_t d = 0; d < DEVICES; d++)
+                        HR_EXPECT_EQ(admission.devices[d].guesses + admission.devices[d].in_flight,
+                                     0);
+                hr_admission_deinit(&admission);
+        }
 }
 
 /* A run that waits for its client leaves its room to others, and is paid for all the same. */
@@ -294,7 +370,7 @@ HR_TEST(who_waits_for_somebody_takes_no_room) {
         arrives(&admission, &watcher, 100, 5);
         arrives(&admission, &other, 100, 5);
         watcher.ticket = (struct hr_ticket){.share = &watcher.session, .waits_for_somebody = true};
-        HR_EXPECT(hr_admission_ask(&admission, &watcher.ticket, pipeline));
+        HR_EXPECT(hr_admission_ask(&admission, &watcher.ticket, pipeline, 0));
         HR_EXPECT(asks(&admission, &other, pipeline));
         HR_EXPECT(hr_share_lag(&watcher.principal, 0) > 0);
         (void) passes(&admission, &clock, &other.ticket, 5);
