@@ -96,7 +96,8 @@ static const hr_infer_fn infer_table[HR_OP_LIMIT] = {
 };
 
 hr_infer_fn hr_infer_lookup(uint32_t op) {
-        return op < HR_OP_LIMIT ? infer_table[op] : NULL;
+        HR_ASSERT(op < HR_OP_LIMIT);
+        return infer_table[op];
 }
 
 hr_status hr_infer_refuse(struct hr_infer *infer, const char *reason, const char *format, ...) {
@@ -141,6 +142,13 @@ hr_status hr_infer_need_type(struct hr_infer *infer, uint32_t position, hr_type 
 hr_status hr_infer_need_dense_rows(struct hr_infer *infer, uint32_t position) {
         HR_INFER_NEED(hr_tensor_rows_are_contiguous(infer->sources[position]), "STRIDE",
                       "rows of source %" PRIu32 " are not dense", position);
+        return HR_OK;
+}
+
+hr_status hr_infer_dense(struct hr_infer *infer, struct hr_tensor *tensor) {
+        struct hr_diag own = { 0 };
+
+        HR_INFER_NEED(hr_tensor_set_contiguous(tensor, &own) == HR_OK, own.reason, "%s", own.words);
         return HR_OK;
 }
 

@@ -70,9 +70,13 @@ hr_status hr_infer_finite(struct hr_infer *infer, uint32_t word, const char *nam
 /* Refuses a source of another type, or whose dimension 0 has gaps. */
 hr_status hr_infer_need_type(struct hr_infer *infer, uint32_t position, hr_type type);
 hr_status hr_infer_need_dense_rows(struct hr_infer *infer, uint32_t position);
-/* Of extents; refused when it does not fit 63 bits. */
+/* Of factors that are not all extents of one tensor (whose product fits); refused when it does not
+ * fit 63 bits. */
 hr_status hr_infer_product(struct hr_infer *infer, const int64_t *factors, int count,
                            int64_t *ret_product);
+
+/* Strides of a contiguous tensor; refused as hr_tensor_set_contiguous() does. */
+hr_status hr_infer_dense(struct hr_infer *infer, struct hr_tensor *tensor);
 
 /* infer_shape.c */
 hr_status hr_infer_view(struct hr_infer *infer);

@@ -18,21 +18,19 @@ struct slide {
 
 static hr_status slide_extent(struct hr_infer *infer, int64_t extent, int64_t kernel,
                               struct slide slide, int64_t *ret_places) {
-        int64_t room, reach;
+        const int64_t room = extent + 2 * (int64_t) slide.pad; /* an extent of floats has 62 bits */
+        int64_t reach; /* from the first element of the window to the last */
 
         HR_INFER_NEED(slide.stride > 0, "PARAM", "stride %" PRId32, slide.stride);
         HR_INFER_NEED(slide.pad >= 0, "PARAM", "pad %" PRId32, slide.pad);
         HR_INFER_NEED(slide.dilation > 0, "PARAM", "dilation %" PRId32, slide.dilation);
         HR_INFER_NEED(kernel > 0, "SHAPE", "an empty kernel");
-        HR_INFER_NEED(!__builtin_add_overflow(extent, 2 * (int64_t) slide.pad, &room) &&
-                              !__builtin_mul_overflow(kernel - 1, (int64_t) slide.dilation,
-                                                      &reach) &&
-                              !__builtin_add_overflow(reach, (int64_t) 1, &reach),
-                      "SIZE", "the window does not fit 63 bits");
-        HR_INFER_NEED(room - reach > -(int64_t) slide.stride, "SHAPE",
-                      "a window of %" PRId64 " on %" PRId64 " elements with their pads", reach,
-                      room);
-        *ret_places = (room - reach) / slide.stride + 1;
+        HR_INFER_NEED(!__builtin_mul_overflow(kernel - 1, (int64_t) slide.dilation, &reach), "SIZE",
+                      "the window does not fit 63 bits");
+        HR_INFER_NEED(room - 1 - reach > -(int64_t) slide.stride, "SHAPE",
+                      "a window of %" PRIu64 " on %" PRId64 " elements with their pads",
+                      (uint64_t) reach + 1, room);
+        *ret_places = (room - 1 - reach) / slide.stride + 1;
         return HR_OK;
 }
 
@@ -84,7 +82,7 @@ static hr_status im2col_line(struct hr_infer *infer) {
                       input->ne[1]);
         HR_TRY(slide_extent(infer, input->ne[0], kernel->ne[0],
                             (struct slide) { params[0], params[2], params[4] }, &infer->ne[1]));
-        HR_TRY(hr_infer_product(infer, kernel->ne, 2, &infer->ne[0]));
+        infer->ne[0] = kernel->ne[0] * kernel->ne[1];
         infer->ne[2] = input->ne[2];
         infer->ne[3] = 1;
         return HR_OK;
@@ -108,7 +106,7 @@ hr_status hr_infer_im2col(struct hr_infer *infer) {
                 HR_TRY(slide_extent(infer, input->ne[i], kernel->ne[i],
                                     (struct slide) { params[i], params[2 + i], params[4 + i] },
                                     &infer->ne[1 + i]));
-        HR_TRY(hr_infer_product(infer, kernel->ne, 3, &infer->ne[0]));
+        infer->ne[0] = kernel->ne[0] * kernel->ne[1] * kernel->ne[2];
         infer->ne[3] = input->ne[3];
         return HR_OK;
 }
@@ -191,7 +189,7 @@ hr_status hr_infer_conv_2d_dw(struct hr_infer *infer) {
                 return HR_OK;
         memcpy(dense.ne, (const int64_t[]) { infer->ne[2], infer->ne[0], infer->ne[1],
                                              infer->ne[3] }, sizeof dense.ne);
-        HR_TRY(hr_tensor_set_contiguous(&dense, infer->diag));
+        HR_TRY(hr_infer_dense(infer, &dense));
         infer->has_strides = true;
         memcpy(infer->nb, (const uint64_t[]) { dense.nb[1], dense.nb[2], dense.nb[0],
                                                dense.nb[3] }, sizeof infer->nb);

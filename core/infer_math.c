@@ -106,8 +106,11 @@ hr_status hr_infer_glu(struct hr_infer *infer) {
         HR_INFER_NEED(params[0] >= 0 && params[0] < HR_GLU_COUNT, "PARAM", "function %" PRId32,
                       params[0]);
         HR_INFER_NEED(params[1] == 0 || params[1] == 1, "PARAM", "swapped is %" PRId32, params[1]);
-        HR_TRY(hr_infer_finite(infer, 2, "alpha"));
         HR_TRY(real_map(infer, params[0] == HR_GLU_SWIGLU_OAI ? 4 : 2));
+        if (params[0] == HR_GLU_SWIGLU_OAI) {
+                HR_TRY(hr_infer_finite(infer, 2, "alpha"));
+                HR_INFER_NEED(hr_param_f32(params, 3) >= 0, "PARAM", "a limit below 0");
+        }
         if (b) {
                 HR_INFER_NEED(a->type == b->type && hr_tensor_same_shape(a, b), "SHAPE",
                               "the two sources differ in type or shape");

@@ -68,6 +68,8 @@ hr_status hr_infer_out_prod(struct hr_infer *infer) {
                       b->ne[1]);
         HR_INFER_NEED(is_multiple(b->ne[2], a->ne[2]) && is_multiple(b->ne[3], a->ne[3]), "SHAPE",
                       "dimensions 2 and 3 of source 1 are no multiples of source 0's");
+        HR_INFER_NEED(!hr_type_info(a->type)->is_integer, "DTYPE", "source 0 is %s",
+                      hr_type_name(a->type));
         HR_TRY(hr_infer_need_type(infer, 1, HR_TYPE_F32));
         hr_infer_shape(infer, HR_TYPE_F32, a->ne[0], b->ne[0], b->ne[2], b->ne[3]);
         return HR_OK;
@@ -117,6 +119,7 @@ enum {
 };
 
 #define ROPE_IS_MULTI 8
+#define ROPE_VISION 24
 
 static hr_status rope_params(struct hr_infer *infer) {
         const int32_t *params = infer->node->params;
@@ -125,18 +128,21 @@ static hr_status rope_params(struct hr_infer *infer) {
 
         infer->params_used = HR_OP_PARAM_WORDS;
         HR_INFER_NEED(params[0] == 0 && params[3] == 0, "PARAM", "words 0 and 3 are not used");
-        HR_INFER_NEED(mode == 0 || mode == 2 || mode == 8 || mode == 24 || mode == 40, "PARAM",
+        HR_INFER_NEED(mode == 0 || mode == 2 || mode == 8 || mode == ROPE_VISION || mode == 40,
+          "PARAM",
                       "mode %" PRId32, mode);
         HR_INFER_NEED(n_dims > 0 && n_dims % 2 == 0, "PARAM", "n_dims is %" PRId64, n_dims);
         HR_INFER_NEED(params[ROPE_N_OFFS] >= 0 && n_dims + params[ROPE_N_OFFS] <= row, "PARAM",
                       "rotates %" PRId64 " dimensions from %" PRId32 " on, a row has %" PRId64,
                       n_dims, params[ROPE_N_OFFS], row);
-        HR_INFER_NEED(mode != 24 || n_dims * 2 == row, "PARAM",
-                      "vision needs n_dims of half a row");
+        HR_INFER_NEED(mode != ROPE_VISION || (n_dims * 2 == row && params[ROPE_N_OFFS] == 0),
+          "PARAM",
+                      "vision needs n_dims of half a row and no offset");
         HR_INFER_NEED(params[ROPE_N_CTX_ORIG] >= 0, "PARAM", "n_ctx_orig is negative");
         for (uint32_t word = ROPE_FREQ_BASE; word <= ROPE_BETA_SLOW; word++)
                 HR_TRY(hr_infer_finite(infer, word, "a rope parameter"));
-        HR_INFER_NEED(hr_param_f32(params, ROPE_FREQ_BASE) > 0, "PARAM", "freq_base is not above 0");
+        HR_INFER_NEED(hr_param_f32(params, ROPE_FREQ_BASE) > 0, "PARAM",
+          "freq_base is not above 0");
         if (mode & ROPE_IS_MULTI) {
                 int64_t sum = 0;
 
@@ -150,7 +156,13 @@ static hr_status rope_params(struct hr_infer *infer) {
         return HR_OK;
 }
 
-/* x[d,H,T,B], positions i32[T] (4T with sections), factors f32[>= n_dims/2]. */
+static int64_t rope_pairs(const struct hr_infer *infer) {
+        const int32_t *params = infer->node->params;
+
+        return params[ROPE_MODE] == ROPE_VISION ? params[ROPE_N_DIMS] : params[ROPE_N_DIMS] / 2;
+}
+
+/* x[d,H,T,B], positions i32[T] (4T with sections), factors f32[>= pairs]. */
 hr_status hr_infer_rope(struct hr_infer *infer) {
         const struct hr_tensor *x = infer->sources[0], *positions = infer->sources[1],
                                *factors = infer->sources[2];
@@ -161,14 +173,15 @@ hr_status hr_infer_rope(struct hr_infer *infer) {
                       hr_type_name(x->type));
         HR_TRY(hr_infer_need_type(infer, 1, HR_TYPE_I32));
         HR_TRY(hr_infer_need_dense_rows(infer, 0));
-        HR_INFER_NEED(x->ne[2] <= INT64_MAX / 4 && positions->ne[0] == x->ne[2] * planes &&
+        /* A token has four bytes or more, so four times their number fits. */
+        HR_INFER_NEED(positions->ne[0] == x->ne[2] * planes &&
                               hr_tensor_elements(positions) == positions->ne[0] &&
                               hr_tensor_is_contiguous(positions),
                       "SHAPE", "%" PRId64 " positions for %" PRId64 " tokens", positions->ne[0],
                       x->ne[2]);
         if (factors) {
                 HR_TRY(hr_infer_need_type(infer, 2, HR_TYPE_F32));
-                HR_INFER_NEED(factors->ne[0] >= infer->node->params[ROPE_N_DIMS] / 2 &&
+                HR_INFER_NEED(factors->ne[0] >= rope_pairs(infer) &&
                                       hr_tensor_is_contiguous(factors),
                               "SHAPE", "%" PRId64 " frequency factors for %" PRId32 " dimensions",
                               factors->ne[0], infer->node->params[ROPE_N_DIMS]);
@@ -186,7 +199,8 @@ static hr_status flash_attn_mask(struct hr_infer *infer) {
         HR_INFER_NEED(mask || max_bias == 0, "PARAM", "max_bias without a mask");
         if (mask) {
                 HR_TRY(hr_infer_need_type(infer, 3, HR_TYPE_F16));
-                HR_INFER_NEED(hr_tensor_is_contiguous(mask), "STRIDE", "the mask is not contiguous");
+                HR_INFER_NEED(hr_tensor_is_contiguous(mask), "STRIDE",
+                  "the mask is not contiguous");
                 HR_INFER_NEED(mask->ne[0] >= k->ne[1] && mask->ne[1] >= q->ne[1] &&
                                       is_multiple(q->ne[2], mask->ne[2]) &&
                                       is_multiple(q->ne[3], mask->ne[3]),

@@ -116,11 +116,9 @@ static hr_status linear_attention(struct hr_infer *infer, uint32_t last, uint32_
                                 &state_elements));
         HR_TRY(need_shape(infer, last, SHAPE(state_elements, sequences, 1, 1)));
         HR_TRY(hr_infer_product(infer, (const int64_t[]) { ne[0], sequences }, 2, &rows));
-        HR_TRY(sum(infer, rows, ne[2], &rows));
-        infer->type = HR_TYPE_F32;
-        infer->ne[1] = rows;
-        infer->ne[2] = infer->ne[3] = 1;
-        return hr_infer_product(infer, ne, 2, &infer->ne[0]);
+        /* With tokens there are at least as many as sequences: the sum has 63 bits. */
+        hr_infer_shape(infer, HR_TYPE_F32, ne[0] * ne[1], rows + ne[2], 1, 1);
+        return HR_OK;
 }
 
 /* k v r [S,H,T], bonus [S,H], decay [S,H,T], state */
@@ -159,7 +157,7 @@ static hr_status delta_heads(struct hr_infer *infer, uint32_t position) {
  * -> [S*H, T*B + K*S*B]: outputs, then K states of all sequences */
 hr_status hr_infer_gated_delta_net(struct hr_infer *infer) {
         const int64_t *v = infer->sources[2]->ne, *gate = infer->sources[3]->ne;
-        int64_t snapshots = infer->node->params[0], outputs, states, rows;
+        int64_t snapshots = infer->node->params[0], states, rows;
 
         infer->params_used = 1;
         HR_INFER_NEED(snapshots >= 1, "PARAM", "%" PRId64 " snapshots", snapshots);
@@ -172,11 +170,10 @@ hr_status hr_infer_gated_delta_net(struct hr_infer *infer) {
         HR_TRY(need_shape(infer, 4, SHAPE(1, v[1], v[2], v[3])));
         HR_TRY(need_shape(infer, 5, SHAPE(v[0], v[0], v[1], v[3])));
         HR_TRY(need_dense(infer, 5));
-        HR_TRY(hr_infer_product(infer, (const int64_t[]) { v[2], v[3] }, 2, &outputs));
         HR_TRY(hr_infer_product(infer, (const int64_t[]) { snapshots, v[0], v[3] }, 3, &states));
-        HR_TRY(sum(infer, outputs, states, &rows));
-        hr_infer_shape(infer, HR_TYPE_F32, 0, rows, 1, 1);
-        return hr_infer_product(infer, v, 2, &infer->ne[0]);
+        HR_TRY(sum(infer, v[2] * v[3], states, &rows));
+        hr_infer_shape(infer, HR_TYPE_F32, v[0] * v[1], rows, 1, 1);
+        return HR_OK;
 }
 
 /* ---- SOLVE_TRI, LIGHTNING_INDEXER ------------------------------------------------------------ */

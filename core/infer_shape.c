@@ -24,6 +24,10 @@ static hr_status same_count(struct hr_infer *infer) {
         return HR_OK;
 }
 
+static uint64_t source_offset(const struct hr_tensor *source) {
+        return source->view_base == HR_TENSOR_NONE ? 0 : source->view_offset;
+}
+
 /* A VIEW may have any outer strides that stay inside its base; validate.c checks the extent. */
 hr_status hr_infer_view(struct hr_infer *infer) {
         const struct hr_tensor *source = infer->sources[0], *node = infer->node;
@@ -31,11 +35,8 @@ hr_status hr_infer_view(struct hr_infer *infer) {
         uint64_t offset = hr_param_u64(node->params, 0);
 
         infer->params_used = 2;
-        HR_INFER_NEED(offset <= INT64_MAX &&
-                              hr_add_u64(source->view_base == HR_TENSOR_NONE ? 0
-                                                                             : source->view_offset,
-                                         offset, &offset),
-                      "VIEW", "the offset does not fit");
+        HR_INFER_NEED(offset <= INT64_MAX, "VIEW", "the offset does not fit");
+        offset += source_offset(source); /* which ends inside its base, below 63 bits */
         HR_INFER_NEED(node->view_offset == offset, "VIEW",
                       "declared at byte %" PRIu64 " of its base, its parameters say %" PRIu64,
                       node->view_offset, offset);
@@ -54,10 +55,6 @@ hr_status hr_infer_view(struct hr_infer *infer) {
         return HR_OK;
 }
 
-static uint64_t source_offset(const struct hr_tensor *source) {
-        return source->view_base == HR_TENSOR_NONE ? 0 : source->view_offset;
-}
-
 hr_status hr_infer_reshape(struct hr_infer *infer) {
         struct hr_tensor dense = *infer->node;
 
@@ -65,7 +62,7 @@ hr_status hr_infer_reshape(struct hr_infer *infer) {
                       "the source is not contiguous");
         HR_TRY(same_count(infer));
         infer->type = dense.type = infer->sources[0]->type;
-        HR_TRY(hr_tensor_set_contiguous(&dense, infer->diag));
+        HR_TRY(hr_infer_dense(infer, &dense));
         hr_infer_view_of(infer, 0, source_offset(infer->sources[0]), dense.nb);
         return HR_OK;
 }
@@ -216,7 +213,8 @@ hr_status hr_infer_window(struct hr_infer *infer) {
         window.nb[0] = info->block_bytes;
         for (int i = 1; i < HR_DIMS; i++)
                 window.nb[i] = (uint64_t) params[i - 1];
-        HR_TRY(hr_tensor_span(&window, infer->diag, &span));
+        HR_INFER_NEED(hr_tensor_span(&window, NULL, &span) == HR_OK, "SIZE",
+                      "the window's span does not fit 63 bits");
         HR_INFER_NEED(span == 0 || span + (uint64_t) params[3] <= hr_tensor_bytes(whole), "VIEW",
                       "the window ends past the tensor");
         hr_infer_like(infer, whole);
@@ -234,7 +232,7 @@ hr_status hr_infer_pad(struct hr_infer *infer) {
 
                 HR_INFER_NEED(params[2 * i] >= 0 && params[2 * i + 1] >= 0, "PARAM",
                               "a negative pad in dimension %d", i);
-                HR_INFER_NEED(!params[8] || extent > 0 || !(params[2 * i] + params[2 * i + 1]),
+                HR_INFER_NEED(!params[8] || extent > 0 || (!params[2 * i] && !params[2 * i + 1]),
                               "SHAPE", "nothing to go round in dimension %d", i);
                 HR_INFER_NEED(!__builtin_add_overflow(extent, params[2 * i], &extent) &&
                                       !__builtin_add_overflow(extent, params[2 * i + 1], &extent),
@@ -283,17 +281,16 @@ hr_status hr_infer_tri(struct hr_infer *infer) {
 }
 
 hr_status hr_infer_arange(struct hr_infer *infer) {
-        double start = (double) hr_param_f32(infer->node->params, 0);
-        double stop = (double) hr_param_f32(infer->node->params, 1);
-        double step = (double) hr_param_f32(infer->node->params, 2);
-        float count;
+        float start = hr_param_f32(infer->node->params, 0);
+        float stop = hr_param_f32(infer->node->params, 1);
+        float step = hr_param_f32(infer->node->params, 2), count;
 
         infer->params_used = 3;
         HR_TRY(hr_infer_finite(infer, 0, "start"));
         HR_TRY(hr_infer_finite(infer, 1, "stop"));
         HR_TRY(hr_infer_finite(infer, 2, "step"));
         HR_INFER_NEED(stop > start && step > 0, "PARAM", "start, stop and step give no elements");
-        count = ceilf((float) ((stop - start) / step));
+        count = ceilf((stop - start) / step); /* in f32, as those count who ask */
         HR_INFER_NEED(count <= (float) INT32_MAX, "SIZE", "too many elements");
         hr_infer_shape(infer, HR_TYPE_F32, (int64_t) count, 1, 1, 1);
         return HR_OK;

@@ -62,7 +62,7 @@ hr_status hr_infer_get_rel_pos(struct hr_infer *infer) {
 /* a[K*K,Q1*Q2,B] width[K,Q1,Q2,B] height[K,Q1,Q2,B] -> like a */
 hr_status hr_infer_add_rel_pos(struct hr_infer *infer) {
         const struct hr_tensor *a = infer->sources[0], *width = infer->sources[1];
-        int64_t row, rows;
+        int64_t row, rows = width->ne[1] * width->ne[2];
 
         infer->params_used = 1;
         HR_INFER_NEED(infer->node->params[0] == 0 || infer->node->params[0] == 1, "PARAM",
@@ -74,7 +74,6 @@ hr_status hr_infer_add_rel_pos(struct hr_infer *infer) {
         HR_INFER_NEED(hr_tensor_same_shape(width, infer->sources[2]), "SHAPE",
                       "the two positions differ in shape");
         HR_TRY(hr_infer_product(infer, (const int64_t[]) { width->ne[0], width->ne[0] }, 2, &row));
-        HR_TRY(hr_infer_product(infer, (const int64_t[]) { width->ne[1], width->ne[2] }, 2, &rows));
         HR_INFER_NEED(a->ne[0] == row && a->ne[1] == rows && a->ne[2] == width->ne[3] &&
                               a->ne[3] == 1,
                       "SHAPE", "positions for [%" PRId64 ",%" PRId64 ",%" PRId64

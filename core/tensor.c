@@ -13,7 +13,7 @@
 
 hr_status hr_tensor_set_contiguous(struct hr_tensor *tensor, struct hr_diag *diag) {
         const struct hr_type_info *info = hr_type_info(tensor->type);
-        uint64_t stride;
+        uint64_t stride, whole;
 
         if (!info)
                 return hr_fail_reason(diag, HR_E_INVALID, "DTYPE", "%" PRIu32 " is no type",
@@ -40,13 +40,16 @@ hr_status hr_tensor_set_contiguous(struct hr_tensor *tensor, struct hr_diag *dia
         tensor->nb[0] = info->block_bytes;
         if (!hr_type_row_bytes(tensor->type, tensor->ne[0], &stride))
                 return hr_fail_reason(diag, HR_E_INVALID, "SIZE", "a row does not fit 64 bits");
+        whole = HR_MAX(stride, info->block_bytes);
         for (int i = 1; i < HR_DIMS; i++) {
-                tensor->nb[i] = stride;
-                if (!hr_mul_u64(stride, (uint64_t) tensor->ne[i], &stride))
+                /* As if no extent were 0: then the product of any of them fits. */
+                if (!hr_mul_u64(whole, HR_MAX((uint64_t) tensor->ne[i], 1U), &whole))
                         return hr_fail_reason(diag, HR_E_INVALID, "SIZE",
                                               "the bytes do not fit 64 bits");
+                tensor->nb[i] = stride;
+                stride *= (uint64_t) tensor->ne[i];
         }
-        if (stride > INT64_MAX)
+        if (whole > INT64_MAX)
                 return hr_fail_reason(diag, HR_E_INVALID, "SIZE", "the bytes do not fit 63 bits");
         return HR_OK;
 }

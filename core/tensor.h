@@ -46,7 +46,8 @@ struct hr_tensor {
 };
 
 /* Fills nb for a contiguous tensor. HR_E_INVALID (reason DTYPE, BLOCK or SIZE) when the type is
- * unknown, ne[0] is no multiple of the block, an extent is negative or a product does not fit. */
+ * unknown, ne[0] is no multiple of the block, an extent is negative or a product does not fit, that
+ * of the extents other than 0 included: so the product of any extents of one tensor fits. */
 HR_NODISCARD hr_status hr_tensor_set_contiguous(struct hr_tensor *tensor, struct hr_diag *diag);
 
 /* Bytes from the first to one past the last byte touched: the strided span. 0 if it has no

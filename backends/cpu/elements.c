@@ -8,7 +8,7 @@ int64_t cpu_elements(const struct hr_operand *operand) {
 }
 
 int64_t cpu_rows(const struct hr_operand *operand) {
-        return operand->ne[1] * operand->ne[2] * operand->ne[3];
+        return operand->ne[0] ? operand->ne[1] * operand->ne[2] * operand->ne[3] : 0;
 }
 
 bool cpu_is_empty(const struct hr_operand *operand) {

@@ -12,7 +12,8 @@
 
 #define CPU_CHUNK 1024
 
-/* Elements, rows and emptiness of an operand; as the functions of core/tensor.h. */
+/* Elements, rows and emptiness of an operand, as the functions of core/tensor.h; but rows without
+ * elements do not count, of which a tensor of no bytes may have more than anyone can walk over. */
 int64_t cpu_elements(const struct hr_operand *operand);
 int64_t cpu_rows(const struct hr_operand *operand);
 bool cpu_is_empty(const struct hr_operand *operand);

@@ -113,8 +113,7 @@ const struct cpu_kernel cpu_kernel_repeat = {
 
 static bool repeat_back_supports(const struct hr_step *step) {
         return step->source_count == 1 && step->sources[0].type == HR_TYPE_F32 &&
-               step->result.type == HR_TYPE_F32 && !cpu_is_empty(&step->result) &&
-               cpu_repeats(&step->result, &step->sources[0]) &&
+               step->result.type == HR_TYPE_F32 && cpu_repeats(&step->result, &step->sources[0]) &&
                cpu_has_dense_rows(&step->sources[0]) && cpu_has_dense_rows(&step->result);
 }
 
@@ -124,6 +123,8 @@ static void repeat_back_row(const struct cpu_call *call, struct cpu_index index)
         int64_t n = result->ne[0];
 
         memset(out, 0, (size_t) n * sizeof *out);
+        if (cpu_is_empty(source))
+                return;
         for (int64_t i3 = index.i3; i3 < source->ne[3]; i3 += result->ne[3])
                 for (int64_t i2 = index.i2; i2 < source->ne[2]; i2 += result->ne[2])
                         for (int64_t i1 = index.i1; i1 < source->ne[1]; i1 += result->ne[1]) {

@@ -79,7 +79,7 @@ const struct cpu_kernel cpu_kernel_norm = {
 static bool group_norm_supports(const struct hr_step *step) {
         return norm_supports(step) && cpu_has_dense_rows(&step->sources[0]) &&
                step->params[0] > 0 &&
-               step->params[0] <= HR_MAX(step->result.ne[2], 1);
+               (step->params[0] <= step->result.ne[2] || cpu_is_empty(&step->result));
 }
 
 static float *norm_row(const struct hr_operand *operand, int64_t i1, int64_t i2, int64_t i3) {

@@ -40,7 +40,7 @@ static bool pad_supports(const struct hr_step *step) {
                 if (left < 0 || right < 0 || source->ne[i] + left + right != step->result.ne[i])
                         return false;
         }
-        return step->params[8] == 0 || !cpu_is_empty(source);
+        return step->params[8] == 0 || !cpu_is_empty(source) || cpu_is_empty(&step->result);
 }
 
 /* Where position `i` of the result comes from, or -1 for padding. */

@@ -5,7 +5,8 @@
  * The angle of pair j is built by multiplying the previous one, in f32: that is how models were
  * evaluated, and the exact power differs visibly at large positions. Modes: normal (neighbours are
  * a pair), neox (halves), mrope and imrope (halves; sections of pairs follow time, height, width or
- * an extra position), vision (halves of the whole row; each section starts its angles anew).
+ * an extra position), vision (halves of the whole row; each section starts its angles anew, but
+ * for one behind an empty section, as in ggml).
  *
  * One token is one thread's: its cosines and sines are computed once for all heads.
  */
@@ -173,8 +174,10 @@ static void angles_sections(const struct rope *rope, const int32_t *positions, i
 
                 if (rope->mode == MODE_VISION)
                         for (int i = 0; i < 4; i++)
-                                if (sector == start[i])
+                                if (sector == start[i]) {
                                         theta[i] = base[i];
+                                        break; /* where an empty section starts, it alone does */
+                                }
                 rope_angle(rope, pair, theta[sector_axis(rope, sector)], &cosines[pair],
                            &sines[pair]);
                 for (int i = 0; i < 4; i++)

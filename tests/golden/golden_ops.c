@@ -3,11 +3,16 @@
  *
  *   golden_ops [--device cpu|blas] [--isa NAME] [--arithmetic ggml|fast] [--threads N] [--isolated]
  *              [--wake-all] [--deterministic] [--batch-min N] [--allow-unsupported] [--verbose]
- *              [--digest] [--case ID] [FILE.txt|FOLDER]...
+ *              [--digest] [--case ID] [--guard start|end] [--stray read|write] [FILE.txt|FOLDER]...
  *
  * Each case is run twice. First node by node: a node's result is measured, then replaced by the
  * recorded one, so that every node is judged on recorded inputs. Then, if it has several nodes, as
  * a whole, where the result and the leaves written into are judged.
+ *
+ * Around each tensor lie bytes that must keep their pattern. With --guard each tensor ends where a
+ * page without access begins (or begins where one ends), so that reading past it is found as well:
+ * the process then says where and ends with status 3. --stray does what a kernel with that fault
+ * would, after each node.
  *
  * Measures. By the case's metric and tolerance; on top of that, dot products must agree closely
  * with the recorded result (same rounding of activations) or with the exact one (activations kept).
@@ -25,6 +30,7 @@
 
 #include "backends/registry.h"
 #include "tests/golden/ops_compare.h"
+#include "tests/golden/ops_fault.h"
 #include "tests/golden/ops_machine.h"
 
 #define NMSE_CLOSE 1e-9
@@ -40,6 +46,8 @@ typedef enum verdict { PASSED, FAILED, SKIPPED } verdict;
 struct options {
         struct hr_backend_config backend;
         bool allow_unsupported, is_verbose, is_digested;
+        bool strays, stray_writes;
+        ops_guard guard;
         int64_t only_case;
 };
 
@@ -287,7 +295,8 @@ static bool leaves_are_right(struct ops_run *run) {
                         continue;
                 actual = ops_run_download(run, k);
                 good &= actual && after.data ? measure_metric(run, k, after.data, actual, true)
-                                             : complain(run, k, "its content afterwards is missing");
+                                             : complain(run, k,
+                                               "its content afterwards is missing");
                 free(actual);
         }
         return good;
@@ -303,6 +312,8 @@ static bool run_node_by_node(struct ops_run *run, struct hr_diag *diag) {
                 if (ops_run_compute(run, i, 1, diag) != HR_OK)
                         return complain(run, k, "%s: %s", hr_status_name(diag->status),
                                         diag->words);
+                if (options.strays)
+                        ops_run_stray(run, k, options.stray_writes);
                 good &= node_is_right(run, k, false);
                 if (run->graph->tensors[k].view_base == HR_TENSOR_NONE && recorded.data &&
                     ops_run_upload(run, k, recorded.data, diag) != HR_OK)
@@ -328,6 +339,8 @@ static verdict case_run(struct ops_machine *machine, const struct ops_family *fa
         verdict result;
         hr_status status = ops_run_init(&run, machine, family, item, &diag);
 
+        if (options.guard != OPS_GUARD_NONE)
+                ops_fault_watch(&run);
         if (status == HR_OK) {
                 bool good = run_node_by_node(&run, &diag);
 
@@ -344,6 +357,8 @@ static verdict case_run(struct ops_machine *machine, const struct ops_family *fa
                        hr_status_name(status), diag.words, item->label);
                 result = FAILED;
         }
+        if (options.guard != OPS_GUARD_NONE)
+                ops_fault_watch(NULL);
         ops_run_deinit(&run);
         return result;
 }
@@ -413,10 +428,12 @@ static bool path_run(struct ops_machine *machine, const char *path, struct tally
 /* ---- Command line ---------------------------------------------------------------------------- */
 
 static int usage(void) {
-        fprintf(stderr, "usage: golden_ops [--device cpu|blas] [--isa NAME] [--arithmetic ggml|fast] "
+        fprintf(stderr,
+          "usage: golden_ops [--device cpu|blas] [--isa NAME] [--arithmetic ggml|fast] "
                         "[--threads N] "
                         "[--isolated] [--wake-all] [--deterministic] [--batch-min N] "
-                        "[--allow-unsupported] [--verbose] [--digest] [--case ID] [FILE.txt|FOLDER]...\n");
+                        "[--allow-unsupported] [--verbose] [--digest] [--case ID] "
+                        "[--guard start|end] [--stray read|write] [FILE.txt|FOLDER]...\n");
         return 2;
 }
 
@@ -438,7 +455,24 @@ static bool parse_flag(const char *name) {
         return true;
 }
 
+static bool parse_guard(const char *value) {
+        options.guard = strcmp(value, "start") == 0 ? OPS_GUARD_START
+                        : strcmp(value, "end") == 0 ? OPS_GUARD_END
+                                                    : OPS_GUARD_NONE;
+        return options.guard != OPS_GUARD_NONE;
+}
+
+static bool parse_stray(const char *value) {
+        options.strays = true;
+        options.stray_writes = strcmp(value, "write") == 0;
+        return options.stray_writes || strcmp(value, "read") == 0;
+}
+
 static bool parse_value(const char *name, const char *value) {
+        if (strcmp(name, "--guard") == 0)
+                return parse_guard(value);
+        if (strcmp(name, "--stray") == 0)
+                return parse_stray(value);
         if (strcmp(name, "--device") == 0)
                 options.backend.backend = value;
         else if (strcmp(name, "--isa") == 0)
@@ -503,7 +537,11 @@ int main(int argc, char **argv) {
                 fprintf(stderr, "%s\n", diag.words);
                 return diag.status == HR_E_UNSUPPORTED ? 77 : 2;
         }
-        if (ops_machine_init(&machine, device, &diag) != HR_OK) {
+        if (options.guard != OPS_GUARD_NONE && device->props.kind != &hr_host_kind) {
+                fprintf(stderr, "guards are for devices that read host memory\n");
+                return 2;
+        }
+        if (ops_machine_init(&machine, device, options.guard, &diag) != HR_OK) {
                 fprintf(stderr, "%s\n", diag.words);
                 return 2;
         }

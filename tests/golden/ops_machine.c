@@ -1,10 +1,12 @@
 /* See ops_machine.h. Every tensor that owns memory has a buffer of its own with a band before and
  * after it that must keep its pattern; under a sanitizer, which sees any access past an end by
- * itself, of exactly its size. */
+ * itself, of exactly its size. Guarded, it lies at one end of whole pages between two without
+ * access, and what is left of them is its band. */
 #include "tests/golden/ops_machine.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define PATIENCE_NS (UINT64_C(60) * 1000000000)
 
@@ -21,18 +23,23 @@
 #define BAND 64U /* bytes; what tensors are aligned to */
 #endif
 #define PATTERN 0xb5
+#define PAGE_BYTES UINT64_C(4096)
+/* What kernels may rely on of an address: blocks begin at even ones, other elements at their size.
+ * */
+#define BLOCK_ALIGN 2U
 
-static uint8_t *content_of(const struct hr_buffer *buffer) {
-        return (uint8_t *) buffer->base + BAND;
+/* Of a tensor that owns memory. */
+static uint8_t *content_of(const struct ops_run *run, uint32_t k) {
+        return (uint8_t *) run->buffers[k]->base + run->leads[k];
 }
 
-static uint64_t content_bytes(const struct hr_buffer *buffer) {
-        return buffer->bytes - (uint64_t) 2 * BAND;
+static uint64_t content_bytes(const struct ops_run *run, uint32_t k) {
+        return hr_tensor_bytes(&run->graph->tensors[k]);
 }
 
-hr_status ops_machine_init(struct ops_machine *machine, struct hr_device *device,
+hr_status ops_machine_init(struct ops_machine *machine, struct hr_device *device, ops_guard guard,
                            struct hr_diag *diag) {
-        *machine = (struct ops_machine) { .device = device };
+        *machine = (struct ops_machine) { .device = device, .guard = guard };
         HR_TRY(hr_queue_new(device, diag, &machine->queue));
         return hr_event_new(device, diag, &machine->event);
 }
@@ -122,12 +129,12 @@ static uint32_t root_of(const struct hr_graph *graph, uint32_t k) {
 
 static void operand_bind(const struct ops_run *run, uint32_t k, struct hr_operand *operand) {
         const struct hr_tensor *tensor = &run->graph->tensors[k];
-        struct hr_buffer *buffer = run->buffers[root_of(run->graph, k)];
+        uint32_t root = root_of(run->graph, k);
 
         *operand = hr_operand_of_tensor(tensor, k);
-        if (buffer && !hr_tensor_is_empty(tensor)) {
-                operand->data = content_of(buffer) + tensor->view_offset;
-                operand->room = content_bytes(buffer) - tensor->view_offset;
+        if (run->buffers[root] && !hr_tensor_is_empty(tensor)) {
+                operand->data = content_of(run, root) + tensor->view_offset;
+                operand->room = content_bytes(run, root) - tensor->view_offset;
         }
 }
 
@@ -153,21 +160,69 @@ static void step_bind(struct ops_run *run, uint32_t k) {
         run->step_tensors[run->list.count++] = k;
 }
 
+struct pages {
+        void *base;
+        size_t bytes;
+};
+
+static void pages_unmap(void *arg) {
+        struct pages *pages = arg;
+
+        (void) munmap(pages->base, pages->bytes);
+        free(pages);
+}
+
+/* Whole pages for tensor k between two that nobody may touch. */
+static hr_status guarded_new(struct ops_run *run, uint32_t k, struct hr_diag *diag) {
+        const struct hr_tensor *tensor = &run->graph->tensors[k];
+        const struct hr_type_info *info = hr_type_info(tensor->type);
+        uint64_t align = info->is_block ? BLOCK_ALIGN : info->block_bytes;
+        uint64_t bytes = hr_tensor_bytes(tensor), inner;
+        struct pages *pages = calloc(1, sizeof *pages);
+        uint8_t *base;
+
+        inner = (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+        if (!pages)
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory");
+        pages->bytes = (size_t) (inner + 2 * PAGE_BYTES);
+        pages->base = mmap(NULL, pages->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        base = (uint8_t *) pages->base + PAGE_BYTES;
+        if (pages->base == MAP_FAILED || mprotect(base, (size_t) inner,
+          PROT_READ | PROT_WRITE) != 0) {
+                free(pages);
+                return hr_fail(diag, HR_E_EXHAUSTED, "no memory");
+        }
+        if (run->machine->guard == OPS_GUARD_END)
+                run->leads[k] = (inner - bytes) / align * align;
+        return hr_buffer_wrap(run->machine->device, base, inner, HR_USAGE_COMPUTE, pages_unmap,
+          pages,
+                              diag, &run->buffers[k]);
+}
+
+static hr_status buffer_for(struct ops_run *run, uint32_t k, struct hr_diag *diag) {
+        uint64_t bytes = hr_tensor_bytes(&run->graph->tensors[k]);
+
+        if (run->machine->guard != OPS_GUARD_NONE)
+                return guarded_new(run, k, diag);
+        run->leads[k] = BAND;
+        return hr_buffer_new(run->machine->device, bytes + (uint64_t) 2 * BAND, HR_USAGE_COMPUTE,
+          diag,
+                             &run->buffers[k]);
+}
+
 static hr_status run_bind(struct ops_run *run, struct hr_diag *diag) {
         uint32_t count = run->item->tensor_count;
 
         run->buffers = calloc(count + (size_t) 1, sizeof(struct hr_buffer *));
+        run->leads = calloc(count + (size_t) 1, sizeof *run->leads);
         run->steps = calloc(count + (size_t) 1, sizeof *run->steps);
         run->operands = calloc((count + (size_t) 1) * OPS_SOURCES_MAX, sizeof *run->operands);
         run->step_tensors = calloc(count + (size_t) 1, sizeof *run->step_tensors);
-        if (!run->buffers || !run->steps || !run->operands || !run->step_tensors)
+        if (!run->buffers || !run->leads || !run->steps || !run->operands || !run->step_tensors)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory");
         for (uint32_t k = 0; k < count; k++)
                 if (root_of(run->graph, k) == k && !hr_tensor_is_empty(&run->graph->tensors[k]))
-                        HR_TRY(hr_buffer_new(run->machine->device,
-                                             hr_tensor_bytes(&run->graph->tensors[k]) +
-                                                     (uint64_t) 2 * BAND,
-                                             HR_USAGE_COMPUTE, diag, &run->buffers[k]));
+                        HR_TRY(buffer_for(run, k, diag));
         for (uint32_t k = run->item->leaf_count; k < count; k++)
                 if (!hr_op_is_view(run->graph->tensors[k].op) &&
                     !hr_tensor_is_empty(&run->graph->tensors[k]))
@@ -218,8 +273,11 @@ hr_status ops_run_check_bands(struct ops_run *run, struct hr_diag *diag, uint32_
                 if (!bytes)
                         return hr_fail(diag, HR_E_EXHAUSTED, "no memory");
                 status = buffer_read(run, buffer, bytes, diag);
-                for (uint64_t i = 1; i <= BAND && status == HR_OK; i++)
-                        is_kept &= bytes[i - 1] == PATTERN && bytes[buffer->bytes - i] == PATTERN;
+                for (uint64_t i = 0; i < run->leads[k] && status == HR_OK; i++)
+                        is_kept &= bytes[i] == PATTERN;
+                for (uint64_t i = run->leads[k] + content_bytes(run, k);
+                     i < buffer->bytes && status == HR_OK; i++)
+                        is_kept &= bytes[i] == PATTERN;
                 free(bytes);
                 *ret_tensor = k;
                 HR_TRY(status);
@@ -227,6 +285,33 @@ hr_status ops_run_check_bands(struct ops_run *run, struct hr_diag *diag, uint32_
                         return hr_fail(diag, HR_E_INTERNAL, "bytes next to it were written");
         }
         return HR_OK;
+}
+
+void ops_run_stray(struct ops_run *run, uint32_t k, bool is_written) {
+        uint32_t root = root_of(run->graph, k);
+        volatile uint8_t *at;
+
+        if (!run->buffers[root])
+                return;
+        at = content_of(run, root) +
+             (run->machine->guard == OPS_GUARD_START ? -1 : (int64_t) content_bytes(run, root));
+        if (is_written)
+                *at = 0;
+        else
+                (void) *at;
+}
+
+uint32_t ops_run_nearest(const struct ops_run *run, const void *address) {
+        uint64_t wanted = (uintptr_t) address;
+
+        for (uint32_t k = 0; run->buffers && k < run->item->tensor_count; k++) {
+                uint64_t base = run->buffers[k] ? (uintptr_t) run->buffers[k]->base : 0;
+
+                if (base && wanted >= base - PAGE_BYTES &&
+                    wanted < base + run->buffers[k]->bytes + PAGE_BYTES)
+                        return k;
+        }
+        return HR_TENSOR_NONE;
 }
 
 hr_status ops_run_init(struct ops_run *run, struct ops_machine *machine,
@@ -245,6 +330,7 @@ void ops_run_deinit(struct ops_run *run) {
                 for (uint32_t k = 0; k < run->item->tensor_count; k++)
                         (void) hr_buffer_unref(run->buffers[k]);
         free(run->buffers);
+        free(run->leads);
         free(run->steps);
         free(run->operands);
         free(run->step_tensors);
@@ -255,10 +341,8 @@ void ops_run_deinit(struct ops_run *run) {
 
 hr_status ops_run_upload(struct ops_run *run, uint32_t k, const uint8_t *content,
                          struct hr_diag *diag) {
-        struct hr_buffer *buffer = run->buffers[k];
-
-        HR_TRY(hr_queue_write(run->machine->queue, content_of(buffer), content,
-                              content_bytes(buffer), &run->outcome, diag));
+        HR_TRY(hr_queue_write(run->machine->queue, content_of(run, k), content,
+                              content_bytes(run, k), &run->outcome, diag));
         return machine_finish(run->machine, &run->outcome, diag);
 }
 
@@ -268,7 +352,7 @@ hr_status ops_run_upload_leaves(struct ops_run *run, struct hr_diag *diag) {
 
                 if (!run->buffers[k])
                         continue;
-                if (content.bytes != content_bytes(run->buffers[k]))
+                if (content.bytes != content_bytes(run, k))
                         return hr_fail(diag, HR_E_DATA_LOSS, "leaf %u: the file lacks its bytes",
                                        k);
                 HR_TRY(ops_run_upload(run, k, content.data, diag));
@@ -304,7 +388,8 @@ static void pack(const struct hr_tensor *tensor, const uint8_t *from, uint8_t *t
 
 uint8_t *ops_run_download(struct ops_run *run, uint32_t k) {
         const struct hr_tensor *tensor = &run->graph->tensors[k];
-        struct hr_buffer *buffer = run->buffers[root_of(run->graph, k)];
+        uint32_t root = root_of(run->graph, k);
+        struct hr_buffer *buffer = run->buffers[root];
         uint64_t row_bytes = 0;
         uint8_t *whole, *packed;
 
@@ -315,7 +400,7 @@ uint8_t *ops_run_download(struct ops_run *run, uint32_t k) {
                 return packed;
         whole = malloc((size_t) buffer->bytes);
         if (whole && buffer_read(run, buffer, whole, NULL) == HR_OK) {
-                pack(tensor, whole + BAND + tensor->view_offset, packed);
+                pack(tensor, whole + run->leads[root] + tensor->view_offset, packed);
         } else {
                 free(packed);
                 packed = NULL;

@@ -21,7 +21,7 @@ FAMILIES = ("layout", "rope", "mul_mat_id", "set_rows")
 DAMAGES = 24
 
 
-def run(*paths: Path) -> tuple[int, tuple[int, int, int] | None, str]:
+def run(*paths: Path | str) -> tuple[int, tuple[int, int, int] | None, str]:
     """The status, passed, failed and skipped cases, and the words about what was wrong."""
     command = [build_folder() / "tests" / "golden" / "golden_ops", *paths]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
@@ -55,6 +55,51 @@ def test_a_changed_result_fails(tmp_path: Path) -> None:
     status, counts, words = run(text)
     assert status == 1 and counts and counts[1] > 0, words
     assert re.search(r"nmse|error|differ", words), words
+
+
+def test_a_kernel_that_writes_beside_its_result_is_found() -> None:
+    status, counts, words = run("--stray", "write", RECORDED / "rope.txt")
+    assert status == 1 and counts and counts[0] == 0 and counts[1] > 0
+    assert words.count("bytes next to it were written") == counts[1]
+
+
+@pytest.mark.parametrize(("guard", "where"), [("end", "behind"), ("start", "before")])
+@pytest.mark.parametrize("stray", ["read", "write"])
+def test_a_kernel_that_looks_beside_its_tensors_is_found(guard: str, where: str, stray: str) -> None:
+    status, counts, words = run("--guard", guard, "--stray", stray, RECORDED / "rope.txt")
+    assert status == 3 and counts is None
+    assert re.search(rf"rope \d+ ROPE: touched memory {where} tensor \d+ \(ROPE\)", words), words
+    status, counts, words = run("--guard", guard, RECORDED / "rope.txt")
+    assert status == 0 and counts and counts[1] == 0, words
+
+
+def test_guards_need_host_memory() -> None:
+    status, counts, words = run("--isolated", "--guard", "end", RECORDED / "rope.txt")
+    assert status == 2 and counts is None and "host memory" in words
+
+
+def test_what_a_device_does_not_have_fails(tmp_path: Path) -> None:
+    """On cpu without more ado; on another device it may be allowed."""
+    text, _ = copied(tmp_path, "rope")
+    _, intact, _ = run(text)
+    assert intact
+    text.write_text(text.read_text().replace(" ROPE ", " RPOE "))
+    status, counts, words = run(text)
+    assert status == 1 and counts and counts == (0, sum(intact), 0)
+    assert words.count("UNSUPPORTED: op RPOE is not known") == counts[1]
+    status, counts, words = run("--allow-unsupported", text)
+    assert status == 1 and counts == (0, 0, sum(intact)) and "op RPOE is not known" in words
+
+
+def test_blas_has_products_only() -> None:
+    paths = (RECORDED / "rope.txt", RECORDED / "mul_mat_float.txt")
+    status, counts, words = run("--device", "blas", "--batch-min", "1", *paths)
+    if status == 77 or "not built" in words or counts is None:
+        pytest.skip("a build without blas")
+    assert status == 1 and counts[0] > 0 and counts[1] > 0 and counts[2] == 0
+    assert "blas does not take this ROPE" in words
+    status, allowed, _ = run("--device", "blas", "--batch-min", "1", "--allow-unsupported", *paths)
+    assert status == 0 and allowed == (counts[0], 0, counts[1])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -35,7 +35,8 @@ DEVICE float angle_of(const cuda_rope_args &args, int64_t pair, int64_t token) {
                          args.sections[3];
                 sector = pair % period;
                 axis = sector_axis(args, sector);
-                if (args.mode == MODE_VISION) { /* each section starts anew */
+                /* Each section starts anew, but for one behind an empty section, as in ggml. */
+                if (args.mode == MODE_VISION && (axis == 0 || args.sections[axis - 1] != 0)) {
                         for (int i = 0; i < axis; i++)
                                 start += args.sections[i];
                         turns = sector - start;

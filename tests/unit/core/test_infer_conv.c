@@ -3,7 +3,7 @@
 
 #include <limits.h>
 
-#define HUGE_EXTENT (INT64_C(1) << 60)
+#define HUGE_EXTENT (INT64_C(1) << 58)
 
 static const struct infer_case cases[] = {
         /* IM2COL */
@@ -35,8 +35,6 @@ static const struct infer_case cases[] = {
           { 1, 0, 0, 0, 1, 0, 0 }, "SHAPE" },
         { HR_OP_IM2COL, 2, F32(6, 18, 2, 1), { F32(3, 3, 2, 1), F32(20, 2, 2, 1) },
           { 1, 0, 0, 0, 1, 0, 0 }, "SHAPE" },
-        { HR_OP_IM2COL, 2, F32(6, 18, 2, 1), { F32(HUGE_EXTENT, 2, 0, 1), F32(20, 2, 2, 1) },
-          { 1, 0, 0, 0, INT_MAX, 0, 0 }, "SIZE" },
         { HR_OP_IM2COL, 2, F32(0, 18, 2, 1), { F32(0, 2, 2, 1), F32(20, 2, 2, 1) },
           { 1, 0, 0, 0, 1, 0, 0 }, "SHAPE" },
         /* IM2COL_3D */

@@ -45,7 +45,8 @@ static const struct op_case cases[] = {
           { 5000, 3, 1, 1 }, { 0 } },
         { "mul f16 by f32 rows", HR_OP_MUL, F16, 2,
           { { F16, { 30, 6, 2, 2 } }, { F32, { 15, 3, 1, 2 } } }, { 30, 6, 2, 2 }, { 0 } },
-        { "div by scalar", HR_OP_DIV, BF16, 2, { { BF16, { 3000, 2, 1, 1 } }, { F32, { 1, 1, 1, 1 } } },
+        { "div by scalar", HR_OP_DIV, BF16, 2, { { BF16, { 3000, 2, 1, 1 } }, { F32, { 1, 1, 1,
+          1 } } },
           { 3000, 2, 1, 1 }, { 0 } },
         { "add_id", HR_OP_ADD_ID, F32, 3,
           { { F32, { 40, 3, 5, 1 } }, { F32, { 40, 4, 1, 1 } }, { I32, { 3, 5, 1, 1 } } },
@@ -65,7 +66,8 @@ static const struct op_case cases[] = {
         { "norm", HR_OP_NORM, F32, 1, { { F32, { 33, 7, 2, 1 } } }, { 33, 7, 2, 1 }, { F_1E_5 } },
         { "group_norm", HR_OP_GROUP_NORM, F32, 1, { { F32, { 9, 5, 10, 2 } } }, { 9, 5, 10, 2 },
           { 4, F_1E_6 } },
-        { "soft_max", HR_OP_SOFT_MAX, F32, 2, { { F32, { 131, 5, 4, 2 } }, { F16, { 131, 8, 1, 1 } } },
+        { "soft_max", HR_OP_SOFT_MAX, F32, 2, { { F32, { 131, 5, 4, 2 } }, { F16, { 131, 8, 1,
+          1 } } },
           { 131, 5, 4, 2 }, { F_0_5, F_8 } },
         { "rope", HR_OP_ROPE, F32, 2, { { F32, { 64, 3, 9, 1 } }, { I32, { 9, 1, 1, 1 } } },
           { 64, 3, 9, 1 }, { 0, 64, 2, 0, 0, F_10000, F_1, 0, F_1, F_32, F_1 } },
@@ -77,14 +79,18 @@ static const struct op_case cases[] = {
           { 7, 5, 7, 2 }, { 2 } },
         { "repeat", HR_OP_REPEAT, F16, 1, { { F16, { 7, 1, 3, 1 } } }, { 21, 4, 6, 2 }, { 0 } },
         { "sum", HR_OP_SUM, F32, 1, { { F32, { 1000, 5, 2, 1 } } }, { 1, 1, 1, 1 }, { 0 } },
-        { "sum_rows", HR_OP_SUM_ROWS, F32, 1, { { F32, { 1000, 5, 2, 1 } } }, { 1, 5, 2, 1 }, { 0 } },
-        { "cumsum", HR_OP_CUMSUM, F32, 1, { { F32, { 1100, 5, 1, 1 } } }, { 1100, 5, 1, 1 }, { 0 } },
+        { "sum_rows", HR_OP_SUM_ROWS, F32, 1, { { F32, { 1000, 5, 2, 1 } } }, { 1, 5, 2, 1 },
+          { 0 } },
+        { "cumsum", HR_OP_CUMSUM, F32, 1, { { F32, { 1100, 5, 1, 1 } } }, { 1100, 5, 1, 1 },
+          { 0 } },
         { "argmax", HR_OP_ARGMAX, I32, 1, { { F32, { 3000, 9, 1, 1 } } }, { 9, 1, 1, 1 }, { 0 } },
-        { "argsort", HR_OP_ARGSORT, I32, 1, { { F32, { 333, 9, 1, 1 } } }, { 333, 9, 1, 1 }, { 1 } },
+        { "argsort", HR_OP_ARGSORT, I32, 1, { { F32, { 333, 9, 1, 1 } } }, { 333, 9, 1, 1 },
+          { 1 } },
         { "top_k", HR_OP_TOP_K, I32, 1, { { F32, { 333, 9, 1, 1 } } }, { 40, 9, 1, 1 }, { 0 } },
         { "pad", HR_OP_PAD, F32, 1, { { F32, { 5, 4, 3, 2 } } }, { 8, 5, 5, 2 },
           { 1, 2, 0, 1, 2, 0, 0, 0, 1 } },
-        { "roll", HR_OP_ROLL, F32, 1, { { F32, { 5, 4, 3, 2 } } }, { 5, 4, 3, 2 }, { -7, 2, 1, 0 } },
+        { "roll", HR_OP_ROLL, F32, 1, { { F32, { 5, 4, 3, 2 } } }, { 5, 4, 3, 2 }, { -7, 2, 1,
+          0 } },
         { "diag_mask_inf", HR_OP_DIAG_MASK_INF, F32, 1, { { F32, { 9, 5, 3, 1 } } }, { 9, 5, 3, 1 },
           { 2 } },
 };
@@ -239,6 +245,38 @@ HR_TEST(empty_tensors_are_computed_to_nothing) {
                 graph = case_graph(&item, &out);
                 free(rig_run(device, graph, out, 1, 4, &bytes, NULL));
                 HR_EXPECT_EQ(bytes, 0);
+                graph = hr_graph_unref(graph);
+        }
+        device = hr_device_unref(device);
+}
+
+/* A tensor of no bytes may have more rows than anyone can walk over. */
+HR_TEST(rows_without_elements_take_no_time) {
+        static const int64_t many[4] = { 0, INT64_C(1) << 30, INT64_C(1) << 30, 1 };
+        static const struct op_case made[] = {
+                { "sum", HR_OP_SUM, F32, 1, { { F32, { 0 } } }, { 1, 1, 1, 1 }, { 0 } },
+                { "repeat_back", HR_OP_REPEAT_BACK, F32, 1, { { F32, { 0 } } }, { 1, 1, 1, 1 },
+                  { 0 } },
+                { "count_equal", HR_OP_COUNT_EQUAL, HR_TYPE_I64, 2, { { I32, { 0 } }, { I32,
+                  { 0 } } },
+                  { 1, 1, 1, 1 }, { 0 } },
+        };
+        struct hr_device *device = rig_device("auto", 2);
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(made); i++) {
+                struct op_case item = made[i];
+                struct hr_graph *graph;
+                uint64_t bytes;
+                uint32_t out;
+                uint8_t *result;
+
+                for (uint32_t source = 0; source < item.source_count; source++)
+                        memcpy(item.sources[source].ne, many, sizeof many);
+                graph = case_graph(&item, &out);
+                result = rig_run(device, graph, out, 1, 4, &bytes, NULL);
+                for (uint64_t b = 0; b < bytes; b++)
+                        HR_EXPECT_EQ(result[b], 0);
+                free(result);
                 graph = hr_graph_unref(graph);
         }
         device = hr_device_unref(device);
