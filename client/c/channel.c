@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 /* How long the daemon's own answer to a deadline is waited for. */
 #define GRACE_NS INT64_C(2000000000)
@@ -46,6 +47,15 @@ bool hr_client_is_past(int64_t deadline_ns) {
         return deadline_ns != HR_CLIENT_NEVER && hr_client_now_ns() >= deadline_ns;
 }
 
+bool hr_client_lock(pthread_mutex_t *mutex, int64_t deadline_ns) {
+        const struct timespec at = {.tv_sec = deadline_ns / 1000000000,
+                                    .tv_nsec = deadline_ns % 1000000000};
+
+        if (deadline_ns == HR_CLIENT_NEVER)
+                return pthread_mutex_lock(mutex) == 0;
+        return pthread_mutex_clocklock(mutex, CLOCK_MONOTONIC, &at) == 0;
+}
+
 /* ---- new and free ---------------------------------------------------------------------------- */
 
 enum headrace_status hr_channel_new(const struct hr_transport *transport,
@@ -65,14 +75,24 @@ enum headrace_status hr_channel_new(const struct hr_transport *transport,
         (void) pthread_mutex_init(&channel->state, NULL);
         channel->body_max = BODY_BYTES_BEFORE_HELLO;
         channel->next_id = 1;
+        atomic_init(&channel->refs, 1);
+        channel->process = getpid();
         *ret_channel = channel;
         return HEADRACE_OK;
 }
 
-void hr_channel_free(struct hr_channel *channel) {
-        if (!channel)
+struct hr_channel *hr_channel_ref(struct hr_channel *channel) {
+        (void) atomic_fetch_add_explicit(&channel->refs, 1, memory_order_relaxed);
+        return channel;
+}
+
+void hr_channel_unref(struct hr_channel *channel) {
+        if (!channel || atomic_fetch_sub_explicit(&channel->refs, 1, memory_order_acq_rel) > 1)
                 return;
-        channel->transport.close(channel->transport.data);
+        if (channel->process == getpid())
+                channel->transport.close(channel->transport.data);
+        else /* the parent's connection goes on, and hears nothing of this */
+                (void) close(channel->transport.poll_fd);
         while (channel->calls) { /* only abandoned ones can be left */
                 struct hr_call *call = channel->calls;
 
@@ -237,17 +257,21 @@ enum headrace_status hr_channel_start(struct hr_channel *channel, const struct h
         if (request->message_bytes > HR_WIRE_MESSAGE_BYTES_MAX)
                 return hr_client_fail(error, HEADRACE_EXHAUSTED, "MESSAGE",
                                       "a message of %zu bytes", request->message_bytes);
+        if (channel->process != getpid())
+                return hr_client_fail(error, HEADRACE_UNAVAILABLE, "FORKED",
+                                      "this connection is of another process");
         call = call_new(request, deadline_ns);
         if (!call)
                 return hr_client_fail_memory(error);
         (void) pthread_mutex_lock(&channel->state);
+        call->channel = hr_channel_ref(channel);
         call->id = channel->next_id++;
         call->next = channel->calls;
         channel->calls = call;
         (void) pthread_mutex_unlock(&channel->state);
         status = hr_channel_send(channel, call, request, error);
         if (status != HEADRACE_OK) {
-                hr_call_free(channel, call);
+                hr_call_free(call);
                 return status;
         }
         *ret_call = call;
@@ -269,30 +293,37 @@ static void send_and_forget(struct hr_channel *channel, const struct hr_request 
                 call->abandoned = true;
         }
         (void) pthread_mutex_unlock(&channel->state);
+        hr_channel_unref(channel);
 }
 
-void hr_channel_cancel(struct hr_channel *channel, const struct hr_call *call) {
+struct hr_channel *hr_call_channel(const struct hr_call *call) {
+        return call->channel;
+}
+
+void hr_call_cancel(const struct hr_call *call) {
         uint8_t message[16];
         size_t bytes;
 
         if (hr_wire_fixed64_encode(call->id, message, sizeof message, NULL, &bytes) == HR_OK)
-                send_and_forget(channel, &(struct hr_request){.kind = HR_FRAME_CANCEL,
+                send_and_forget(call->channel, &(struct hr_request){.kind = HR_FRAME_CANCEL,
                                                               .message = message,
                                                               .message_bytes = bytes});
 }
 
-void hr_call_free(struct hr_channel *channel, struct hr_call *call) {
+void hr_call_free(struct hr_call *call) {
+        struct hr_channel *channel;
         bool open;
 
         if (!call)
                 return;
+        channel = call->channel;
         (void) pthread_mutex_lock(&channel->state);
-        open = !call->ended && !channel->failed;
+        open = call->sent && !call->ended && !channel->failed;
         (void) pthread_mutex_unlock(&channel->state);
         if (open && call->kind != HR_FRAME_CANCEL)
-                hr_channel_cancel(channel, call);
+                hr_call_cancel(call);
         (void) pthread_mutex_lock(&channel->state);
-        if (call->ended || channel->failed) {
+        if (call->ended || channel->failed || !call->sent) {
                 hr_channel_forget(channel, call);
                 hr_call_destroy(call);
         } else {
@@ -302,10 +333,12 @@ void hr_call_free(struct hr_channel *channel, struct hr_call *call) {
                         channel->target = NULL;
         }
         (void) pthread_mutex_unlock(&channel->state);
+        hr_channel_unref(channel);
 }
 
-enum headrace_status hr_channel_wait(struct hr_channel *channel, struct hr_call *call,
-                                     struct headrace_error *error, struct hr_answer *ret_answer) {
+enum headrace_status hr_call_wait(struct hr_call *call, struct headrace_error *error,
+                                  struct hr_answer *ret_answer) {
+        struct hr_channel *channel = call->channel;
         enum headrace_status status = HEADRACE_OK;
         int64_t until = call->deadline_ns == HR_CLIENT_NEVER ? HR_CLIENT_NEVER
                                                              : call->deadline_ns + GRACE_NS;
@@ -346,9 +379,9 @@ enum headrace_status hr_channel_call(struct hr_channel *channel, const struct hr
 
         if (status != HEADRACE_OK)
                 return status;
-        status = hr_channel_wait(channel, call, error, ret_answer);
+        status = hr_call_wait(call, error, ret_answer);
         if (status != HEADRACE_OK) {
-                hr_call_free(channel, call);
+                hr_call_free(call);
                 return status;
         }
         *ret_call = call;

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
 
 #include "client/c/client_priv.h"
 #include "client/c/transport/transport.h"
@@ -14,11 +16,13 @@
 
 struct hr_call {
         struct hr_call *next; /* of the channel's calls */
+        struct hr_channel *channel; /* referenced until the call is freed or abandoned */
         uint64_t id;
         uint8_t kind;
         int64_t deadline_ns;
         pthread_cond_t changed; /* its thread waits here */
         bool waiting;
+        bool sent; /* its own frame is out */
         uint64_t credit; /* bytes that may be sent */
         /* The reply. */
         bool begun, ended;
@@ -37,6 +41,8 @@ struct hr_call {
 };
 
 struct hr_channel {
+        _Atomic uint32_t refs;
+        pid_t process; /* that may use it: a child of it shares the socket */
         struct hr_transport transport;
         pthread_mutex_t sending, state;
         uint32_t body_max;

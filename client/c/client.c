@@ -43,39 +43,10 @@ static enum headrace_status hello_fill(const struct headrace_options *options,
         return HEADRACE_OK;
 }
 
-static enum headrace_status hello_take(struct headrace_client *client,
-                                       const struct hr_answer *answer,
-                                       struct headrace_error *error) {
-        const struct hr_wire_limits *limits;
-        struct hr_wire_hello_reply reply;
-        struct hr_diag diag = {0};
-
-        if (hr_wire_hello_reply_decode(answer->message, &diag, &reply) != HR_OK)
-                return hr_client_fail_answer(error, &diag);
-        if (reply.protocol != HR_WIRE_PROTOCOL)
-                return hr_client_fail(error, HEADRACE_PRECONDITION, "VERSION",
-                                      "the daemon speaks protocol %u, this library %u",
-                                      reply.protocol, HR_WIRE_PROTOCOL);
-        limits = &reply.limits;
-        client->limits = (struct headrace_limits){
-                limits->message_bytes_max,      limits->body_bytes_max,
-                limits->graph_nodes_max,        limits->graph_bytes_max,
-                limits->tensor_bytes_max,       limits->session_graphs_max,
-                limits->session_runs_max,       limits->session_state_bytes_max,
-                limits->upload_bytes_max,       limits->output_queue_bytes_max,
-                limits->run_bytes_max,          limits->copies_max,
-        };
-        if (limits->body_bytes_max && limits->body_bytes_max <= UINT32_MAX)
-                hr_channel_set_body_max(client->channel, (uint32_t) limits->body_bytes_max);
-        memcpy(client->daemon_version, reply.daemon_version, sizeof client->daemon_version);
-        client->token_bytes = reply.session_token_bytes;
-        memcpy(client->token, reply.session_token, reply.session_token_bytes);
-        return HEADRACE_OK;
-}
-
-static enum headrace_status say_hello(struct headrace_client *client,
-                                      const struct headrace_options *options, int64_t deadline_ns,
-                                      struct headrace_error *error) {
+enum headrace_status hr_client_say_hello(struct hr_channel *channel,
+                                         const struct headrace_options *options,
+                                         int64_t deadline_ns, struct headrace_error *error,
+                                         struct hr_wire_hello_reply *ret_reply) {
         uint8_t message[HR_WIRE_MESSAGE_BYTES_MAX];
         struct hr_request request = {.kind = HR_FRAME_HELLO, .message = message};
         struct hr_wire_hello hello;
@@ -89,12 +60,37 @@ static enum headrace_status say_hello(struct headrace_client *client,
         if (hr_wire_hello_encode(&hello, message, sizeof message, &diag, &request.message_bytes) !=
             HR_OK)
                 return hr_client_fail_diag(error, &diag);
-        status = hr_channel_call(client->channel, &request, deadline_ns, error, &call, &answer);
+        status = hr_channel_call(channel, &request, deadline_ns, error, &call, &answer);
         if (status != HEADRACE_OK)
                 return status;
-        status = hello_take(client, &answer, error);
-        hr_call_free(client->channel, call);
+        if (hr_wire_hello_reply_decode(answer.message, &diag, ret_reply) != HR_OK)
+                status = hr_client_fail_answer(error, &diag);
+        else if (ret_reply->protocol != HR_WIRE_PROTOCOL)
+                status = hr_client_fail(error, HEADRACE_PRECONDITION, "VERSION",
+                                        "the daemon speaks protocol %u, this library %u",
+                                        ret_reply->protocol, HR_WIRE_PROTOCOL);
+        else if (ret_reply->limits.body_bytes_max > 0 &&
+                 ret_reply->limits.body_bytes_max <= UINT32_MAX)
+                hr_channel_set_body_max(channel, (uint32_t) ret_reply->limits.body_bytes_max);
+        hr_call_free(call);
         return status;
+}
+
+static void hello_take(struct headrace_client *client, const struct hr_wire_hello_reply *reply) {
+        const struct hr_wire_limits *limits = &reply->limits;
+
+        client->limits = (struct headrace_limits){
+                limits->message_bytes_max,      limits->body_bytes_max,
+                limits->graph_nodes_max,        limits->graph_bytes_max,
+                limits->tensor_bytes_max,       limits->session_graphs_max,
+                limits->session_runs_max,       limits->session_state_bytes_max,
+                limits->upload_bytes_max,       limits->output_queue_bytes_max,
+                limits->run_bytes_max,          limits->copies_max,
+        };
+        client->session_waits = limits->session_grace_ms > 0;
+        memcpy(client->daemon_version, reply->daemon_version, sizeof client->daemon_version);
+        client->token_bytes = reply->session_token_bytes;
+        memcpy(client->token, reply->session_token, reply->session_token_bytes);
 }
 
 enum headrace_status headrace_connect(const char *address, const struct headrace_options *options,
@@ -102,6 +98,7 @@ enum headrace_status headrace_connect(const char *address, const struct headrace
                                       struct headrace_client **ret_client) {
         const struct headrace_options none = {0};
         struct headrace_client *client = calloc(1, sizeof *client);
+        struct hr_wire_hello_reply reply;
         struct hr_transport transport;
         enum headrace_status status;
         int64_t deadline_ns;
@@ -113,17 +110,22 @@ enum headrace_status headrace_connect(const char *address, const struct headrace
                         options->stream->close(options->stream->data);
                 return hr_client_fail_memory(error);
         }
+        (void) pthread_mutex_init(&client->renewal, NULL);
+        (void) pthread_mutex_init(&client->lock, NULL);
         client->timeout_ms = options->timeout_ms ? options->timeout_ms : HR_CLIENT_TIMEOUT_MS;
         deadline_ns = hr_client_deadline(client->timeout_ms, 0);
         status = hr_transport_open(address, options, deadline_ns, error, &transport);
         if (status == HEADRACE_OK)
                 status = hr_channel_new(&transport, error, &client->channel);
         if (status == HEADRACE_OK)
-                status = say_hello(client, options, deadline_ns, error);
+                status = hr_client_say_hello(client->channel, options, deadline_ns, error, &reply);
+        if (status == HEADRACE_OK)
+                status = hr_client_keep_options(client, address, options, error);
         if (status != HEADRACE_OK) {
                 headrace_close(client);
                 return status;
         }
+        hello_take(client, &reply);
         *ret_client = client;
         return HEADRACE_OK;
 }
@@ -131,7 +133,11 @@ enum headrace_status headrace_connect(const char *address, const struct headrace
 void headrace_close(struct headrace_client *client) {
         if (!client)
                 return;
-        hr_channel_free(client->channel);
+        hr_channel_unref(client->channel);
+        hr_client_forget_all(client);
+        (void) pthread_mutex_destroy(&client->renewal);
+        (void) pthread_mutex_destroy(&client->lock);
+        explicit_bzero(client->token, sizeof client->token);
         free(client);
 }
 
@@ -149,7 +155,11 @@ const void *headrace_session_token(const struct headrace_client *client, size_t 
 }
 
 bool headrace_draining(struct headrace_client *client) {
-        return hr_channel_draining(client->channel);
+        struct hr_channel *channel = hr_client_channel(client);
+        bool draining = hr_channel_draining(channel);
+
+        hr_channel_unref(channel);
+        return draining;
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */
@@ -166,10 +176,10 @@ enum headrace_status hr_client_simple(struct headrace_client *client, uint8_t ki
         if (value && hr_wire_fixed64_encode(value, message, sizeof message, &diag,
                                             &request.message_bytes) != HR_OK)
                 return hr_client_fail_diag(error, &diag);
-        status = hr_channel_call(client->channel, &request,
+        status = hr_client_call(client, &request,
                                  hr_client_deadline_of(client, timeout_ms), error, &call, &answer);
         if (status == HEADRACE_OK)
-                hr_call_free(client->channel, call);
+                hr_call_free(call);
         return status;
 }
 
@@ -196,7 +206,7 @@ static enum headrace_status ask_list(struct headrace_client *client, uint8_t kin
         struct hr_answer answer;
         struct hr_call *call;
         enum headrace_status status =
-                hr_channel_call(client->channel, &request,
+                hr_client_call(client, &request,
                                 hr_client_deadline_of(client, timeout_ms), error, &call, &answer);
 
         if (status != HEADRACE_OK)
@@ -204,7 +214,7 @@ static enum headrace_status ask_list(struct headrace_client *client, uint8_t kin
         hr_arena_init(&arena, LIST_BYTES_MAX);
         status = take(&answer, &arena, error, ret_list, ret_count);
         hr_arena_deinit(&arena);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         return status;
 }
 
@@ -323,13 +333,13 @@ static enum headrace_status ask_text(struct headrace_client *client,
         struct hr_call *call;
         void *text = NULL;
         enum headrace_status status =
-                hr_channel_call(client->channel, request,
+                hr_client_call(client, request,
                                 hr_client_deadline_of(client, timeout_ms), error, &call, &answer);
 
         if (status != HEADRACE_OK)
                 return status;
         status = text_take(&answer, NULL, error, &text, ret_bytes);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         if (status == HEADRACE_OK)
                 *ret_text = text;
         return status;

@@ -1,6 +1,7 @@
 /* What the library's files share. */
 #pragma once
 
+#include <pthread.h>
 #include <sys/uio.h>
 
 #include "client/c/headrace.h"
@@ -36,6 +37,8 @@ int64_t hr_client_deadline(int64_t timeout_ms, int64_t default_ms);
 /* Milliseconds for poll(), at least 0, rounded up, at most half a second. */
 int hr_client_poll_ms(int64_t deadline_ns);
 bool hr_client_is_past(int64_t deadline_ns);
+/* Locks a mutex, if it can be had by then. */
+bool hr_client_lock(pthread_mutex_t *mutex, int64_t deadline_ns);
 
 /* ---- the channel (channel.c, reply.c) -------------------------------------------------------- */
 
@@ -64,10 +67,12 @@ struct hr_answer {
         uint64_t body_bytes;      /* received, also into `into`, which more may come than fits into */
 };
 
-/* Takes the transport over, also on failure. */
+/* Takes the transport over, also on failure. A channel is its creator's and that of each call that is
+ * waited for. */
 enum headrace_status hr_channel_new(const struct hr_transport *transport,
                                     struct headrace_error *error, struct hr_channel **ret_channel);
-void hr_channel_free(struct hr_channel *channel); /* NULL is a no-op */
+struct hr_channel *hr_channel_ref(struct hr_channel *channel);
+void hr_channel_unref(struct hr_channel *channel); /* NULL is a no-op */
 void hr_channel_set_body_max(struct hr_channel *channel, uint32_t body_bytes_max);
 uint32_t hr_channel_body_max(const struct hr_channel *channel);
 bool hr_channel_draining(struct hr_channel *channel);
@@ -77,12 +82,14 @@ enum headrace_status hr_channel_start(struct hr_channel *channel, const struct h
                                       int64_t deadline_ns, struct headrace_error *error,
                                       struct hr_call **ret_call);
 /* Waits for the reply. The call stays until hr_call_free(). */
-enum headrace_status hr_channel_wait(struct hr_channel *channel, struct hr_call *call,
-                                     struct headrace_error *error, struct hr_answer *ret_answer);
+enum headrace_status hr_call_wait(struct hr_call *call, struct headrace_error *error,
+                                  struct hr_answer *ret_answer);
 /* Asks the daemon to stop that call. */
-void hr_channel_cancel(struct hr_channel *channel, const struct hr_call *call);
+void hr_call_cancel(const struct hr_call *call);
+/* Which it was sent over; as long as the call is there. */
+struct hr_channel *hr_call_channel(const struct hr_call *call);
 /* Frees a call; one that has not ended is cancelled, its reply thrown away. NULL is a no-op. */
-void hr_call_free(struct hr_channel *channel, struct hr_call *call);
+void hr_call_free(struct hr_call *call);
 
 /* start and wait. The caller frees the call, whose answer it has. */
 enum headrace_status hr_channel_call(struct hr_channel *channel, const struct hr_request *request,
@@ -91,13 +98,22 @@ enum headrace_status hr_channel_call(struct hr_channel *channel, const struct hr
 
 /* ---- the client (client.c) ------------------------------------------------------------------- */
 
+struct hr_known_set;
+
 struct headrace_client {
-        struct hr_channel *channel;
         int64_t timeout_ms;
         struct headrace_limits limits;
         char daemon_version[32];
-        uint8_t token[HR_WIRE_TOKEN_BYTES_MAX];
+        /* For another connection; NULL: there is none. */
+        char *address;
+        struct headrace_options options; /* what it points to is the client's */
+        bool session_waits;              /* the daemon keeps a session without a connection */
+        pthread_mutex_t renewal;         /* held while connecting anew; before `lock` */
+        pthread_mutex_t lock;            /* of what is below; never held while anything is waited for */
+        struct hr_channel *channel;
+        uint8_t token[HR_WIRE_TOKEN_BYTES_MAX]; /* changed with `renewal` held, too */
         size_t token_bytes;
+        struct hr_known_set *sets;
 };
 
 static inline int64_t hr_client_deadline_of(const struct headrace_client *client,
@@ -105,9 +121,44 @@ static inline int64_t hr_client_deadline_of(const struct headrace_client *client
         return hr_client_deadline(timeout_ms, client->timeout_ms);
 }
 
+enum headrace_status hr_client_say_hello(struct hr_channel *channel,
+                                         const struct headrace_options *options,
+                                         int64_t deadline_ns, struct headrace_error *error,
+                                         struct hr_wire_hello_reply *ret_reply);
 /* A request whose message is one fixed64, and whose reply says nothing. */
 enum headrace_status hr_client_simple(struct headrace_client *client, uint8_t kind, uint64_t value,
                                       int64_t timeout_ms, struct headrace_error *error);
+
+/* ---- another connection (reconnect.c) -------------------------------------------------------- */
+
+/* Copies what connecting anew needs, unless that is not wanted or not possible. */
+enum headrace_status hr_client_keep_options(struct headrace_client *client, const char *address,
+                                            const struct headrace_options *options,
+                                            struct headrace_error *error);
+void hr_client_forget_all(struct headrace_client *client);
+/* The present connection, referenced. */
+struct hr_channel *hr_client_channel(struct headrace_client *client);
+/* Connects anew, unless another thread has done so since `ended` was found to have ended. False: there
+ * is no other connection. */
+bool hr_client_reconnect(struct headrace_client *client, const struct hr_channel *ended,
+                         int64_t deadline_ns);
+/* The daemon has gone, or is about to and refuses. */
+bool hr_client_has_ended(enum headrace_status status, const struct headrace_error *error);
+/* hr_channel_call() over the present connection; questions and loads are sent once more over another
+ * one when it ends. */
+enum headrace_status hr_client_call(struct headrace_client *client,
+                                    const struct hr_request *request, int64_t deadline_ns,
+                                    struct headrace_error *error, struct hr_call **ret_call,
+                                    struct hr_answer *ret_answer);
+uint32_t hr_client_body_max(struct headrace_client *client);
+/* A set that WeightsLoad `load` finds again in another session. The number that the caller is given
+ * for it. */
+uint64_t hr_client_remember_set(struct headrace_client *client,
+                                const struct hr_wire_set_info *info, const uint8_t *load,
+                                size_t load_bytes);
+/* The daemon's number of a set. */
+uint64_t hr_client_set_number(struct headrace_client *client, uint64_t number);
+void hr_client_forget_set(struct headrace_client *client, uint64_t number);
 
 /* ---- graphs (graph.c) ------------------------------------------------------------------------ */
 

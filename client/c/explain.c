@@ -147,14 +147,14 @@ enum headrace_status headrace_explain_listed(struct headrace_client *client, uin
         if (hr_wire_explain_encode(&explain, message, sizeof message, &diag,
                                    &request.message_bytes) != HR_OK)
                 return hr_client_fail_diag(error, &diag);
-        status = hr_channel_call(client->channel, &request,
+        status = hr_client_call(client, &request,
                                  hr_client_deadline_of(client, timeout_ms), error, &call, &answer);
         if (status != HEADRACE_OK)
                 return status;
         hr_arena_init(&arena, ARENA_BYTES_MAX);
         status = explanation_take(answer.body, &arena, error, ret_explanation);
         hr_arena_deinit(&arena);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         return status;
 }
 

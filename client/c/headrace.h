@@ -15,6 +15,17 @@
  * It reaches the daemon, which stops the work. A call whose time is over returns HEADRACE_DEADLINE;
  * the connection stays usable, and a late answer is thrown away.
  *
+ * Daemons that end (restart, kill), connections that break. A request that was not answered is sent
+ * once more, over a new connection and within the deadline of its call, if twice is the same as once:
+ * questions, loads, submits of graphs without states, and their runs, which are planned again first;
+ * weight sets are found again by path or name, and keep the numbers that the caller has. The session is
+ * the same where the daemon waits for it, else a new one, without the states of the old one. All else
+ * ends with HEADRACE_UNAVAILABLE (EOF; DRAINING while the daemon still answers). Not with
+ * headrace_options.no_resend, and not over a stream of the caller's.
+ *
+ * Processes. A client belongs to the process that made it: in a child after fork() its calls end with
+ * HEADRACE_UNAVAILABLE (FORKED), and headrace_close() leaves the parent's connection alone.
+ *
  * Threads. Any number of threads may share one client and its handles; there is no thread inside.
  * Whoever waits reads for all. A graph under construction belongs to one thread. Nothing may be used
  * by another thread while it is closed or freed.
@@ -100,6 +111,7 @@ struct headrace_options {
         const void *resume_token; /* of headrace_session_token(): joins or resumes that session */
         size_t resume_token_bytes;
         const struct headrace_stream *stream; /* used instead of the address */
+        bool no_resend;                       /* see "Daemons that end" */
         /* For "tls:host:port": PEM files, read while connecting. */
         const char *tls_ca;          /* who may have signed the daemon's certificate; NULL: whom
                                       * the system trusts */
@@ -138,7 +150,7 @@ struct headrace_limits {
 };
 HEADRACE_API const struct headrace_limits *headrace_limits_of(const struct headrace_client *client);
 HEADRACE_API const char *headrace_daemon_version(const struct headrace_client *client);
-/* Secret: whoever has it is this session. */
+/* Secret: whoever has it is this session. Another one once a new session had to take its place. */
 HEADRACE_API const void *headrace_session_token(const struct headrace_client *client,
                                                 size_t *ret_bytes);
 /* The daemon has said that it takes no new requests. */

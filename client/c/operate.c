@@ -27,7 +27,7 @@ static enum headrace_status ask(struct headrace_client *client, uint8_t kind,
         const struct hr_request request = {
                 .kind = kind, .message = message, .message_bytes = bytes};
 
-        return hr_channel_call(client->channel, &request, hr_client_deadline_of(client, timeout_ms),
+        return hr_client_call(client, &request, hr_client_deadline_of(client, timeout_ms),
                                error, ret_call, ret_answer);
 }
 
@@ -46,7 +46,7 @@ enum headrace_status headrace_daemon_status(struct headrace_client *client, int6
                 return status;
         if (hr_wire_status_decode(answer.message, &diag, &found) != HR_OK)
                 status = hr_client_fail_answer(error, &diag);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         if (status != HEADRACE_OK)
                 return status;
         HR_WIRE_STATUS_LIST(COPY_NUMBER, COPY_TEXT)
@@ -98,7 +98,7 @@ enum headrace_status headrace_health(struct headrace_client *client, int64_t tim
         hr_arena_init(&arena, LIST_BYTES_MAX);
         status = health_take(&answer, &arena, error, ret_health, ret_devices, ret_count);
         hr_arena_deinit(&arena);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         return status;
 }
 
@@ -117,7 +117,7 @@ enum headrace_status headrace_reload(struct headrace_client *client, int64_t tim
                 return status;
         if (hr_wire_reload_decode(answer.message, &diag, &found) != HR_OK)
                 status = hr_client_fail_answer(error, &diag);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         if (status == HEADRACE_OK) {
                 HR_WIRE_RELOAD_LIST(COPY_NUMBER, COPY_TEXT)
         }
@@ -143,7 +143,7 @@ enum headrace_status headrace_drain(struct headrace_client *client, uint64_t lim
                 return status;
         if (hr_wire_drained_decode(answer.message, &diag, &found) != HR_OK)
                 status = hr_client_fail_answer(error, &diag);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         if (status == HEADRACE_OK) {
                 HR_WIRE_DRAIN_LIST(COPY_NUMBER, COPY_TEXT)
         }
@@ -178,7 +178,7 @@ enum headrace_status headrace_evict(struct headrace_client *client, const char *
                         return status;
                 if (hr_wire_evicted_decode(answer.message, &diag, &found) != HR_OK)
                         status = hr_client_fail_answer(error, &diag);
-                hr_call_free(client->channel, call);
+                hr_call_free(call);
                 if (status != HEADRACE_OK)
                         return status;
                 sum.entries += found.entries;
@@ -239,7 +239,7 @@ static enum headrace_status page_ask(struct headrace_client *client, uint8_t kin
         if (taken != HR_OK)
                 status = hr_client_fail_answer(error, &diag);
         hr_arena_deinit(&arena);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         return status;
 }
 
@@ -357,7 +357,7 @@ enum headrace_status headrace_weight_sets(struct headrace_client *client, int64_
                 memcpy(list[i].digest, found[i].digest, sizeof list[i].digest);
         }
         hr_arena_deinit(&arena);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         if (status != HEADRACE_OK)
                 return status;
         *ret_sets = list;

@@ -58,7 +58,7 @@ static enum headrace_status reserve(struct headrace_client *client, const struct
         const struct hr_wire_reserve wire = {
                 .graphs = wanted->submits,
                 .graph_count = (uint32_t) wanted->count,
-                .body_bytes = bytes > hr_channel_body_max(client->channel) ? bytes : 0,
+                .body_bytes = bytes > hr_client_body_max(client) ? bytes : 0,
         };
         uint8_t message[HR_WIRE_MESSAGE_BYTES_MAX];
         struct hr_request request = {.kind = HR_FRAME_RESERVE,
@@ -78,13 +78,13 @@ static enum headrace_status reserve(struct headrace_client *client, const struct
         hr_arena_deinit(&arena);
         if (encoded != HR_OK)
                 return hr_client_fail_diag(error, &diag);
-        status = hr_channel_call(client->channel, &request,
+        status = hr_client_call(client, &request,
                                  hr_client_deadline_of(client, timeout_ms), error, &call, &answer);
         if (status != HEADRACE_OK)
                 return status;
         if (hr_wire_reserve_reply_decode(answer.message, &diag, ret_reservation) != HR_OK)
                 status = hr_client_fail_answer(error, &diag);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         return status;
 }
 
@@ -124,7 +124,7 @@ static enum headrace_status explain(struct headrace_handle *handle, int64_t dead
         if (hr_wire_fixed64_encode(hr_client_number(handle, ret_generation), message,
                                    sizeof message, &diag, &request.message_bytes) != HR_OK)
                 return hr_client_fail_diag(error, &diag);
-        status = hr_channel_call(client->channel, &request, deadline_ns, error, &call, &answer);
+        status = hr_client_call(client, &request, deadline_ns, error, &call, &answer);
         if (status != HEADRACE_OK)
                 return status;
         copy = malloc(answer.body.size + 1);
@@ -136,7 +136,7 @@ static enum headrace_status explain(struct headrace_handle *handle, int64_t dead
         } else {
                 status = hr_client_fail_memory(error);
         }
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         return status;
 }
 

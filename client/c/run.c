@@ -9,12 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define RUN_BYTES 512 /* of the message */
 #define OUTPUTS_BYTES_MAX (16U << 20) /* of the list of lengths in a reply */
 
 struct headrace_handle {
         struct headrace_client *client;
-        uint8_t *graph, *message; /* as they are submitted */
+        uint8_t *graph, *message; /* as they are submitted, the message without the sets */
         size_t graph_bytes, message_bytes;
+        uint64_t *weights; /* the caller's numbers of the sets */
+        size_t weight_count;
+        bool has_states;
         pthread_mutex_t lock; /* of what is below; held while the graph is submitted again */
         uint64_t handle;
         uint64_t generation; /* counts submits */
@@ -23,10 +27,14 @@ struct headrace_handle {
 
 struct headrace_run {
         struct headrace_handle *handle;
+        pthread_mutex_t lock; /* of what is next; who cancels takes it, too */
         struct hr_call *call;
+        bool cancelled;
+        bool repeated; /* sent once more over another connection */
         uint64_t generation; /* of the handle that it was sent with */
         struct iovec *inputs, *outputs;
         size_t input_count, output_count;
+        uint64_t input_bytes;
         int32_t priority;
         const char *traceparent;
         int64_t deadline_ns;
@@ -34,39 +42,92 @@ struct headrace_run {
 
 /* ---- submit ---------------------------------------------------------------------------------- */
 
+/* The message with the present numbers of the sets, and with the graph's length where it is longer
+ * than a frame. Free with free(). */
+static uint8_t *submit_message(const struct headrace_handle *handle, size_t *ret_bytes) {
+        const size_t capacity = handle->message_bytes + (handle->weight_count + 4) * 16;
+        uint8_t *message = malloc(capacity);
+        uint64_t *weights = calloc(handle->weight_count + 1, sizeof *weights);
+        struct hr_wire_submit present = {.weights = weights,
+                                         .weight_count = (uint32_t) handle->weight_count};
+        struct hr_diag diag = {0};
+        size_t bytes = 0;
+
+        if (handle->graph_bytes > hr_client_body_max(handle->client))
+                present.graph_bytes = handle->graph_bytes;
+        for (size_t i = 0; weights && i < handle->weight_count; i++)
+                weights[i] = hr_client_set_number(handle->client, handle->weights[i]);
+        if (message)
+                memcpy(message, handle->message, handle->message_bytes);
+        if (!message || !weights ||
+            hr_wire_submit_encode(&present, message + handle->message_bytes,
+                                  capacity - handle->message_bytes, &diag, &bytes) != HR_OK) {
+                free(message);
+                message = NULL;
+        }
+        free(weights);
+        *ret_bytes = handle->message_bytes + bytes;
+        return message;
+}
+
+static enum headrace_status submit_take(struct headrace_handle *handle,
+                                        const struct hr_answer *answer,
+                                        struct headrace_error *error) {
+        struct hr_wire_submit_reply reply;
+        struct hr_diag diag = {0};
+
+        if (hr_wire_submit_reply_decode(answer->message, &diag, &reply) != HR_OK)
+                return hr_client_fail_answer(error, &diag);
+        handle->handle = reply.handle;
+        handle->generation++;
+        handle->plan = (struct headrace_plan){
+                .splits = reply.split_count,
+                .n_copies = reply.n_copies,
+                .inputs = reply.input_count,
+                .outputs = reply.output_count,
+                .fallback_nodes = reply.fallback_nodes,
+                .copied_bytes = reply.copied_bytes,
+        };
+        return HEADRACE_OK;
+}
+
+static enum headrace_status submit_over(struct headrace_handle *handle, struct hr_channel *channel,
+                                        int64_t deadline_ns, struct headrace_error *error) {
+        const struct iovec part = {handle->graph, handle->graph_bytes};
+        struct hr_request request = {.kind = HR_FRAME_SUBMIT, .parts = &part, .part_count = 1};
+        uint8_t *message = submit_message(handle, &request.message_bytes);
+        struct hr_answer answer;
+        struct hr_call *call;
+        enum headrace_status status;
+
+        if (!message)
+                return hr_client_fail_memory(error);
+        request.message = message;
+        status = hr_channel_call(channel, &request, deadline_ns, error, &call, &answer);
+        free(message);
+        if (status != HEADRACE_OK)
+                return status;
+        status = submit_take(handle, &answer, error);
+        hr_call_free(call);
+        return status;
+}
+
 /* Sends the graph; the lock is held or nobody else knows the handle. */
 static enum headrace_status handle_submit(struct headrace_handle *handle, int64_t deadline_ns,
                                           struct headrace_error *error) {
-        const struct iovec part = {handle->graph, handle->graph_bytes};
-        const struct hr_request request = {.kind = HR_FRAME_SUBMIT,
-                                           .message = handle->message,
-                                           .message_bytes = handle->message_bytes,
-                                           .parts = &part,
-                                           .part_count = 1};
-        struct hr_wire_submit_reply reply;
-        struct hr_diag diag = {0};
-        struct hr_answer answer;
-        struct hr_call *call;
-        enum headrace_status status = hr_channel_call(handle->client->channel, &request,
-                                                      deadline_ns, error, &call, &answer);
+        struct hr_channel *channel = hr_client_channel(handle->client);
+        struct headrace_error local;
+        enum headrace_status status = submit_over(handle, channel, deadline_ns, &local);
 
-        if (status != HEADRACE_OK)
-                return status;
-        if (hr_wire_submit_reply_decode(answer.message, &diag, &reply) == HR_OK) {
-                handle->handle = reply.handle;
-                handle->generation++;
-                handle->plan = (struct headrace_plan){
-                        .splits = reply.split_count,
-                        .n_copies = reply.n_copies,
-                        .inputs = reply.input_count,
-                        .outputs = reply.output_count,
-                        .fallback_nodes = reply.fallback_nodes,
-                        .copied_bytes = reply.copied_bytes,
-                };
-        } else {
-                status = hr_client_fail_answer(error, &diag);
+        if (hr_client_has_ended(status, &local) && !handle->has_states &&
+            hr_client_reconnect(handle->client, channel, deadline_ns)) {
+                hr_channel_unref(channel);
+                channel = hr_client_channel(handle->client);
+                status = submit_over(handle, channel, deadline_ns, &local);
         }
-        hr_call_free(handle->client->channel, call);
+        hr_channel_unref(channel);
+        if (status != HEADRACE_OK && error)
+                *error = local;
         return status;
 }
 
@@ -93,12 +154,19 @@ struct hr_wire_submit hr_client_submit(const struct headrace_submit *options,
 static enum headrace_status message_make(struct headrace_handle *handle,
                                          const struct headrace_submit *options,
                                          struct headrace_error *error) {
-        const bool is_long = handle->graph_bytes > hr_channel_body_max(handle->client->channel);
-        const struct hr_wire_submit submit =
-                hr_client_submit(options, is_long ? handle->graph_bytes : 0);
+        struct hr_wire_submit submit = hr_client_submit(options, 0);
         uint8_t buffer[HR_WIRE_MESSAGE_BYTES_MAX];
         struct hr_diag diag = {0};
 
+        handle->weights = calloc(options->weight_count + 1, sizeof *handle->weights);
+        if (!handle->weights)
+                return hr_client_fail_memory(error);
+        if (options->weight_count > 0)
+                memcpy(handle->weights, options->weights,
+                       options->weight_count * sizeof *handle->weights);
+        handle->weight_count = options->weight_count;
+        handle->has_states = options->state_count > 0;
+        submit.weight_count = 0;
         if (hr_wire_submit_encode(&submit, buffer, sizeof buffer, &diag, &handle->message_bytes) !=
             HR_OK)
                 return hr_client_fail_diag(error, &diag);
@@ -113,6 +181,7 @@ static void handle_free(struct headrace_handle *handle) {
         (void) pthread_mutex_destroy(&handle->lock);
         free(handle->graph);
         free(handle->message);
+        free(handle->weights);
         free(handle);
 }
 
@@ -192,7 +261,8 @@ enum headrace_status hr_client_renew(struct headrace_handle *handle, uint64_t se
 /* ---- run ------------------------------------------------------------------------------------- */
 
 static void run_free(struct headrace_run *run) {
-        hr_call_free(run->handle->client->channel, run->call);
+        hr_call_free(run->call);
+        (void) pthread_mutex_destroy(&run->lock);
         free(run->inputs);
         free(run->outputs);
         free(run);
@@ -210,12 +280,9 @@ static struct iovec *buffers_copy(const struct headrace_buffer *buffers, size_t 
         return copy;
 }
 
-/* Sends the run with the handle's present number. */
-static enum headrace_status run_send(struct headrace_run *run, uint64_t input_bytes,
+static enum headrace_status run_over(struct headrace_run *run, struct hr_channel *channel,
                                      struct headrace_error *error) {
-        struct headrace_handle *handle = run->handle;
-        struct hr_channel *channel = handle->client->channel;
-        uint8_t message[64];
+        uint8_t message[RUN_BYTES];
         struct hr_request request = {.kind = HR_FRAME_RUN,
                                      .message = message,
                                      .parts = run->inputs,
@@ -224,17 +291,56 @@ static enum headrace_status run_send(struct headrace_run *run, uint64_t input_by
                                      .into_count = run->output_count};
         struct hr_wire_run wire = {
                 .no_outputs = run->output_count == 0,
-                .input_bytes = input_bytes > hr_channel_body_max(channel) ? input_bytes : 0,
+                .input_bytes = run->input_bytes > hr_channel_body_max(channel) ? run->input_bytes
+                                                                               : 0,
                 .priority = run->priority,
                 .traceparent = run->traceparent,
         };
         struct hr_diag diag = {0};
+        struct hr_call *call, *before;
+        enum headrace_status status;
 
-        wire.handle = hr_client_number(handle, &run->generation);
+        wire.handle = hr_client_number(run->handle, &run->generation);
         if (hr_wire_run_encode(&wire, message, sizeof message, &diag, &request.message_bytes) !=
             HR_OK)
                 return hr_client_fail_diag(error, &diag);
-        return hr_channel_start(channel, &request, run->deadline_ns, error, &run->call);
+        status = hr_channel_start(channel, &request, run->deadline_ns, error, &call);
+        if (status != HEADRACE_OK)
+                return status;
+        (void) pthread_mutex_lock(&run->lock);
+        before = run->call;
+        run->call = call;
+        if (run->cancelled)
+                hr_call_cancel(call);
+        (void) pthread_mutex_unlock(&run->lock);
+        hr_call_free(before);
+        return HEADRACE_OK;
+}
+
+/* The run was not answered since its connection has ended, and may be sent once more over another. */
+static bool run_may_repeat(struct headrace_run *run, enum headrace_status status,
+                           const struct headrace_error *error, const struct hr_channel *ended) {
+        if (!hr_client_has_ended(status, error) || run->handle->has_states || run->repeated)
+                return false;
+        run->repeated = true;
+        return hr_client_reconnect(run->handle->client, ended, run->deadline_ns);
+}
+
+/* Sends the run with the handle's present number. */
+static enum headrace_status run_send(struct headrace_run *run, struct headrace_error *error) {
+        struct hr_channel *channel = hr_client_channel(run->handle->client);
+        struct headrace_error local;
+        enum headrace_status status = run_over(run, channel, &local);
+
+        if (run_may_repeat(run, status, &local, channel)) {
+                hr_channel_unref(channel);
+                channel = hr_client_channel(run->handle->client);
+                status = run_over(run, channel, &local);
+        }
+        hr_channel_unref(channel);
+        if (status != HEADRACE_OK && error)
+                *error = local;
+        return status;
 }
 
 enum headrace_status headrace_run_start(struct headrace_handle *handle,
@@ -244,20 +350,21 @@ enum headrace_status headrace_run_start(struct headrace_handle *handle,
                                         struct headrace_error *error,
                                         struct headrace_run **ret_run) {
         struct headrace_run *run = calloc(1, sizeof *run);
-        uint64_t input_bytes = 0, output_bytes = 0;
+        uint64_t output_bytes = 0;
         enum headrace_status status;
 
         if (!run)
                 return hr_client_fail_memory(error);
+        (void) pthread_mutex_init(&run->lock, NULL);
         run->handle = handle;
-        run->inputs = buffers_copy(inputs, input_count, &input_bytes);
+        run->inputs = buffers_copy(inputs, input_count, &run->input_bytes);
         run->outputs = buffers_copy(outputs, output_count, &output_bytes);
         run->input_count = input_count;
         run->output_count = output_count;
         run->priority = options ? options->priority : 0;
         run->traceparent = options ? options->traceparent : NULL;
         run->deadline_ns = hr_client_deadline_of(handle->client, options ? options->timeout_ms : 0);
-        status = run->inputs && run->outputs ? run_send(run, input_bytes, error)
+        status = run->inputs && run->outputs ? run_send(run, error)
                                              : hr_client_fail_memory(error);
         if (status != HEADRACE_OK) {
                 run_free(run);
@@ -312,34 +419,28 @@ static enum headrace_status run_take(const struct headrace_run *run, const struc
         return status;
 }
 
-/* Once more, after the graph had been evicted. */
-static enum headrace_status run_again(struct headrace_run *run, struct headrace_error *error,
-                                      struct hr_answer *ret_answer) {
-        struct hr_channel *channel = run->handle->client->channel;
-        uint64_t input_bytes = 0;
-        enum headrace_status status =
-                hr_client_renew(run->handle, run->generation, run->deadline_ns, error);
+static enum headrace_status run_resend(struct headrace_run *run, struct headrace_error *error,
+                                       struct hr_answer *ret_answer) {
+        enum headrace_status status = run_send(run, error);
 
-        if (status != HEADRACE_OK)
-                return status;
-        hr_call_free(channel, run->call);
-        run->call = NULL;
-        for (size_t i = 0; i < run->input_count; i++)
-                input_bytes += run->inputs[i].iov_len;
-        status = run_send(run, input_bytes, error);
-        return status == HEADRACE_OK ? hr_channel_wait(channel, run->call, error, ret_answer)
-                                     : status;
+        return status == HEADRACE_OK ? hr_call_wait(run->call, error, ret_answer) : status;
 }
 
 enum headrace_status headrace_run_wait(struct headrace_run *run, struct headrace_error *error,
                                        struct headrace_run_figures *ret_figures) {
         struct headrace_error local;
         struct hr_answer answer = {0};
-        enum headrace_status status =
-                hr_channel_wait(run->handle->client->channel, run->call, &local, &answer);
+        enum headrace_status status = hr_call_wait(run->call, &local, &answer);
 
-        if (hr_client_is_evicted(status, &local))
-                status = run_again(run, &local, &answer);
+        if (run_may_repeat(run, status, &local, hr_call_channel(run->call)))
+                status = run_resend(run, &local, &answer);
+        if (hr_client_is_evicted(status, &local)) {
+                status = hr_client_renew(run->handle, run->generation, run->deadline_ns, &local);
+                if (status == HEADRACE_OK)
+                        status = run_resend(run, &local, &answer);
+                if (run_may_repeat(run, status, &local, hr_call_channel(run->call)))
+                        status = run_resend(run, &local, &answer);
+        }
         if (status == HEADRACE_OK)
                 status = run_take(run, &answer, &local, ret_figures);
         if (status != HEADRACE_OK && error)
@@ -349,7 +450,10 @@ enum headrace_status headrace_run_wait(struct headrace_run *run, struct headrace
 }
 
 void headrace_run_cancel(struct headrace_run *run) {
-        hr_channel_cancel(run->handle->client->channel, run->call);
+        (void) pthread_mutex_lock(&run->lock);
+        run->cancelled = true;
+        hr_call_cancel(run->call);
+        (void) pthread_mutex_unlock(&run->lock);
 }
 
 enum headrace_status headrace_run(struct headrace_handle *handle,

@@ -187,7 +187,8 @@ static enum headrace_status send_frame(struct hr_channel *channel,
         hr_frame_header_encode(header, head);
         if (piece_count)
                 memcpy(parts + 2, pieces, piece_count * sizeof *pieces);
-        (void) pthread_mutex_lock(&channel->sending);
+        if (!hr_client_lock(&channel->sending, deadline_ns))
+                return send_too_late(channel, false, error);
         status = send_all(channel, parts, piece_count + 2, deadline_ns, error);
         (void) pthread_mutex_unlock(&channel->sending);
         return status;
@@ -287,6 +288,7 @@ enum headrace_status hr_channel_send(struct hr_channel *channel, struct hr_call 
         enum headrace_status status = send_frame(channel, &header, request->message, pieces, count,
                                                  call->deadline_ns, error);
 
+        call->sent = status == HEADRACE_OK;
         if (status == HEADRACE_OK && !inline_first)
                 status = send_sequence(channel, call, &body, first, !second, error);
         if (status == HEADRACE_OK && second)

@@ -96,7 +96,7 @@ static enum headrace_status sequence_call(struct headrace_client *client,
         const struct hr_wire_sequence wire = {
                 .steps = sequence->wire,
                 .step_count = (uint32_t) sequence->step_count,
-                .input_bytes = sequence->input_bytes > hr_channel_body_max(client->channel)
+                .input_bytes = sequence->input_bytes > hr_client_body_max(client)
                                        ? sequence->input_bytes
                                        : 0,
                 .priority = sequence->priority,
@@ -119,12 +119,12 @@ static enum headrace_status sequence_call(struct headrace_client *client,
         if (hr_wire_sequence_encode(&wire, message, sizeof message, &diag,
                                     &request.message_bytes) != HR_OK)
                 return hr_client_fail_diag(error, &diag);
-        status = hr_channel_call(client->channel, &request, sequence->deadline_ns, error, &call,
+        status = hr_client_call(client, &request, sequence->deadline_ns, error, &call,
                                  &answer);
         if (status != HEADRACE_OK)
                 return status;
         status = sequence_take(sequence, &answer, error);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         return status;
 }
 

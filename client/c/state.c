@@ -18,7 +18,7 @@ enum headrace_status hr_client_ask_state(struct headrace_client *client,
         struct hr_answer answer;
         struct hr_call *call;
         enum headrace_status status =
-                hr_channel_call(client->channel, request, hr_client_deadline_of(client, timeout_ms),
+                hr_client_call(client, request, hr_client_deadline_of(client, timeout_ms),
                                 error, &call, &answer);
 
         if (status != HEADRACE_OK)
@@ -27,7 +27,7 @@ enum headrace_status hr_client_ask_state(struct headrace_client *client,
                 *ret_state = reply.handle;
         else
                 status = hr_client_fail_answer(error, &diag);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         return status;
 }
 
@@ -77,13 +77,13 @@ enum headrace_status headrace_state_save(struct headrace_client *client, uint64_
         enum headrace_status status = handle_message(state, message, &request, error);
 
         if (status == HEADRACE_OK)
-                status = hr_channel_call(client->channel, &request,
+                status = hr_client_call(client, &request,
                                          hr_client_deadline_of(client, timeout_ms), error, &call,
                                          &answer);
         if (status != HEADRACE_OK)
                 return status;
         status = saved_take(&answer, error, ret_saved, ret_bytes);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         return status;
 }
 
@@ -110,7 +110,7 @@ enum headrace_status headrace_state_restore(struct headrace_client *client, cons
         request.parts = &part;
         request.part_count = 1;
         restore.body_bytes =
-                part.iov_len > hr_channel_body_max(client->channel) ? part.iov_len : 0;
+                part.iov_len > hr_client_body_max(client) ? part.iov_len : 0;
         if (hr_wire_state_restore_encode(&restore, message, sizeof message, &diag,
                                          &request.message_bytes) != HR_OK)
                 return hr_client_fail_diag(error, &diag);

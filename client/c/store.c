@@ -115,9 +115,10 @@ out:
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Sends a request and reads the set that the reply describes. */
+/* Sends a request and reads the set that the reply describes, which `load` finds again. */
 static enum headrace_status ask_set(struct headrace_client *client,
-                                    const struct hr_request *request, int64_t timeout_ms,
+                                    const struct hr_request *request, struct hr_wire_span load,
+                                    int64_t timeout_ms,
                                     struct headrace_error *error, struct headrace_set *ret_set) {
         struct hr_wire_set_info set;
         struct hr_diag diag = {0};
@@ -125,17 +126,19 @@ static enum headrace_status ask_set(struct headrace_client *client,
         struct hr_call *call;
         bool already;
         enum headrace_status status =
-                hr_channel_call(client->channel, request, hr_client_deadline_of(client, timeout_ms),
+                hr_client_call(client, request, hr_client_deadline_of(client, timeout_ms),
                                 error, &call, &answer);
 
         if (status != HEADRACE_OK)
                 return status;
         if (hr_wire_set_reply_decode(answer.message, request->kind == HR_FRAME_WEIGHTS_LOAD, &diag,
                                      &set, &already) == HR_OK)
-                *ret_set = (struct headrace_set){set.handle, set.tensors, set.bytes, already};
+                *ret_set = (struct headrace_set){
+                        hr_client_remember_set(client, &set, load.data, load.size), set.tensors,
+                        set.bytes, already};
         else
                 status = hr_client_fail_answer(error, &diag);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         return status;
 }
 
@@ -169,7 +172,9 @@ enum headrace_status headrace_load(struct headrace_client *client, const char *p
         if (hr_wire_weights_load_encode(&load, message, sizeof message, &diag,
                                         &request.message_bytes) != HR_OK)
                 return hr_client_fail_diag(error, &diag);
-        return ask_set(client, &request, timeout_ms, error, ret_set);
+        return ask_set(client, &request,
+                       (struct hr_wire_span){message, request.message_bytes}, timeout_ms, error,
+                       ret_set);
 }
 
 /* The manifest, then each tensor and what pads it. */
@@ -179,7 +184,9 @@ static enum headrace_status upload(struct headrace_client *client,
                                    const struct hr_wire_weights_put *put, int64_t timeout_ms,
                                    struct headrace_error *error, struct headrace_set *ret_set) {
         static const uint8_t zeros[PADDING];
-        uint8_t message[HR_WIRE_MESSAGE_BYTES_MAX];
+        uint8_t message[HR_WIRE_MESSAGE_BYTES_MAX], load[HR_WIRE_SET_NAME_BYTES + 16];
+        struct hr_wire_weights_load by_name = {0};
+        size_t load_bytes = 0;
         struct iovec *parts = calloc(1 + count * 2, sizeof *parts);
         struct hr_request request = {.kind = HR_FRAME_WEIGHTS_PUT, .message = message,
                                      .parts = parts, .first_parts = 1};
@@ -198,9 +205,12 @@ static enum headrace_status upload(struct headrace_client *client,
                         parts[request.part_count++] = (struct iovec){
                                 (void *) (uintptr_t) zeros, PADDING - bytes % PADDING};
         }
+        memcpy(by_name.name, put->name, sizeof by_name.name);
         if (hr_wire_weights_put_encode(put, message, sizeof message, &diag,
-                                       &request.message_bytes) == HR_OK)
-                status = ask_set(client, &request, timeout_ms, error, ret_set);
+                                       &request.message_bytes) == HR_OK &&
+            hr_wire_weights_load_encode(&by_name, load, sizeof load, &diag, &load_bytes) == HR_OK)
+                status = ask_set(client, &request, (struct hr_wire_span){load, load_bytes},
+                                 timeout_ms, error, ret_set);
         else
                 status = hr_client_fail_diag(error, &diag);
         free(parts);
@@ -227,7 +237,7 @@ enum headrace_status headrace_put(struct headrace_client *client, const char *na
                 memcpy(put.name, name, strlen(name));
                 put.total_bytes = manifest.total_bytes;
                 put.manifest_bytes =
-                        manifest.size > hr_channel_body_max(client->channel) ? manifest.size : 0;
+                        manifest.size > hr_client_body_max(client) ? manifest.size : 0;
                 status = upload(client, tensors, tensor_count, &manifest, &put, timeout_ms, error,
                                 ret_set);
         }
@@ -237,7 +247,13 @@ enum headrace_status headrace_put(struct headrace_client *client, const char *na
 
 enum headrace_status headrace_drop(struct headrace_client *client, uint64_t set, int64_t timeout_ms,
                                    struct headrace_error *error) {
-        return hr_client_simple(client, HR_FRAME_WEIGHTS_DROP, set, timeout_ms, error);
+        enum headrace_status status =
+                hr_client_simple(client, HR_FRAME_WEIGHTS_DROP, hr_client_set_number(client, set),
+                                 timeout_ms, error);
+
+        if (status == HEADRACE_OK || status == HEADRACE_NOT_FOUND)
+                hr_client_forget_set(client, set);
+        return status;
 }
 
 /* ---- states ---------------------------------------------------------------------------------- */
@@ -261,7 +277,7 @@ enum headrace_status headrace_state_alloc(struct headrace_client *client,
                 request.parts = &part;
                 request.part_count = 1;
                 alloc.manifest_bytes =
-                        manifest.size > hr_channel_body_max(client->channel) ? manifest.size : 0;
+                        manifest.size > hr_client_body_max(client) ? manifest.size : 0;
                 if (hr_wire_state_alloc_encode(&alloc, message, sizeof message, &diag,
                                                &request.message_bytes) == HR_OK)
                         status = hr_client_ask_state(client, &request, timeout_ms, error, ret_state);
@@ -291,7 +307,7 @@ static enum headrace_status state_range(struct headrace_client *client, uint8_t 
         if (hr_wire_state_range_encode(range, message, sizeof message, &diag,
                                        &request.message_bytes) != HR_OK)
                 return hr_client_fail_diag(error, &diag);
-        status = hr_channel_call(client->channel, &request,
+        status = hr_client_call(client, &request,
                                  hr_client_deadline_of(client, timeout_ms), error, &call, &answer);
         if (status != HEADRACE_OK)
                 return status;
@@ -300,7 +316,7 @@ static enum headrace_status state_range(struct headrace_client *client, uint8_t 
                                         "%llu bytes of %llu",
                                         (unsigned long long) answer.body_bytes,
                                         (unsigned long long) range->bytes);
-        hr_call_free(client->channel, call);
+        hr_call_free(call);
         return status;
 }
 
