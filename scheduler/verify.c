@@ -155,8 +155,24 @@ static hr_status prove_second_run(struct prover *prover) {
         return prove_done(prover);
 }
 
-/* The pipeline that uses passing memory next waits for the ends of the lanes that say that they
- * touch it: that covers all accesses. */
+/* What the pipeline that uses passing memory of the kind next waits for: the ends of the lanes that
+ * say that they touch it, or whose upload queues do (hr_plan_lane_touches(), for all lanes). */
+static void pass_gates(struct prover *prover, uint32_t kind, uint32_t *known) {
+        const struct hr_plan *plan = prover->plan;
+        uint32_t ends = plan->tape.slot_event_count;
+        const bool *touches = plan->touches + kind;
+
+        for (uint32_t l = 0; l < plan->lane_count; ++l, touches += plan->kind_count) {
+                if (*touches)
+                        merge(prover, known, event_clock(prover, ends + l));
+        }
+        for (uint32_t d = 0; d < plan->device_count; ++d, touches += plan->kind_count) {
+                if (plan->uploads[d] && *touches)
+                        merge(prover, known, event_clock(prover, ends + plan->lane[d]));
+        }
+}
+
+/* That covers all accesses. */
 static hr_status prove_gates(struct prover *prover) {
         const struct hr_plan *plan = prover->plan;
         uint32_t *known = prover_take(prover, prover->queues, sizeof *known);
@@ -168,11 +184,7 @@ static hr_status prove_gates(struct prover *prover) {
                 const uint32_t *touch = prover->passing_touch + (size_t) k * prover->queues;
 
                 memset(known, 0, prover->queues * sizeof *known);
-                for (uint32_t l = 0; l < plan->lane_count; ++l) {
-                        if (hr_plan_lane_touches(plan, l, k))
-                                merge(prover, known,
-                                      event_clock(prover, plan->tape.slot_event_count + l));
-                }
+                pass_gates(prover, k, known);
                 for (uint32_t q = 0; q < prover->other; ++q) {
                         if (known[q] < touch[q])
                                 return hr_fail_reason(
