@@ -20,14 +20,12 @@
 #define COST_UNKNOWN_NS (UINT64_C(1) * HR_NS_PER_MS)
 
 hr_status hr_admission_init(struct hr_admission *admission, uint32_t device_count,
-                            uint32_t device_runs, uint64_t device_ahead_ns,
-                            struct hr_diag *diag) {
-        *admission = (struct hr_admission){.device_runs = device_runs,
-                                           .device_ahead_ns = device_ahead_ns,
-                                           .lead_ns = device_runs > 1 ? HR_MIN(HR_LEAD_NS,
-                                                                               device_ahead_ns)
-                                                                      : 0,
-                                           .device_count = device_count};
+                            uint32_t device_runs, uint64_t device_ahead_ns, struct hr_diag *diag) {
+        *admission = (struct hr_admission){
+                .device_runs = device_runs,
+                .device_ahead_ns = device_ahead_ns,
+                .lead_ns = device_runs > 1 ? HR_MIN(HR_LEAD_NS, device_ahead_ns) : 0,
+                .device_count = device_count};
         hr_list_init(&admission->waiting);
         HR_TRY(hr_share_init(&admission->top, NULL, HR_SHARE_WEIGHT, device_count, diag));
         admission->devices = calloc(device_count, sizeof *admission->devices);
@@ -73,9 +71,8 @@ static bool fits(const struct hr_admission *admission, const struct hr_pipeline 
         if (used == 1 && about_to_end)
                 return true;
         pipelined = used > 1 ? used + 1 : 1;
-        allowed = ahead_ns < admission->device_ahead_ns
-                          ? HR_MAX(admission->device_runs, pipelined)
-                          : pipelined;
+        allowed = ahead_ns < admission->device_ahead_ns ? HR_MAX(admission->device_runs, pipelined)
+                                                        : pipelined;
         return most < allowed;
 }
 
@@ -135,8 +132,7 @@ static void admit(struct hr_admission *admission, struct hr_ticket *ticket, uint
         HR_LIST_FOR_EACH(link, &admission->waiting) {
                 struct hr_ticket *other = HR_CONTAINER_OF(link, struct hr_ticket, link);
 
-                if (other->number < ticket->number &&
-                    principal_of(other) == principal_of(ticket) &&
+                if (other->number < ticket->number && principal_of(other) == principal_of(ticket) &&
                     share_devices(admission, other, ticket))
                         other->passed++;
         }

@@ -3,10 +3,11 @@
  *
  * A device's queue is first come, first served; so that there is something left to choose, only so
  * much is handed to a device at a time, enough to keep it and any pipeline busy. The others wait
- * here, until shortly before the end of the one that is on the device. First comes the principal that has had least of its share of the devices (share.h); among
- * its runs that of higher priority, then that of the session that has had least, then the first to
- * come. A run that has been overtaken by HR_PASSES_MAX runs of its principal which came after it
- * goes before all others of the principal, so none waits for ever.
+ * here, until shortly before the end of the one that is on the device. First comes the principal
+ * that has had least of its share of the devices (share.h); among its runs that of higher priority,
+ * then that of the session that has had least, then the first to come. A run that has been
+ * overtaken by HR_PASSES_MAX runs of its principal which came after it goes before all others of
+ * the principal, so none waits for ever.
  *
  * One ticket per session waits at most, since the runs of a session keep their order. Under the
  * engine's turn.
@@ -37,16 +38,16 @@ struct hr_ticket {
         uint64_t number; /* of arrival; 0 = has not arrived */
         uint32_t passed; /* runs that came later and started before it */
         bool admitted;
-        uint64_t taken_ns; /* that it counts for while it is admitted */
+        uint64_t taken_ns;               /* that it counts for while it is admitted */
         uint64_t share_lag, session_lag; /* of the principal, of the session; when last looked at */
 };
 
 struct hr_admission {
-        struct hr_list waiting; /* in order of arrival */
+        struct hr_list waiting;      /* in order of arrival */
         uint64_t arrivals, admitted; /* numbers given so far */
-        uint32_t device_runs;     /* runs of a device at once */
-        uint64_t device_ahead_ns; /* ... as long as less than this is on it */
-        uint64_t lead_ns;         /* before the end of a long one; 0 = at it */
+        uint32_t device_runs;        /* runs of a device at once */
+        uint64_t device_ahead_ns;    /* ... as long as less than this is on it */
+        uint64_t lead_ns;            /* before the end of a long one; 0 = at it */
         uint32_t device_count;
         struct hr_admission_device *devices;
         struct hr_share top;
@@ -54,10 +55,10 @@ struct hr_admission {
 
 struct hr_admission_device {
         uint32_t in_flight, guesses; /* those of which nothing is known */
-        uint64_t ahead_ns; /* estimated for those in flight */
-        uint64_t since_ns; /* when the first of them had the device for itself */
-        uint64_t ended_ns; /* when one has ended last */
-        bool blocked;      /* while looking: somebody waits for it that comes first */
+        uint64_t ahead_ns;           /* estimated for those in flight */
+        uint64_t since_ns;           /* when the first of them had the device for itself */
+        uint64_t ended_ns;           /* when one has ended last */
+        bool blocked;                /* while looking: somebody waits for it that comes first */
 };
 
 HR_NODISCARD hr_status hr_admission_init(struct hr_admission *admission, uint32_t device_count,

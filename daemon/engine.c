@@ -111,7 +111,7 @@ static void job_enter(struct hr_engine *engine, struct hr_job *job) {
                 hr_lane_advance(engine, job->lane);
 }
 
-/* Whoever waits for a run that is about to end goes on without the loop's being told of anything. */
+/* When the next run goes to its device though nothing has come in. */
 static void due_set(struct hr_engine *engine) {
         const struct hr_admission *admission = &engine->admission;
         uint64_t due_ns = UINT64_MAX;
@@ -253,7 +253,8 @@ static void job_show(struct hr_engine *engine, struct hr_job *job) {
 }
 
 bool hr_engine_has_news(struct hr_engine *engine) {
-        return atomic_load(&engine->out_count) > 0 || atomic_load(&engine->bell) || is_due(atomic_load(&engine->due_ns));
+        return atomic_load(&engine->out_count) > 0 || atomic_load(&engine->bell) ||
+               is_due(atomic_load(&engine->due_ns));
 }
 
 void hr_engine_loop_awake(struct hr_engine *engine, bool awake) {

@@ -3,8 +3,8 @@
  * not outlive their call to free it.
  *
  * The wake is an eventfd: a uv_async_t makes the loop spin, and give up the processor, until the
- * sender is back from its system call, from which the loop itself has often displaced it. Wakes at a
- * time come from a timerfd: a uv_timer_t knows milliseconds only.
+ * sender is back from its system call, from which the loop itself has often displaced it. Wakes at
+ * a time come from a timerfd: a uv_timer_t knows milliseconds only.
  */
 #include "daemon/loop.h"
 
@@ -70,8 +70,7 @@ void hr_loop_wake_at(struct hr_loop *loop, uint64_t at_ns) {
 }
 
 /* A descriptor that ends a turn when it can be read. */
-static hr_status wake_watch(struct hr_loop *loop, uv_poll_t *handle, int fd,
-                            struct hr_diag *diag) {
+static hr_status wake_watch(struct hr_loop *loop, uv_poll_t *handle, int fd, struct hr_diag *diag) {
         if (fd < 0 || uv_poll_init(&loop->uv, handle, fd) != 0)
                 return hr_fail(diag, HR_E_UNAVAILABLE, "no descriptor for the event loop");
         if (uv_poll_start(handle, UV_READABLE, wake_cb) != 0)

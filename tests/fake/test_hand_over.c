@@ -1,6 +1,6 @@
 /*
- * When a run that waits is handed to its device: the engine on the virtual clock, with one simulated
- * device. This file is the loop's thread, which takes LATENCY_NS to wake up.
+ * When a run that waits is handed to its device: the engine on the virtual clock, with one
+ * simulated device. This file is the loop's thread, which takes LATENCY_NS to wake up.
  */
 #include "daemon/engine.h"
 
