@@ -253,6 +253,7 @@ static void device_init(struct cuda_device *device, const struct hr_cuda_config 
                 .kind = &device->kind,
                 .events = true,
                 .async = true,
+                .experts = true,
                 .uploads = true,
         };
 }

@@ -1,44 +1,16 @@
-/* See lane.h. */
+/* See lane.h. Copies are in lane_moves.c. */
 #include "backends/cuda/lane.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "backends/cuda/blas.h"
+#include "backends/cuda/lane_priv.h"
 
 #define PASSAGES_MAX 4096
 #define TASKS_MAX 1024
 #define WATCH_NS (1 * HR_NS_PER_MS)
 #define PAUSE_US_MAX 100
-
-typedef enum task_kind {
-        TASK_NOTIFY,
-        TASK_MOVE,
-        TASK_FAULT,
-} task_kind;
-
-/* Owned by the lane; from its launch until its number is reached it belongs to whoever claims
- * it. */
-struct cuda_task {
-        struct cuda_task *next_free;
-        task_kind kind;
-        atomic_bool is_claimed;
-        struct cuda_word *word;
-        uint64_t count;
-        struct hr_outcome *outcome;
-        union {
-                struct {
-                        hr_notify_fn fn;
-                        void *arg;
-                } notify;
-                struct {
-                        void *to;
-                        const void *from;
-                        size_t bytes;
-                } move;
-                struct cuda_program *program;
-        };
-};
 
 /* A run or a task that is under way until `count` is reached. */
 struct cuda_passage {
@@ -49,7 +21,7 @@ struct cuda_passage {
 
 /* ---- Progress -------------------------------------------------------------------------------- */
 
-static uint64_t lane_progress(const struct cuda_lane *lane) {
+uint64_t cuda_lane_progress(const struct cuda_lane *lane) {
         return cuda_word_progress(lane->word);
 }
 
@@ -62,11 +34,11 @@ static void word_raise(struct cuda_word *word, uint64_t count) {
 }
 
 bool cuda_lane_is_busy(const struct cuda_lane *lane) {
-        return lane_progress(lane) < lane->count;
+        return cuda_lane_progress(lane) < lane->count;
 }
 
 static void passages_retire(struct cuda_lane *lane) {
-        uint64_t progress = lane_progress(lane);
+        uint64_t progress = cuda_lane_progress(lane);
 
         if (!lane->passage_count ||
             lane->passages[lane->passage_first % PASSAGES_MAX].count > progress)
@@ -87,12 +59,10 @@ static void passages_retire(struct cuda_lane *lane) {
         (void) pthread_mutex_unlock(&lane->lock);
 }
 
-static void lane_reach(struct cuda_lane *lane, uint64_t count);
-
 static void passage_add(struct cuda_lane *lane, struct cuda_passage passage) {
         passages_retire(lane);
         if (lane->passage_count == PASSAGES_MAX) {
-                lane_reach(lane, lane->count);
+                cuda_lane_reach(lane, lane->count);
                 passages_retire(lane);
         }
         (void) pthread_mutex_lock(&lane->lock);
@@ -102,7 +72,7 @@ static void passage_add(struct cuda_lane *lane, struct cuda_passage passage) {
 }
 
 /* A run has commands in the stream until the next number is reached. */
-static void lane_use(struct cuda_lane *lane, struct hr_outcome *outcome) {
+void cuda_lane_use(struct cuda_lane *lane, struct hr_outcome *outcome) {
         uint32_t last = lane->passage_first + lane->passage_count - 1;
 
         if (lane->passage_count && lane->passages[last % PASSAGES_MAX].outcome == outcome &&
@@ -156,7 +126,7 @@ static struct cuda_task *task_take(struct cuda_lane *lane) {
 
         passages_retire(lane);
         if (!lane->free_tasks && !lane->is_swept) {
-                lane_reach(lane, lane->count);
+                cuda_lane_reach(lane, lane->count);
                 passages_retire(lane);
         }
         task = lane->free_tasks;
@@ -181,7 +151,7 @@ static void lane_fail_runs(struct cuda_lane *lane) {
                 struct cuda_passage *passage = &lane->passages[(lane->passage_first + i) %
                                                                PASSAGES_MAX];
 
-                if (passage->outcome && passage->count > lane_progress(lane))
+                if (passage->outcome && passage->count > cuda_lane_progress(lane))
                         fail_lost(lane, passage->outcome);
         }
         (void) pthread_mutex_unlock(&lane->lock);
@@ -214,7 +184,7 @@ static void lane_sweep(struct cuda_lane *lane) {
                                 task_run(passage->task);
                         word_raise(lane->word, passage->count);
                 }
-                while (lane_progress(lane) < passage->count)
+                while (cuda_lane_progress(lane) < passage->count)
                         (void) usleep(10); /* the driver's thread is in the middle of it */
         }
         word_raise(lane->word, lane->count);
@@ -242,11 +212,11 @@ static bool lane_is_lost(struct cuda_lane *lane) {
 }
 
 /* Waits until the stream has got that far, or is lost. */
-static void lane_reach(struct cuda_lane *lane, uint64_t count) {
+void cuda_lane_reach(struct cuda_lane *lane, uint64_t count) {
         uint64_t start_ns = 0, watched_ns = 0;
         unsigned pause_us = 1;
 
-        for (uint32_t turn = 0; lane_progress(lane) < count; turn++) {
+        for (uint32_t turn = 0; cuda_lane_progress(lane) < count; turn++) {
                 uint64_t now_ns = hr_clock_now_ns();
 
                 if (!start_ns)
@@ -277,7 +247,7 @@ static void lane_settle(struct cuda_lane *lane) {
 }
 
 /* The next number, written by the stream when it gets there. */
-static uint64_t lane_mark(struct cuda_lane *lane) {
+uint64_t cuda_lane_mark(struct cuda_lane *lane) {
         CUresult result;
 
         lane->count++;
@@ -294,7 +264,7 @@ static uint64_t lane_mark(struct cuda_lane *lane) {
 }
 
 /* Puts a task into the stream under the next number. Returns the number. */
-static uint64_t lane_task(struct cuda_lane *lane, const struct cuda_task *model) {
+uint64_t cuda_lane_task(struct cuda_lane *lane, const struct cuda_task *model) {
         struct cuda_task *task = lane_is_lost(lane) ? NULL : task_take(lane);
         CUresult result;
 
@@ -327,7 +297,7 @@ static uint64_t lane_task(struct cuda_lane *lane, const struct cuda_task *model)
 
 /* ---- Commands -------------------------------------------------------------------------------- */
 
-static void fail_call(struct cuda_lane *lane, CUresult result, const char *what, uint32_t node,
+void cuda_lane_fail(struct cuda_lane *lane, CUresult result, const char *what, uint32_t node,
                       struct hr_outcome *outcome) {
         struct hr_diag diag = { 0 };
         hr_status status = cuda_gpu_check(lane->gpu, result, what, &diag);
@@ -336,7 +306,7 @@ static void fail_call(struct cuda_lane *lane, CUresult result, const char *what,
 }
 
 /* False: the run has failed, or fails now because the GPU is lost. */
-static bool command_begins(struct cuda_lane *lane, struct hr_outcome *outcome) {
+bool cuda_lane_begins(struct cuda_lane *lane, struct hr_outcome *outcome) {
         if (hr_outcome_failed(outcome))
                 return false;
         if (lane_is_lost(lane)) {
@@ -378,117 +348,22 @@ void cuda_lane_compute(struct cuda_lane *lane, struct cuda_program *program, uin
         CUresult result = CUDA_SUCCESS;
         uint32_t step = first;
 
-        if (!command_begins(lane, outcome))
+        if (!cuda_lane_begins(lane, outcome))
                 return;
-        lane_use(lane, outcome);
+        cuda_lane_use(lane, outcome);
         hr_outcome_reach(outcome, program->program.steps->before + first + count);
         if (!is_whole || !cuda_replay_launch(program, lane->stream, &result))
                 result = launch_steps(lane, program, first, count, &step);
         if (result != CUDA_SUCCESS) {
-                fail_call(lane, result, "launch", program->program.steps->steps[step].node, outcome);
+                cuda_lane_fail(lane, result, "launch", program->program.steps->steps[step].node, outcome);
                 return;
         }
         for (uint32_t i = first; i < first + count; i++)
                 may_fault |= program->may_fault[i];
         if (may_fault)
-                (void) lane_task(lane, &(struct cuda_task) { .kind = TASK_FAULT,
+                (void) cuda_lane_task(lane, &(struct cuda_task) { .kind = TASK_FAULT,
                                                              .outcome = outcome,
                                                              .program = program });
-}
-
-/* A free piece of pinned memory. The caller sets its staging_busy. */
-static uint32_t staging_take(struct cuda_lane *lane) {
-        uint32_t slot = lane->staging_next++ % CUDA_STAGING_SLOTS;
-
-        lane_reach(lane, lane->staging_busy[slot]);
-        return slot;
-}
-
-static CUresult write_piece(struct cuda_lane *lane, CUdeviceptr to, const uint8_t *from,
-                            size_t bytes, struct hr_outcome *outcome) {
-        uint32_t slot = staging_take(lane);
-        uint8_t *pinned = lane->staging + (size_t) slot * CUDA_STAGING_BYTES;
-        CUresult result;
-
-        if (lane->hazard && lane_progress(lane) >= lane->hazard)
-                lane->hazard = 0;
-        if (lane->hazard)
-                (void) lane_task(lane, &(struct cuda_task) { .kind = TASK_MOVE,
-                                                             .move = { pinned, from, bytes } });
-        else
-                memcpy(pinned, from, bytes);
-        lane_use(lane, outcome);
-        result = lane->gpu->cu->cuMemcpyHtoDAsync(to, pinned, bytes, lane->stream);
-        lane->staging_busy[slot] = lane_mark(lane);
-        return result;
-}
-
-void cuda_lane_write(struct cuda_lane *lane, void *destination, const void *host, uint64_t bytes,
-                     struct hr_outcome *outcome) {
-        if (!bytes || !command_begins(lane, outcome))
-                return;
-        for (uint64_t at = 0; at < bytes; at += CUDA_STAGING_BYTES) {
-                size_t piece = (size_t) HR_MIN(bytes - at, CUDA_STAGING_BYTES);
-                CUresult result = write_piece(lane, (CUdeviceptr) (uintptr_t) destination + at,
-                                              (const uint8_t *) host + at, piece, outcome);
-
-                if (result != CUDA_SUCCESS) {
-                        fail_call(lane, result, "copy to the GPU", HR_DIAG_NO_INDEX, outcome);
-                        return;
-                }
-        }
-}
-
-static CUresult read_piece(struct cuda_lane *lane, CUdeviceptr from, uint8_t *to, size_t bytes,
-                           struct hr_outcome *outcome) {
-        uint32_t slot = staging_take(lane);
-        uint8_t *pinned = lane->staging + (size_t) slot * CUDA_STAGING_BYTES;
-        CUresult result;
-
-        lane_use(lane, outcome);
-        result = lane->gpu->cu->cuMemcpyDtoHAsync(pinned, from, bytes, lane->stream);
-        if (result == CUDA_SUCCESS)
-                lane->hazard = lane->staging_busy[slot] =
-                        lane_task(lane, &(struct cuda_task) { .kind = TASK_MOVE,
-                                                              .outcome = outcome,
-                                                              .move = { to, pinned, bytes } });
-        return result;
-}
-
-void cuda_lane_read(struct cuda_lane *lane, const void *source, void *host, uint64_t bytes,
-                    struct hr_outcome *outcome) {
-        if (!bytes || !command_begins(lane, outcome))
-                return;
-        for (uint64_t at = 0; at < bytes; at += CUDA_STAGING_BYTES) {
-                size_t piece = (size_t) HR_MIN(bytes - at, CUDA_STAGING_BYTES);
-                CUresult result = read_piece(lane, (CUdeviceptr) (uintptr_t) source + at,
-                                             (uint8_t *) host + at, piece, outcome);
-
-                if (result != CUDA_SUCCESS) {
-                        fail_call(lane, result, "copy from the GPU", HR_DIAG_NO_INDEX, outcome);
-                        return;
-                }
-        }
-}
-
-void cuda_lane_copy(struct cuda_lane *lane, const void *source, void *destination,
-                    struct cuda_gpu *to, uint64_t bytes, struct hr_outcome *outcome) {
-        CUdeviceptr from = (CUdeviceptr) (uintptr_t) source;
-        CUdeviceptr target = (CUdeviceptr) (uintptr_t) destination;
-        CUresult result;
-
-        if (!bytes || !command_begins(lane, outcome))
-                return;
-        lane_use(lane, outcome);
-        if (to == lane->gpu)
-                result = lane->gpu->cu->cuMemcpyDtoDAsync(target, from, (size_t) bytes,
-                                                          lane->stream);
-        else
-                result = lane->gpu->cu->cuMemcpyPeerAsync(target, to->context, from,
-                                                          lane->gpu->context, (size_t) bytes,
-                                                          lane->stream);
-        if (result != CUDA_SUCCESS)
-                fail_call(lane, result, "copy between devices", HR_DIAG_NO_INDEX, outcome);
 }
 
 void cuda_lane_wait(struct cuda_lane *lane, struct cuda_mark *mark, struct cuda_gpu *gpu) {
@@ -520,7 +395,7 @@ void cuda_lane_wait(struct cuda_lane *lane, struct cuda_mark *mark, struct cuda_
 /* The number is written before the driver's event is recorded: what another stream does after the
  * event finds it reached on the host as well. */
 void cuda_lane_record(struct cuda_lane *lane, struct cuda_mark *mark) {
-        atomic_store(&mark->count, lane_mark(lane));
+        atomic_store(&mark->count, cuda_lane_mark(lane));
         atomic_store(&mark->word, lane->word);
         if (!lane_is_lost(lane) &&
             cuda_gpu_check(lane->gpu, lane->gpu->cu->cuEventRecord(mark->event, lane->stream),
@@ -531,7 +406,7 @@ void cuda_lane_record(struct cuda_lane *lane, struct cuda_mark *mark) {
 }
 
 void cuda_lane_notify(struct cuda_lane *lane, hr_notify_fn fn, void *arg) {
-        (void) lane_task(lane, &(struct cuda_task) { .kind = TASK_NOTIFY, .notify = { fn, arg } });
+        (void) cuda_lane_task(lane, &(struct cuda_task) { .kind = TASK_NOTIFY, .notify = { fn, arg } });
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -550,7 +425,7 @@ static hr_status lane_make(struct cuda_lane *lane, struct hr_diag *diag) {
         }
         HR_TRY(cuda_gpu_enter(lane->gpu, diag));
         HR_TRY(cuda_gpu_word_take(lane->gpu, diag, &lane->word));
-        lane->count = lane_progress(lane);
+        lane->count = cuda_lane_progress(lane);
         HR_TRY(cuda_gpu_check(lane->gpu,
                               cu->cuMemHostAlloc(&pinned,
                                                  (size_t) CUDA_STAGING_SLOTS * CUDA_STAGING_BYTES,
@@ -595,7 +470,7 @@ void cuda_lane_deinit(struct cuda_lane *lane) {
 
         (void) cu->cuCtxSetCurrent(lane->gpu->context);
         if (lane->stream) {
-                lane_reach(lane, lane->count);
+                cuda_lane_reach(lane, lane->count);
                 if (!lane_is_lost(lane))
                         (void) cu->cuStreamSynchronize(lane->stream);
                 (void) cu->cuStreamDestroy(lane->stream);
@@ -607,5 +482,6 @@ void cuda_lane_deinit(struct cuda_lane *lane) {
         cuda_gpu_word_give(lane->gpu, lane->word);
         free(lane->passages);
         free(lane->tasks);
+        free(lane->ids);
         *lane = (struct cuda_lane) { 0 };
 }

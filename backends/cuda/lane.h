@@ -53,6 +53,9 @@ struct cuda_lane {
         uint8_t *staging;
         uint64_t staging_busy[CUDA_STAGING_SLOTS]; /* number that frees the slot */
         uint32_t staging_next;
+        /* Host memory for ids of experts; grows with the largest. */
+        uint8_t *ids;
+        uint64_t ids_room;
 };
 
 /* On failure what was made is undone. Thread: engine. */
@@ -72,6 +75,10 @@ void cuda_lane_read(struct cuda_lane *lane, const void *source, void *host, uint
                     struct hr_outcome *outcome);
 void cuda_lane_copy(struct cuda_lane *lane, const void *source, void *destination,
                     struct cuda_gpu *to, uint64_t bytes, struct hr_outcome *outcome);
+/* hr_queue_ops.copy_experts. Waits for the ids: what comes later in the queue is not in the stream
+ * before they are there. */
+void cuda_lane_experts(struct cuda_lane *lane, struct hr_expert_cache *cache, uint32_t weight,
+                       const void *ids, struct hr_expert_tally *tally, struct hr_outcome *outcome);
 /* `gpu` is that of the queue that records. */
 void cuda_lane_wait(struct cuda_lane *lane, struct cuda_mark *mark, struct cuda_gpu *gpu);
 void cuda_lane_record(struct cuda_lane *lane, struct cuda_mark *mark);

@@ -28,6 +28,7 @@ typedef enum command_kind {
         COMMAND_WAIT_FOREIGN,
         COMMAND_RECORD,
         COMMAND_NOTIFY,
+        COMMAND_EXPERTS,
         COMMAND_STOP,
 } command_kind;
 
@@ -54,6 +55,11 @@ struct command {
                         hr_notify_fn fn;
                         void *arg;
                 } notify;
+                struct {
+                        struct hr_expert_cache *cache;
+                        const void *ids;
+                        struct hr_expert_tally *tally;
+                } experts; /* of weight `first` */
         };
 };
 
@@ -134,6 +140,10 @@ static bool command_execute(struct cuda_queue *queue, const struct command *comm
                 break;
         case COMMAND_NOTIFY:
                 cuda_lane_notify(lane, command->notify.fn, command->notify.arg);
+                break;
+        case COMMAND_EXPERTS:
+                cuda_lane_experts(lane, command->experts.cache, command->first,
+                                  command->experts.ids, command->experts.tally, command->outcome);
                 break;
         case COMMAND_STOP:
                 return false;
@@ -361,7 +371,20 @@ static hr_status queue_notify(struct hr_queue *base, hr_notify_fn fn, void *arg,
 static hr_status queue_copy_experts(struct hr_queue *base, struct hr_expert_cache *cache,
                                     uint32_t weight, const void *ids, struct hr_expert_tally *tally,
                                     struct hr_outcome *outcome, struct hr_diag *diag) {
-        return hr_fail(diag, HR_E_UNSUPPORTED, "%s copies no experts", base->device->props.name);
+        struct cuda_queue *queue = queue_cast(base);
+        struct command *command;
+
+        HR_TRY(queue_outcome(queue, outcome, diag, &outcome));
+        command = command_take(queue, COMMAND_EXPERTS, diag);
+        if (!command)
+                return HR_E_EXHAUSTED;
+        command->first = weight;
+        command->experts.cache = cache;
+        command->experts.ids = ids;
+        command->experts.tally = tally;
+        command->outcome = outcome;
+        command_submit(queue, command);
+        return HR_OK;
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */

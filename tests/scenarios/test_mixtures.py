@@ -67,8 +67,6 @@ def test_b036_expert_ids(daemon: Any, ids: tuple[int, int], where: str, copies: 
 @pytest.mark.parametrize("before", [0, 1, 3])  # nodes of the split that come first
 def test_b036_bytes_are_those_of_the_used_experts(daemon: Any, before: int, copies: int) -> None:
     """One, the first, the last, all, duplicates: each used expert travels once, in any position."""
-    if os.environ.get("HEADRACE_TEST_BACKEND") == "cuda":
-        pytest.skip("the CUDA backend copies weights whole")
     expert = 4 * WIDTH * ROWS
     with Conn(daemon.address) as conn:
         for used in ([1, 1], [0, 0], [3, 3], [0, 1, 2, 3], [2, 1, 2, 1], [3, 0]):
