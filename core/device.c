@@ -207,6 +207,28 @@ hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes, hr_buffer_usag
         return HR_OK;
 }
 
+hr_status hr_buffer_grow(struct hr_buffer *buffer, uint64_t bytes, struct hr_diag *diag) {
+        struct hr_device *device = buffer->device;
+        uint64_t more;
+        hr_status status;
+
+        HR_ASSERT(bytes >= buffer->bytes);
+        more = bytes - buffer->bytes;
+        HR_TRY(device_charge_or_fail(device, more, diag));
+        status = device_heard(device, buffer->ops->grow(buffer, bytes, diag));
+        if (status != HR_OK) {
+                atomic_fetch_sub(&device->used_bytes, more);
+                return status;
+        }
+        buffer->bytes = bytes;
+        return HR_OK;
+}
+
+hr_status hr_buffer_grow_none(struct hr_buffer *buffer, uint64_t bytes, struct hr_diag *diag) {
+        return hr_fail(diag, HR_E_UNSUPPORTED, "memory of %s does not grow to %" PRIu64 " bytes",
+                       buffer->device->props.name, bytes);
+}
+
 bool hr_buffer_is_lost(const struct hr_buffer *buffer) {
         return !buffer->kind->host && hr_device_is_lost(buffer->device);
 }
@@ -260,6 +282,7 @@ static void wrapped_destroy(struct hr_buffer *buffer) {
 static const struct hr_buffer_ops wrapped_ops = {
         .size = sizeof wrapped_ops,
         .destroy = wrapped_destroy,
+        .grow = hr_buffer_grow_none,
 };
 
 hr_status hr_buffer_wrap(struct hr_device *device, void *base, uint64_t bytes,

@@ -196,6 +196,9 @@ struct hr_graph_counters {
         atomic_uint_fast64_t updated;  /* an earlier record given other addresses or sizes */
         atomic_uint_fast64_t replayed; /* splits computed from their record */
         atomic_uint_fast64_t failed;   /* records that the device did not take */
+        atomic_uint_fast64_t launched; /* splits, or parts, given to the device kernel by kernel */
+        /* Time of the host that this took: without what making a record takes. */
+        atomic_uint_fast64_t replay_ns, launch_ns;
 };
 
 struct hr_device {
@@ -253,6 +256,10 @@ void hr_device_optimize(const struct hr_device *device, const struct hr_split_vi
 struct hr_buffer_ops {
         uint32_t size;
         void (*destroy)(struct hr_buffer *buffer);
+        /* More bytes behind those that it has, zero-filled, at the same address; `bytes` is all that
+         * it then has. What is in flight is not disturbed. HR_E_UNSUPPORTED where memory cannot
+         * grow, or not that far. */
+        hr_status (*grow)(struct hr_buffer *buffer, uint64_t bytes, struct hr_diag *diag);
 };
 
 /* How many runs used each expert of a weight that lies at `offset` of a buffer. Counted by the
@@ -282,6 +289,12 @@ struct hr_buffer {
 HR_NODISCARD hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes,
                                      hr_buffer_usage usage, struct hr_diag *diag,
                                      struct hr_buffer **ret_buffer);
+/* See hr_buffer_ops.grow; charged to the device. `bytes` is at least what it has. On failure it is as
+ * it was. HR_E_EXHAUSTED (reason DEVICE_MEMORY), HR_E_UNSUPPORTED. Thread: engine. */
+HR_NODISCARD hr_status hr_buffer_grow(struct hr_buffer *buffer, uint64_t bytes,
+                                      struct hr_diag *diag);
+/* For buffers of one size: HR_E_UNSUPPORTED. */
+hr_status hr_buffer_grow_none(struct hr_buffer *buffer, uint64_t bytes, struct hr_diag *diag);
 /* A buffer of kind hr_host_kind over memory that somebody else owns (a mapped file); release(arg)
  * is called once with the last reference. Not charged to the device. */
 HR_NODISCARD hr_status hr_buffer_wrap(struct hr_device *device, void *base, uint64_t bytes,

@@ -136,6 +136,7 @@ static void host_buffer_destroy(struct hr_buffer *buffer) {
 static const struct hr_buffer_ops host_buffer_ops = {
         .size = sizeof host_buffer_ops,
         .destroy = host_buffer_destroy,
+        .grow = hr_buffer_grow_none,
 };
 
 static hr_status memory_refuse(const struct hr_device *device, uint64_t asked, uint64_t left,

@@ -231,6 +231,14 @@ static void put_graphs(struct hr_metrics *list, const struct hr_device *device) 
                 {"updated", atomic_load(&graphs->updated)},
                 {"replayed", atomic_load(&graphs->replayed)},
                 {"failed", atomic_load(&graphs->failed)},
+                {"launched", atomic_load(&graphs->launched)},
+        };
+        const struct {
+                const char *way;
+                uint64_t ns;
+        } times[] = {
+                {"graph", atomic_load(&graphs->replay_ns)},
+                {"kernels", atomic_load(&graphs->launch_ns)},
         };
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(rows); i++)
@@ -238,6 +246,14 @@ static void put_graphs(struct hr_metrics *list, const struct hr_device *device) 
                         hr_metrics_put_with(list, "device_graphs_total", rows[i].count,
                                  "device=\"%s\",event=\"%s\"", device->props.name,
                                  rows[i].event);
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(times); i++)
+                if (atomic_load(&graphs->captured) + atomic_load(&graphs->failed) > 0) {
+                        hr_metrics_put_with(list, "device_launch_seconds_total", 0,
+                                            "device=\"%s\",way=\"%s\"", device->props.name,
+                                            times[i].way);
+                        if (!list->full)
+                                list->stats[list->count - 1].value = (double) times[i].ns / 1e9;
+                }
 }
 
 /* Pairs whose own way a test found at fault. */

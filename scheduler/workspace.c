@@ -2,10 +2,11 @@
  * Compute memory that the pipelines of one session share.
  *
  * A pipeline's pool is [kept][passing][slots]; only what passes is shared. Per kind of memory a
- * workspace has one current block, as large as the largest of its pipelines needs. Growing makes a
- * new block; pipelines bound to the old one move when they have no run in flight, and the block
- * goes with its last reference. So nothing that a device may still touch is freed, and a failure to
- * allocate leaves everything as it was.
+ * workspace has one current block, as large as the largest of its pipelines needs. Where memory can
+ * grow, the block does, and keeps its address. Elsewhere growing makes a new block; pipelines bound to
+ * the old one move when they have no run in flight, and the block goes with its last reference. So
+ * nothing that a device may still touch is freed, and a failure to allocate leaves everything as it
+ * was, or a block larger than anybody needs.
  *
  * Order. A block remembers the pipeline whose run was submitted last. A run of another one passes
  * the gates of its tape: each lane that touches passing memory of a kind waits, before its first
@@ -155,6 +156,22 @@ static hr_status block_new(struct hr_workspace *workspace, struct hr_device *dev
         workspace->held_bytes[owner] += bytes;
         *ret_block = block;
         return HR_OK;
+}
+
+/* The block itself, larger, where its memory can: nobody has to move, and what is in flight goes on. */
+static bool block_grow(struct hr_workspace *workspace, struct hr_block *block, uint64_t bytes) {
+        uint64_t old_bytes = block->buffer->bytes;
+
+        if (hr_budget_take(workspace->budget, bytes - old_bytes, NULL) != HR_OK)
+                return false;
+        if (hr_buffer_grow(block->buffer, bytes, NULL) != HR_OK) {
+                hr_budget_give(workspace->budget, bytes - old_bytes);
+                return false;
+        }
+        workspace->held_bytes[block->owner] += bytes - old_bytes;
+        if (!block->grown_from)
+                block->grown_from = old_bytes;
+        return true;
 }
 
 /* The largest other block of that kind that a pipeline has: it is large enough for all of them. NULL
@@ -309,8 +326,9 @@ static hr_status take_block(struct hr_workspace *workspace, struct hr_pipeline *
                 bytes = HR_MAX(bytes, part->wanted_bytes);
                 if (policy == HR_REALLOC_FAIL && is_realloc(workspace, block))
                         return refuse(pipeline, kind, old_bytes, bytes, diag);
-                HR_TRY(block_new(workspace, pipeline->fleet->devices[pool->owner], pool->owner,
-                                 bytes, diag, &block));
+                if (!block || !block_grow(workspace, block, bytes))
+                        HR_TRY(block_new(workspace, pipeline->fleet->devices[pool->owner],
+                                         pool->owner, bytes, diag, &block));
         }
         ++block->refs;
         pipeline->blocks[kind] = block;
@@ -332,7 +350,7 @@ void hr_workspace_commit(struct hr_workspace *workspace, struct hr_pipeline *pip
                 struct hr_block *block = pipeline->blocks[k];
                 struct hr_workspace_part *part = known_part(workspace, pipeline->kinds[k]);
 
-                if (!block || part->current == block)
+                if (!block || (part->current == block && !block->grown_from))
                         continue;
                 if (policy != HR_REALLOC_EXPECTED && is_realloc(workspace, part->current)) {
                         struct hr_workspace_stats *stats = &workspace->stats;
@@ -340,9 +358,14 @@ void hr_workspace_commit(struct hr_workspace *workspace, struct hr_pipeline *pip
                         ++stats->reallocs;
                         stats->device = block->owner;
                         stats->tensor = furthest_tensor(pipeline->plan, k);
-                        stats->old_bytes = part->current ? part->current->buffer->bytes : 0;
+                        stats->old_bytes = block->grown_from ? block->grown_from
+                                           : part->current   ? part->current->buffer->bytes
+                                                             : 0;
                         stats->new_bytes = block->buffer->bytes;
                 }
+                block->grown_from = 0;
+                if (part->current == block)
+                        continue;
                 workspace->unsettled = workspace->unsettled || part->current;
                 current_set(workspace, part, block);
         }

@@ -239,3 +239,14 @@ CUresult cuda_matmul_launch(const struct cuda_matmul *matmul, CUstream stream) {
                 matmul->out, &matmul->way.algo, (void *) (uintptr_t) spec->workspace,
                 spec->workspace_bytes, (cudaStream_t) stream));
 }
+
+uint64_t cuda_matmul_form(const struct cuda_matmul *matmul) {
+        const struct cuda_matmul_spec *spec = &matmul->spec;
+        const uint64_t parts[] = { spec->type, (uint64_t) spec->m, (uint64_t) spec->n,
+                                   (uint64_t) spec->k };
+        uint64_t form = 1;
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(parts); i++)
+                form = (form ^ parts[i]) * UINT64_C(0x9e3779b97f4a7c15);
+        return form;
+}

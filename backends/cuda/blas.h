@@ -37,7 +37,9 @@ struct cuda_matmul;
 HR_NODISCARD hr_status cuda_matmul_new(struct cuda_gpu *gpu, const struct cuda_matmul_spec *spec,
                                        struct hr_diag *diag, struct cuda_matmul **ret_matmul);
 struct cuda_matmul *cuda_matmul_free(struct cuda_matmul *matmul);
-/* In the GPU's context. */
+/* The same for products of one form: of other addresses perhaps, yet computed in one way. */
+uint64_t cuda_matmul_form(const struct cuda_matmul *matmul);
+/* In the GPU's context. The stream may be captured: all that the library needs is there. */
 CUresult cuda_matmul_launch(const struct cuda_matmul *matmul, CUstream stream);
 
 /* Of a GPU that ends, in its context: what the library holds there. */

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/cuda/chain.h"
 #include "backends/cuda/event.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ops.h"
@@ -210,7 +211,7 @@ static const struct hr_device_ops device_ops = {
         .program_new = device_program_new,
         .program_bytes = device_program_bytes,
         .memory = device_memory,
-        .optimize = hr_device_optimize_none,
+        .optimize = cuda_optimize,
         .upload_queue_new = device_queue_new, /* a stream of its own */
 };
 

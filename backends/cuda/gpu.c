@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "backends/cuda/blas.h"
+#include "backends/cuda/range.h"
 
 #define TEST_BYTES 4096
 
@@ -166,41 +167,58 @@ hr_status cuda_gpu_function(struct cuda_gpu *gpu, enum cuda_kernel kernel, struc
 
 /* ---- Tests at the start ---------------------------------------------------------------------- */
 
-/* Device memory at both ends and a pinned page for what is compared. */
+/* Device memory at both ends, of the kind that buffers have, and a pinned page for what is
+ * compared. */
+struct probe_end {
+        struct cuda_gpu *gpu;
+        struct cuda_range range;
+        CUdeviceptr memory;
+};
+
 struct probe {
-        struct cuda_gpu *from, *to;
-        CUdeviceptr source, target;
+        struct probe_end from, to;
         uint8_t *pinned;
 };
 
-static void probe_deinit(struct probe *probe) {
-        const struct cuda_syms *cu = probe->from->cu;
+static CUresult end_init(struct probe_end *end) {
+        const struct cuda_syms *cu = end->gpu->cu;
+        CUresult result = cu->cuCtxSetCurrent(end->gpu->context);
 
-        (void) cu->cuCtxSetCurrent(probe->from->context);
-        (void) setup_finish(probe->from);
-        if (probe->source)
-                (void) cu->cuMemFree(probe->source);
-        (void) cu->cuCtxSetCurrent(probe->to->context);
-        (void) setup_finish(probe->to);
-        if (probe->target)
-                (void) cu->cuMemFree(probe->target);
+        if (result != CUDA_SUCCESS)
+                return result;
+        if (!cuda_range_init(&end->range, end->gpu, end->gpu->granularity, 0))
+                return cu->cuMemAlloc(&end->memory, TEST_BYTES);
+        end->memory = end->range.base;
+        return CUDA_SUCCESS;
+}
+
+static void end_deinit(struct probe_end *end) {
+        const struct cuda_syms *cu = end->gpu->cu;
+
+        (void) cu->cuCtxSetCurrent(end->gpu->context);
+        (void) setup_finish(end->gpu);
+        if (end->range.base)
+                cuda_range_deinit(&end->range, end->gpu);
+        else if (end->memory)
+                (void) cu->cuMemFree(end->memory);
+}
+
+static void probe_deinit(struct probe *probe) {
+        end_deinit(&probe->from);
+        end_deinit(&probe->to);
         if (probe->pinned)
-                (void) cu->cuMemFreeHost(probe->pinned);
+                (void) probe->to.gpu->cu->cuMemFreeHost(probe->pinned);
 }
 
 static CUresult probe_init(struct probe *probe) {
-        const struct cuda_syms *cu = probe->from->cu;
         void *pinned = NULL;
-        CUresult result = cu->cuCtxSetCurrent(probe->to->context);
+        CUresult result = end_init(&probe->to);
 
         if (result == CUDA_SUCCESS)
-                result = cu->cuMemAlloc(&probe->target, TEST_BYTES);
+                result = end_init(&probe->from);
         if (result == CUDA_SUCCESS)
-                result = cu->cuCtxSetCurrent(probe->from->context);
-        if (result == CUDA_SUCCESS)
-                result = cu->cuMemAlloc(&probe->source, TEST_BYTES);
-        if (result == CUDA_SUCCESS)
-                result = cu->cuMemHostAlloc(&pinned, TEST_BYTES, CU_MEMHOSTALLOC_PORTABLE);
+                result = probe->from.gpu->cu->cuMemHostAlloc(&pinned, TEST_BYTES,
+                                                             CU_MEMHOSTALLOC_PORTABLE);
         probe->pinned = pinned;
         return result;
 }
@@ -211,30 +229,30 @@ static uint8_t probe_byte(uint32_t i) {
 
 /* Host to source, source to target, target to host. *ret_same: did the bytes come through? */
 static CUresult probe_run(struct probe *probe, bool *ret_same) {
-        const struct cuda_syms *cu = probe->from->cu;
-        CUstream stream = probe->from->setup;
+        struct cuda_gpu *from = probe->from.gpu, *to = probe->to.gpu;
+        const CUdeviceptr source = probe->from.memory, target = probe->to.memory;
+        const struct cuda_syms *cu = from->cu;
         CUresult result;
 
         *ret_same = false;
         for (uint32_t i = 0; i < TEST_BYTES; i++)
                 probe->pinned[i] = probe_byte(i);
-        result = cu->cuMemcpyHtoDAsync(probe->source, probe->pinned, TEST_BYTES, stream);
-        if (result == CUDA_SUCCESS && probe->from != probe->to)
-                result = cu->cuMemcpyPeerAsync(probe->target, probe->to->context, probe->source,
-                                               probe->from->context, TEST_BYTES, stream);
+        result = cu->cuMemcpyHtoDAsync(source, probe->pinned, TEST_BYTES, from->setup);
+        if (result == CUDA_SUCCESS && from != to)
+                result = cu->cuMemcpyPeerAsync(target, to->context, source, from->context,
+                                               TEST_BYTES, from->setup);
         else if (result == CUDA_SUCCESS)
-                result = cu->cuMemcpyDtoDAsync(probe->target, probe->source, TEST_BYTES, stream);
+                result = cu->cuMemcpyDtoDAsync(target, source, TEST_BYTES, from->setup);
         if (result == CUDA_SUCCESS)
-                result = setup_finish(probe->from);
+                result = setup_finish(from);
         if (result != CUDA_SUCCESS)
                 return result;
         memset(probe->pinned, 0, TEST_BYTES);
-        result = cu->cuCtxSetCurrent(probe->to->context);
+        result = cu->cuCtxSetCurrent(to->context);
         if (result == CUDA_SUCCESS)
-                result = cu->cuMemcpyDtoHAsync(probe->pinned, probe->target, TEST_BYTES,
-                                               probe->to->setup);
+                result = cu->cuMemcpyDtoHAsync(probe->pinned, target, TEST_BYTES, to->setup);
         if (result == CUDA_SUCCESS)
-                result = setup_finish(probe->to);
+                result = setup_finish(to);
         if (result != CUDA_SUCCESS)
                 return result;
         *ret_same = true;
@@ -244,7 +262,7 @@ static CUresult probe_run(struct probe *probe, bool *ret_same) {
 }
 
 static CUresult pair_probe(struct cuda_gpu *from, struct cuda_gpu *to, bool *ret_same) {
-        struct probe probe = { .from = from, .to = to };
+        struct probe probe = { .from.gpu = from, .to.gpu = to };
         CUresult result = probe_init(&probe);
 
         *ret_same = false;
@@ -262,8 +280,9 @@ static void pair_test(struct cuda_gpu *from, struct cuda_gpu *to) {
         bool same = false;
 
         if (cu->cuCtxSetCurrent(from->context) == CUDA_SUCCESS &&
-            cu->cuDeviceCanAccessPeer(&direct, from->device, to->device) == CUDA_SUCCESS && direct)
-                (void) cu->cuCtxEnablePeerAccess(to->context, 0);
+            cu->cuDeviceCanAccessPeer(&direct, from->device, to->device) == CUDA_SUCCESS &&
+            direct && cu->cuCtxEnablePeerAccess(to->context, 0) == CUDA_SUCCESS)
+                atomic_fetch_or(&to->peers_direct, UINT64_C(1) << from->number);
         if (cuda_gpu_check(from, pair_probe(from, to, &same), "test of copies", NULL) != HR_OK ||
             !same)
                 atomic_fetch_or(&from->peers_failed, UINT64_C(1) << to->number);
@@ -355,6 +374,7 @@ static hr_status gpu_open(struct cuda_gpu *gpu, struct hr_diag *diag) {
         HR_TRY(cuda_gpu_check(gpu, cu->cuDeviceGet(&gpu->device, (int) gpu->number), "opening",
                               diag));
         HR_TRY(cuda_gpu_check(gpu, gpu_describe(gpu), "properties", diag));
+        cuda_range_ask(gpu);
         if (gpu->capability < CUDA_CAPABILITY_MIN)
                 return hr_fail_reason(diag, HR_E_UNSUPPORTED, "GPU",
                                       "GPU %u, %s, has compute capability %d.%d; %d.%d is needed",
@@ -415,9 +435,12 @@ struct cuda_gpu *cuda_gpu_unref(struct cuda_gpu *gpu) {
                 table.gpus[gpu->number] = NULL;
                 /* A number that comes back is another context, to be tested again. */
                 for (uint32_t i = 0; i < CUDA_GPUS_MAX; i++)
-                        if (table.gpus[i])
+                        if (table.gpus[i]) {
                                 atomic_fetch_and(&table.gpus[i]->peers_failed,
                                                  ~(UINT64_C(1) << gpu->number));
+                                atomic_fetch_and(&table.gpus[i]->peers_direct,
+                                                 ~(UINT64_C(1) << gpu->number));
+                        }
                 (void) gpu_free(gpu);
         }
         (void) pthread_mutex_unlock(&table.lock);

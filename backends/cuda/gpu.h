@@ -43,10 +43,12 @@ struct cuda_gpu {
         int capability; /* 90 for 9.0 */
         uint32_t processors;
         uint64_t total_bytes;
+        uint64_t granularity; /* of memory that is mapped; 0 = it has none */
         atomic_int lost;                   /* the CUresult that ended the context, 0 while it
                                             * lives */
         atomic_uint_fast64_t peers_failed; /* bit n: copies from here to GPU n go through the
                                             * host */
+        atomic_uint_fast64_t peers_direct; /* bit n: GPU n has direct access to memory here */
         /* Guarded by lock. */
         pthread_mutex_t lock;
         CUstream setup; /* fills and tests, each waited for */

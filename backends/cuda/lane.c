@@ -34,7 +34,7 @@ static void word_raise(struct cuda_word *word, uint64_t count) {
 }
 
 bool cuda_lane_is_busy(const struct cuda_lane *lane) {
-        return cuda_lane_progress(lane) < lane->count;
+        return cuda_lane_progress(lane) < lane->count || lane->spans.count > 0;
 }
 
 static void passages_retire(struct cuda_lane *lane) {
@@ -352,8 +352,13 @@ void cuda_lane_compute(struct cuda_lane *lane, struct cuda_program *program, uin
                 return;
         cuda_lane_use(lane, outcome);
         hr_outcome_reach(outcome, program->program.steps->before + first + count);
-        if (!is_whole || !cuda_replay_launch(program, lane->stream, &result))
+        if (!is_whole || !cuda_replay_launch(program, lane->stream, &result)) {
+                uint64_t start_ns = hr_clock_now_ns();
+
                 result = launch_steps(lane, program, first, count, &step);
+                atomic_fetch_add(&lane->device->graphs.launched, 1);
+                atomic_fetch_add(&lane->device->graphs.launch_ns, hr_clock_now_ns() - start_ns);
+        }
         if (result != CUDA_SUCCESS) {
                 cuda_lane_fail(lane, result, "launch", program->program.steps->steps[step].node, outcome);
                 return;
@@ -407,6 +412,38 @@ void cuda_lane_record(struct cuda_lane *lane, struct cuda_mark *mark) {
 
 void cuda_lane_notify(struct cuda_lane *lane, hr_notify_fn fn, void *arg) {
         (void) cuda_lane_task(lane, &(struct cuda_task) { .kind = TASK_NOTIFY, .notify = { fn, arg } });
+}
+
+/* ---- Spans ----------------------------------------------------------------------------------- */
+
+void cuda_lane_span_begin(struct cuda_lane *lane) {
+        if (!lane_is_lost(lane))
+                cuda_spans_begin(&lane->spans, lane->gpu, lane->stream,
+                                 cuda_lane_progress(lane) >= lane->count);
+}
+
+void cuda_lane_span_end(struct cuda_lane *lane, const struct hr_span *span) {
+        if (!lane_is_lost(lane))
+                cuda_spans_end(&lane->spans, lane->gpu, lane->stream, span, lane->count + 1);
+}
+
+/* A span is over with the number after it: without other commands it gets one of its own. */
+void cuda_lane_tell(struct cuda_lane *lane, struct hr_recorder *recorder) {
+        const struct cuda_spans *spans = &lane->spans;
+        uint32_t last = (spans->first + spans->count - 1) % CUDA_SPANS_MAX;
+
+        if (!spans->count)
+                return;
+        if (spans->pending[last].count > lane->count && cuda_lane_progress(lane) >= lane->count)
+                (void) cuda_lane_mark(lane);
+        cuda_spans_retire(&lane->spans, lane->gpu, cuda_lane_progress(lane), recorder);
+}
+
+void cuda_lane_finish(struct cuda_lane *lane, struct hr_recorder *recorder) {
+        if (!lane->spans.count)
+                return;
+        cuda_lane_reach(lane, cuda_lane_mark(lane));
+        cuda_lane_tell(lane, recorder);
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -469,6 +506,7 @@ void cuda_lane_deinit(struct cuda_lane *lane) {
         const struct cuda_syms *cu = lane->gpu->cu;
 
         (void) cu->cuCtxSetCurrent(lane->gpu->context);
+        cuda_spans_deinit(&lane->spans, lane->gpu);
         if (lane->stream) {
                 cuda_lane_reach(lane, lane->count);
                 if (!lane_is_lost(lane))

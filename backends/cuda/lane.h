@@ -26,6 +26,7 @@
 
 #include "backends/cuda/event.h"
 #include "backends/cuda/launch.h"
+#include "backends/cuda/spans.h"
 
 #define CUDA_STAGING_SLOTS 16
 #define CUDA_STAGING_BYTES (256U << 10)
@@ -56,6 +57,7 @@ struct cuda_lane {
         /* Host memory for ids of experts; grows with the largest. */
         uint8_t *ids;
         uint64_t ids_room;
+        struct cuda_spans spans;
 };
 
 /* On failure what was made is undone. Thread: engine. */
@@ -83,7 +85,14 @@ void cuda_lane_experts(struct cuda_lane *lane, struct hr_expert_cache *cache, ui
 void cuda_lane_wait(struct cuda_lane *lane, struct cuda_mark *mark, struct cuda_gpu *gpu);
 void cuda_lane_record(struct cuda_lane *lane, struct cuda_mark *mark);
 void cuda_lane_notify(struct cuda_lane *lane, hr_notify_fn fn, void *arg);
-/* Is anything under way? */
+/* Is anything under way, or not yet told to the recorder? */
 bool cuda_lane_is_busy(const struct cuda_lane *lane);
 /* Asks the stream for its health and sweeps if the GPU is lost. */
 void cuda_lane_watch(struct cuda_lane *lane);
+/* Around a command that is to be recorded. */
+void cuda_lane_span_begin(struct cuda_lane *lane);
+void cuda_lane_span_end(struct cuda_lane *lane, const struct hr_span *span);
+/* Waits for everything issued, and tells the recorder. */
+void cuda_lane_finish(struct cuda_lane *lane, struct hr_recorder *recorder);
+/* Tells the recorder what has been done. */
+void cuda_lane_tell(struct cuda_lane *lane, struct hr_recorder *recorder);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backends/cuda/blas.h"
+#include "backends/cuda/chain.h"
 #include "backends/cuda/ops.h"
 
 /* Blocks beyond this take several pieces each. */
@@ -160,11 +161,15 @@ static hr_status program_take_scratch(struct cuda_program *program, struct hr_di
         return HR_OK;
 }
 
+static bool step_supports(const struct hr_step *step, const struct cuda_op *op) {
+        return op && (!step->joined || cuda_chain_supports(step));
+}
+
 static hr_status program_step(struct cuda_builder *builder, const struct hr_step *step) {
         struct cuda_program *program = builder->program;
         const struct cuda_op *op = cuda_op_find(step);
 
-        if (!op)
+        if (!step_supports(step, op))
                 return hr_fail_reason(builder->diag, HR_E_UNSUPPORTED, "OP",
                                       "%s: no kernel for node %u, %s",
                                       program->program.device->props.name, step->node,
@@ -174,7 +179,10 @@ static hr_status program_step(struct cuda_builder *builder, const struct hr_step
         if (op->may_fault && !program->fault)
                 HR_TRY(cuda_gpu_word_take(program->gpu, builder->diag, &program->fault));
         program->may_fault[builder->step] = op->may_fault;
-        op->prepare(step, builder);
+        if (step->joined)
+                cuda_chain_prepare(step, builder);
+        else
+                op->prepare(step, builder);
         return builder->status;
 }
 
@@ -190,8 +198,13 @@ static hr_status program_build(struct cuda_program *program, struct hr_diag *dia
         HR_TRY(cuda_gpu_enter(program->gpu, diag));
         HR_TRY(program_take_scratch(program, diag));
         for (; builder.step < steps->count; builder.step++) {
+                const struct hr_step *step = &steps->steps[builder.step];
+
                 program->first[builder.step] = (uint32_t) builder.launch_count;
-                HR_TRY(program_step(&builder, &steps->steps[builder.step]));
+                HR_TRY(program_step(&builder, step));
+                /* What is computed in one pass with it has no launches of its own. */
+                for (uint32_t i = 0; i < step->joined; i++)
+                        program->first[++builder.step] = (uint32_t) builder.launch_count;
         }
         program->first[steps->count] = (uint32_t) builder.launch_count;
         if (program->fault)

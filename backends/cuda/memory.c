@@ -1,14 +1,23 @@
 /* Buffers: memory of the GPU, cleared. A buffer of no bytes has memory all the same, so that it has
- * an address. */
+ * an address. Larger ones are ranges (range.h), those for computing with addresses to grow into. */
 #include <inttypes.h>
 #include <stdlib.h>
 
 #include "backends/cuda/device.h"
+#include "backends/cuda/range.h"
 
 struct cuda_buffer {
         struct hr_buffer buffer;
         struct cuda_gpu *gpu;
+        struct cuda_range range; /* empty: memory of the plain kind */
 };
+
+static const struct hr_buffer_ops buffer_ops;
+
+static struct cuda_buffer *buffer_cast(struct hr_buffer *base) {
+        HR_ASSERT(base->ops == &buffer_ops);
+        return HR_CONTAINER_OF(base, struct cuda_buffer, buffer);
+}
 
 void cuda_gpu_memory_give(struct cuda_gpu *gpu, CUdeviceptr memory) {
         if (!memory)
@@ -18,16 +27,14 @@ void cuda_gpu_memory_give(struct cuda_gpu *gpu, CUdeviceptr memory) {
 }
 
 static void buffer_destroy(struct hr_buffer *base) {
-        struct cuda_buffer *buffer = HR_CONTAINER_OF(base, struct cuda_buffer, buffer);
+        struct cuda_buffer *buffer = buffer_cast(base);
 
-        cuda_gpu_memory_give(buffer->gpu, (CUdeviceptr) (uintptr_t) base->base);
+        if (buffer->range.base)
+                cuda_range_deinit(&buffer->range, buffer->gpu);
+        else
+                cuda_gpu_memory_give(buffer->gpu, (CUdeviceptr) (uintptr_t) base->base);
         free(buffer);
 }
-
-static const struct hr_buffer_ops buffer_ops = {
-        .size = sizeof buffer_ops,
-        .destroy = buffer_destroy,
-};
 
 static hr_status fail_memory(struct cuda_gpu *gpu, const char *who, uint64_t bytes,
                              struct hr_diag *diag) {
@@ -58,19 +65,48 @@ hr_status cuda_gpu_memory_take(struct cuda_gpu *gpu, const char *who, uint64_t b
         return HR_OK;
 }
 
-static hr_status memory_new(struct hr_device *device, struct cuda_gpu *gpu, uint64_t bytes,
-                            struct hr_diag *diag, CUdeviceptr *ret_memory) {
+/* A range, or plain memory where there is none to be had. */
+static hr_status memory_new(struct cuda_buffer *buffer, struct hr_device *device, uint64_t bytes,
+                            bool grows, struct hr_diag *diag, CUdeviceptr *ret_memory) {
+        struct cuda_gpu *gpu = buffer->gpu;
         CUdeviceptr memory = 0;
         hr_status status;
 
-        HR_TRY(cuda_gpu_memory_take(gpu, device->props.name, bytes, diag, &memory));
-        status = cuda_gpu_clear(gpu, memory, bytes, diag);
-        if (status != HR_OK)
-                cuda_gpu_memory_give(gpu, memory);
+        HR_TRY(cuda_gpu_enter(gpu, diag));
+        if (cuda_range_init(&buffer->range, gpu, bytes, grows ? gpu->total_bytes : 0))
+                memory = buffer->range.base;
         else
+                HR_TRY(cuda_gpu_memory_take(gpu, device->props.name, bytes, diag, &memory));
+        status = cuda_gpu_clear(gpu, memory, bytes, diag);
+        if (status == HR_OK)
                 *ret_memory = memory;
+        else if (buffer->range.base)
+                cuda_range_deinit(&buffer->range, gpu);
+        else
+                cuda_gpu_memory_give(gpu, memory);
         return status;
 }
+
+/* The mapped bytes that nobody had are cleared as they come into use: they may have been used before
+ * only if this failed before. */
+static hr_status buffer_grow(struct hr_buffer *base, uint64_t bytes, struct hr_diag *diag) {
+        struct cuda_buffer *buffer = buffer_cast(base);
+        struct cuda_gpu *gpu = buffer->gpu;
+
+        if (!buffer->range.base)
+                return hr_buffer_grow_none(base, bytes, diag);
+        HR_TRY(cuda_gpu_enter(gpu, diag));
+        if (!cuda_range_grow(&buffer->range, gpu, bytes))
+                return cuda_gpu_is_lost(gpu) ? cuda_gpu_fail_lost(gpu, diag)
+                                             : hr_buffer_grow_none(base, bytes, diag);
+        return cuda_gpu_clear(gpu, buffer->range.base + base->bytes, bytes - base->bytes, diag);
+}
+
+static const struct hr_buffer_ops buffer_ops = {
+        .size = sizeof buffer_ops,
+        .destroy = buffer_destroy,
+        .grow = buffer_grow,
+};
 
 hr_status cuda_buffer_new(struct hr_device *device, struct cuda_gpu *gpu, uint64_t bytes,
                           hr_buffer_usage usage, struct hr_diag *diag,
@@ -81,12 +117,12 @@ hr_status cuda_buffer_new(struct hr_device *device, struct cuda_gpu *gpu, uint64
 
         if (!buffer)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a buffer");
-        status = memory_new(device, gpu, bytes, diag, &memory);
+        buffer->gpu = gpu;
+        status = memory_new(buffer, device, bytes, usage == HR_USAGE_COMPUTE, diag, &memory);
         if (status != HR_OK) {
                 free(buffer);
                 return status;
         }
-        buffer->gpu = gpu;
         buffer->buffer = (struct hr_buffer) {
                 .ops = &buffer_ops,
                 .device = device,

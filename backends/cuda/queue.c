@@ -151,6 +151,52 @@ static bool command_execute(struct cuda_queue *queue, const struct command *comm
         return true;
 }
 
+/* What the command will have been, or false where nothing is to be told of it. */
+static bool command_span(const struct command *command, struct hr_span *span) {
+        switch (command->kind) {
+        case COMMAND_COMPUTE:
+                *span = (struct hr_span) { .kind = HR_SPAN_COMPUTE,
+                                           .detail = command->program->program.steps->split };
+                break;
+        case COMMAND_WRITE:
+        case COMMAND_READ:
+        case COMMAND_COPY:
+                *span = (struct hr_span) { .kind = HR_SPAN_COPY, .a = command->move.bytes };
+                if (!command->move.bytes)
+                        return false;
+                break;
+        case COMMAND_EXPERTS:
+                *span = (struct hr_span) { .kind = HR_SPAN_EXPERTS, .detail = command->first };
+                break;
+        case COMMAND_WAIT:
+                *span = (struct hr_span) { .kind = HR_SPAN_WAIT };
+                return !cuda_mark_is_reached(command->event.mark);
+        case COMMAND_WAIT_FOREIGN:
+                *span = (struct hr_span) { .kind = HR_SPAN_WAIT };
+                return !hr_event_query(command->foreign);
+        default:
+                return false;
+        }
+        span->tag = command->outcome->tag;
+        return !hr_outcome_failed(command->outcome);
+}
+
+static bool command_record(struct cuda_queue *queue, const struct command *command) {
+        struct hr_recorder *recorder = queue->queue.recorder;
+        struct hr_span span;
+        bool goes_on;
+
+        if (!recorder)
+                return command_execute(queue, command);
+        cuda_lane_tell(&queue->lane, recorder);
+        if (!command_span(command, &span))
+                return command_execute(queue, command);
+        cuda_lane_span_begin(&queue->lane);
+        goes_on = command_execute(queue, command);
+        cuda_lane_span_end(&queue->lane, &span);
+        return goes_on;
+}
+
 static void command_recycle(struct cuda_queue *queue, struct command *command) {
         command->next_free = atomic_load(&queue->executed);
         while (!atomic_compare_exchange_weak(&queue->executed, &command->next_free, command)) {
@@ -167,8 +213,10 @@ static struct command *command_next(struct cuda_queue *queue, uint32_t taken) {
                 if (hr_host_word_spin(&queue->published, taken, queue->lane.spin_ns))
                         break;
                 hr_host_word_sleep(&queue->published, taken, is_busy ? IDLE_WATCH_NS : UINT64_MAX);
-                if (is_busy)
+                if (is_busy) {
                         cuda_lane_watch(&queue->lane);
+                        cuda_lane_tell(&queue->lane, queue->queue.recorder);
+                }
         }
         while (!(link = hr_mpsc_pop(&queue->submitted)))
                 hr_host_pause();
@@ -183,11 +231,12 @@ static void queue_main(void *arg) {
         for (uint32_t taken = 0; goes_on; taken++) {
                 struct command *command = command_next(queue, taken);
 
-                goes_on = command_execute(queue, command);
+                goes_on = command_record(queue, command);
                 if (cuda_gpu_is_lost(queue->config.gpu))
                         cuda_lane_watch(&queue->lane);
                 command_recycle(queue, command);
         }
+        cuda_lane_finish(&queue->lane, queue->queue.recorder);
         cuda_lane_deinit(&queue->lane);
 }
 

@@ -8,8 +8,9 @@
  * the same kernels. What the driver refuses is launched kernel by kernel and tried again later, ever
  * more seldom, and never given up for good.
  *
- * The graph is a chain built from the list of launches; no stream is captured, which calls of other
- * threads could spoil.
+ * The graph is a chain built from the list of launches. Products of the library are captured one by
+ * one, in a stream of their own and for this thread alone, and become graphs within it: all memory that
+ * they need was taken with the program.
  */
 #pragma once
 

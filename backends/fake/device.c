@@ -94,6 +94,7 @@ static void buffer_destroy(struct hr_buffer *buffer) {
 static const struct hr_buffer_ops buffer_ops = {
         .size = sizeof buffer_ops,
         .destroy = buffer_destroy,
+        .grow = hr_buffer_grow_none,
 };
 
 static void *take_bytes(struct fake_device *device, uint64_t bytes) {

@@ -39,7 +39,8 @@ static void buffer_destroy(struct hr_buffer *buffer) {
 }
 
 static const struct hr_buffer_ops buffer_ops = {.size = sizeof buffer_ops,
-                                                .destroy = buffer_destroy};
+                                                .destroy = buffer_destroy,
+                                              .grow = hr_buffer_grow_none};
 
 static hr_status buffer_new(struct hr_device *device, uint64_t bytes, hr_buffer_usage usage,
                             struct hr_diag *diag, struct hr_buffer **ret_buffer) {

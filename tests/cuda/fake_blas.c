@@ -257,8 +257,16 @@ static bool is_placed(const struct layout *layout, const void *at, uint32_t alig
                fake_is_device((uint64_t) (uintptr_t) at, bytes, fake_current->gpu);
 }
 
+/* Products of different forms are different kernels. */
+static uint64_t form_of(const struct product *product) {
+        return (product->out.rows * 1000003 + product->out.columns) * 1000003 +
+               product->a.rows * 16 + (uint64_t) product->a.type;
+}
+
 static CUresult product_enqueue(const struct product *product, CUstream stream) {
-        struct operation operation = { .kind = OPERATION_PRODUCT };
+        struct operation operation = { .kind = OPERATION_PRODUCT,
+                                       .bytes = form_of(product),
+                                       .argument_bytes = sizeof *product };
         CUresult result;
 
         operation.argument = malloc(sizeof *product);

@@ -30,6 +30,7 @@ struct fake_state fake = { .lock = PTHREAD_MUTEX_INITIALIZER,
                            .memory_bytes = UINT64_C(1) << 30 };
 _Thread_local CUcontext fake_current;
 _Thread_local bool fake_is_in_host_function;
+_Thread_local CUstream fake_capturing;
 
 static struct allocation *allocations;
 
@@ -42,12 +43,27 @@ static void context_lose(CUcontext context, CUresult result) {
         }
 }
 
+static bool may_be_captured(const char *name) {
+        static const char *const names[] = { "cublasLtMatmul", "cuLaunchKernel",
+                                             "cuStreamEndCapture" };
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(names); i++)
+                if (strcmp(name, names[i]) == 0)
+                        return true;
+        return false;
+}
+
 CUresult fake_enter(const char *name) {
         CUresult result = CUDA_SUCCESS;
 
         if (fake_is_in_host_function) {
                 fprintf(stderr, "%s is called from a host function\n", name);
                 fake.violations++;
+        }
+        if (fake_capturing && !may_be_captured(name)) {
+                fprintf(stderr, "%s is called while a stream is captured\n", name);
+                fake.violations++;
+                fake_spoil_capture();
         }
         if (fake.calls++ == fake.fail_at)
                 result = fake.fail_with;
@@ -87,7 +103,7 @@ bool fake_is_device(uint64_t address, uint64_t bytes, uint32_t gpu) {
         for (const struct allocation *a = allocations; a; a = a->next)
                 if (!a->is_pinned && a->gpu == gpu && is_within(a, address, bytes))
                         return true;
-        return false;
+        return fake_is_mapped(address, bytes, gpu);
 }
 
 static CUresult memory_take(uint64_t bytes, bool is_pinned, void **ret_base) {
@@ -476,6 +492,7 @@ static const struct cuda_syms *fake_table(void) {
         };
 
         fake_fill_streams(&syms);
+        fake_fill_memory(&syms);
         fake_fill_graphs(&syms);
         return &syms;
 }
@@ -505,15 +522,15 @@ uint32_t fake_leaks(void) {
 
         (void) pthread_mutex_lock(&fake.lock);
         count = fake.streams + fake.events + fake.modules + fake.graphs + fake.execs +
-                fake.objects;
+                fake.objects + fake.pieces + fake_ranges_left();
         for (uint32_t i = 0; i < FAKE_GPUS; i++)
                 count += fake.contexts[i].refs;
         if (count)
                 fprintf(stderr,
-                        "left: %u streams, %u events, %u modules, %u + %u graphs, "
+                        "left: %u streams, %u events, %u modules, %u + %u graphs, %u pieces, "
                         "%u objects of products, contexts %u %u %u\n",
                         fake.streams, fake.events, fake.modules, fake.graphs, fake.execs,
-                        fake.objects, fake.contexts[0].refs, fake.contexts[1].refs, fake.contexts[2].refs);
+                        fake.pieces, fake.objects, fake.contexts[0].refs, fake.contexts[1].refs, fake.contexts[2].refs);
         for (const struct allocation *a = allocations; a; a = a->next, count++)
                 fprintf(stderr, "left: %llu bytes of %s memory of GPU %u\n",
                         (unsigned long long) a->bytes, a->is_pinned ? "pinned" : "device", a->gpu);

@@ -1,5 +1,6 @@
-/* Launches of the fake driver, one by one and as graphs. A graph is a chain of kernels; whatever
- * else the driver could do with one is refused. */
+/* Launches of the fake driver, one by one and as graphs. A graph is a chain of kernels, products of
+ * the library, and graphs of them, which become part of the chain; whatever else the driver could do
+ * with one is refused. */
 #include "tests/cuda/fake_priv.h"
 
 #include <stdlib.h>
@@ -42,6 +43,7 @@ static CUresult kernel_operation(const CUDA_KERNEL_NODE_PARAMS *params, struct o
                                           .kernel = kernel,
                                           .blocks = params->gridDimX,
                                           .threads = params->blockDimX };
+        operation->argument_bytes = kernel->argument_bytes;
         operation->argument = malloc(kernel->argument_bytes);
         if (!operation->argument)
                 return CUDA_ERROR_OUT_OF_MEMORY;
@@ -83,18 +85,12 @@ static CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned gri
 
 /* ---- Chains ---------------------------------------------------------------------------------- */
 
-static const struct cuda_host_kernel *kernel_of(const struct operation *operation) {
-        return operation->kernel;
-}
-
-/* Takes the operation over. */
+/* Takes the operation over, if it goes well. */
 static CUresult chain_add(struct chain *chain, const struct operation *operation) {
         struct CUgraphNode_st *node = calloc(1, sizeof *node);
 
-        if (!node) {
-                free(operation->argument);
+        if (!node)
                 return CUDA_ERROR_OUT_OF_MEMORY;
-        }
         node->operation = *operation;
         if (chain->last)
                 chain->last->next = node;
@@ -117,10 +113,10 @@ static void chain_clear(struct chain *chain) {
 
 static CUresult operation_copy(const struct operation *from, struct operation *to) {
         *to = *from;
-        to->argument = malloc(kernel_of(from)->argument_bytes);
+        to->argument = malloc(from->argument_bytes);
         if (!to->argument)
                 return CUDA_ERROR_OUT_OF_MEMORY;
-        memcpy(to->argument, from->argument, kernel_of(from)->argument_bytes);
+        memcpy(to->argument, from->argument, from->argument_bytes);
         return CUDA_SUCCESS;
 }
 
@@ -132,19 +128,27 @@ static CUresult chain_copy(const struct chain *from, struct chain *to) {
                 struct operation operation;
 
                 result = operation_copy(&node->operation, &operation);
-                if (result == CUDA_SUCCESS)
-                        result = chain_add(to, &operation);
+                if (result != CUDA_SUCCESS)
+                        break;
+                result = chain_add(to, &operation);
+                if (result != CUDA_SUCCESS)
+                        free(operation.argument);
         }
         if (result != CUDA_SUCCESS)
                 chain_clear(to);
         return result;
 }
 
-/* The same kernels in the same order. */
+static bool operations_agree(const struct operation *a, const struct operation *b) {
+        return a->kind == b->kind && a->kernel == b->kernel &&
+               (a->kind != OPERATION_PRODUCT || a->bytes == b->bytes);
+}
+
+/* The same kernels, and products of the same form, in the same order. */
 static bool chains_agree(const struct chain *a, const struct chain *b) {
         const struct CUgraphNode_st *left = a->first, *right = b->first;
 
-        while (left && right && left->operation.kernel == right->operation.kernel) {
+        while (left && right && operations_agree(&left->operation, &right->operation)) {
                 left = left->next;
                 right = right->next;
         }
@@ -153,6 +157,25 @@ static bool chains_agree(const struct chain *a, const struct chain *b) {
 
 /* ---- Graphs ---------------------------------------------------------------------------------- */
 
+CUgraph fake_graph_new(void) {
+        CUgraph graph = calloc(1, sizeof *graph);
+
+        fake.graphs += graph != NULL;
+        return graph;
+}
+
+void fake_graph_free(CUgraph graph) {
+        fake.graphs--;
+        chain_clear(&graph->chain);
+        free(graph);
+}
+
+CUresult fake_graph_catch(CUgraph graph, const struct operation *operation) {
+        if (operation->kind != OPERATION_KERNEL && operation->kind != OPERATION_PRODUCT)
+                return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        return chain_add(&graph->chain, operation);
+}
+
 static CUresult graph_create(CUgraph *ret_graph, unsigned flags) {
         CUresult result;
 
@@ -160,10 +183,8 @@ static CUresult graph_create(CUgraph *ret_graph, unsigned flags) {
         result = fake_enter("cuGraphCreate");
         if (result == CUDA_SUCCESS && flags != 0)
                 result = CUDA_ERROR_INVALID_VALUE;
-        if (result == CUDA_SUCCESS) {
-                *ret_graph = calloc(1, sizeof **ret_graph);
-                fake.graphs++;
-        }
+        if (result == CUDA_SUCCESS)
+                *ret_graph = fake_graph_new();
         (void) pthread_mutex_unlock(&fake.lock);
         return result;
 }
@@ -173,11 +194,14 @@ static CUresult graph_destroy(CUgraph graph) {
 
         (void) pthread_mutex_lock(&fake.lock);
         result = fake_enter("cuGraphDestroy");
-        fake.graphs--;
-        chain_clear(&graph->chain);
-        free(graph);
+        fake_graph_free(graph);
         (void) pthread_mutex_unlock(&fake.lock);
         return result;
+}
+
+/* The end of the chain is all that a node may depend on. */
+static bool is_next(const struct chain *chain, const CUgraphNode *dependencies, size_t count) {
+        return chain->last ? count == 1 && dependencies[0] == chain->last : count == 0;
 }
 
 static CUresult graph_add_kernel(CUgraphNode *ret_node, CUgraph graph,
@@ -188,16 +212,40 @@ static CUresult graph_add_kernel(CUgraphNode *ret_node, CUgraph graph,
 
         (void) pthread_mutex_lock(&fake.lock);
         result = fake_enter_context("cuGraphAddKernelNode");
-        if (result == CUDA_SUCCESS && (graph->chain.last ? count != 1 ||
-                                                                   dependencies[0] != graph->chain.last
-                                                         : count != 0))
+        if (result == CUDA_SUCCESS && !is_next(&graph->chain, dependencies, count))
                 result = CUDA_ERROR_INVALID_VALUE;
         if (result == CUDA_SUCCESS)
                 result = kernel_operation(params, &operation);
-        if (result == CUDA_SUCCESS)
+        if (result == CUDA_SUCCESS) {
                 result = chain_add(&graph->chain, &operation);
+                if (result != CUDA_SUCCESS)
+                        free(operation.argument);
+        }
         if (result == CUDA_SUCCESS)
                 *ret_node = graph->chain.last;
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
+static CUresult graph_add_child(CUgraphNode *ret_node, CUgraph graph,
+                                const CUgraphNode *dependencies, size_t count, CUgraph child) {
+        struct chain chain = { 0 };
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter_context("cuGraphAddChildGraphNode");
+        if (result == CUDA_SUCCESS &&
+            (!is_next(&graph->chain, dependencies, count) || !child->chain.first))
+                result = CUDA_ERROR_INVALID_VALUE;
+        if (result == CUDA_SUCCESS)
+                result = chain_copy(&child->chain, &chain);
+        if (result == CUDA_SUCCESS) {
+                if (graph->chain.last)
+                        graph->chain.last->next = chain.first;
+                else
+                        graph->chain.first = chain.first;
+                graph->chain.last = *ret_node = chain.last;
+        }
         (void) pthread_mutex_unlock(&fake.lock);
         return result;
 }
@@ -281,6 +329,7 @@ void fake_fill_graphs(struct cuda_syms *syms) {
         syms->cuGraphCreate = graph_create;
         syms->cuGraphDestroy = graph_destroy;
         syms->cuGraphAddKernelNode = graph_add_kernel;
+        syms->cuGraphAddChildGraphNode = graph_add_child;
         syms->cuGraphInstantiate = graph_instantiate;
         syms->cuGraphExecUpdate = exec_update;
         syms->cuGraphExecDestroy = exec_destroy;

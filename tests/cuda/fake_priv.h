@@ -30,10 +30,11 @@ struct operation {
         operation_kind kind;
         void *to;
         const void *from;
-        uint64_t bytes; /* the ticket of RECORD and WAIT, the number of VALUE */
+        uint64_t bytes; /* the ticket of RECORD and WAIT, the number of VALUE, the form of PRODUCT */
         bool is_broken; /* a copy that changes what it copies */
         uint32_t blocks, threads;
         const void *kernel;
+        uint64_t argument_bytes;
         CUhostFn fn;
         CUevent event;
         uint8_t *argument;
@@ -58,6 +59,7 @@ struct fake_state {
         struct CUctx_st contexts[FAKE_GPUS];
         uint64_t used[FAKE_GPUS];
         uint32_t streams, events, modules, graphs, execs;
+        uint32_t pieces; /* of virtual memory */
         uint32_t executing[FAKE_GPUS]; /* operations that are being executed */
 };
 
@@ -65,6 +67,10 @@ extern struct fake_state fake;
 /* The context of this thread, and whether it is in a host function. */
 extern _Thread_local CUcontext fake_current;
 extern _Thread_local bool fake_is_in_host_function;
+/* The stream that this thread captures, or NULL. Meanwhile it may call nothing that waits, takes
+ * memory, or asks; what does counts as a violation and spoils the capture. */
+extern _Thread_local CUstream fake_capturing;
+void fake_spoil_capture(void);
 
 /* At the start of an entry point that can fail: counts the call and says how it fails, if it does.
  * Lock held. */
@@ -75,16 +81,27 @@ CUresult fake_enter_context(const char *name);
 CUresult fake_enqueue(CUstream stream, const struct operation *model);
 bool fake_is_pinned(const void *address, uint64_t bytes);
 bool fake_is_device(uint64_t address, uint64_t bytes, uint32_t gpu);
+/* Is it virtual memory of that GPU that may be touched? */
+bool fake_is_mapped(uint64_t address, uint64_t bytes, uint32_t gpu);
+/* Ranges of addresses that were reserved and not given back; words about each go to stderr. */
+uint32_t fake_ranges_left(void);
 
 /* Waits for operations of lost contexts that are in the middle of it: freeing memory waits for the
  * GPU. Lock held. */
 void fake_wait_executing(void);
 
+/* A graph that catches what is given to a stream; NULL without memory. Lock held, as below. */
+CUgraph fake_graph_new(void);
+void fake_graph_free(CUgraph graph);
+/* Takes the operation over. Only kernels and products can be caught. */
+CUresult fake_graph_catch(CUgraph graph, const struct operation *operation);
 /* What OPERATION_PRODUCT does. */
 bool fake_multiply(const void *argument);
 /* fake_blas.c's table, which becomes the library's. */
 void fake_fill_blas(void);
 /* fake_stream.c's part of the table. */
 void fake_fill_streams(struct cuda_syms *syms);
+/* fake_memory.c's. */
+void fake_fill_memory(struct cuda_syms *syms);
 /* fake_graph.c's. */
 void fake_fill_graphs(struct cuda_syms *syms);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/clock.h"
 #include "tests/cuda/blocks.h"
 
 #define LATE_US 15000
@@ -14,11 +15,15 @@ struct CUstream_st {
         pthread_t thread;
         struct operation *first, *last;
         bool is_executing, is_ending;
+        CUgraph capture; /* catches what it is given, NULL: it is executed */
+        bool is_spoilt;  /* the capture */
 };
 
 struct CUevent_st {
         CUcontext context;
         uint64_t recorded, reached; /* tickets */
+        uint64_t reached_ns;        /* when, if it keeps times */
+        bool keeps_times;
         uint32_t users;             /* operations that name it */
         bool is_destroyed;
 };
@@ -130,8 +135,10 @@ static void stream_step(struct CUstream_st *stream) {
                 (void) pthread_mutex_lock(&fake.lock);
                 fake.executing[stream->context->gpu]--;
                 if (operation->kind == OPERATION_RECORD &&
-                    operation->event->reached < operation->bytes)
+                    operation->event->reached < operation->bytes) {
                         operation->event->reached = operation->bytes;
+                        operation->event->reached_ns = hr_clock_now_ns();
+                }
                 if (result != CUDA_SUCCESS)
                         stream->context->lost = result;
         } else if (operation->kind == OPERATION_VALUE && fake.writes_late) {
@@ -168,8 +175,18 @@ static void *stream_main(void *arg) {
 CUresult fake_enqueue(CUstream stream, const struct operation *model) {
         struct operation *operation;
 
+        if (!stream) /* the legacy stream, which waits for all others */
+                fake.violations++;
         if (!stream || stream->context != fake_current)
                 return CUDA_ERROR_INVALID_HANDLE;
+        if (stream->capture) {
+                CUresult result = fake_capturing == stream
+                                          ? fake_graph_catch(stream->capture, model)
+                                          : CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+
+                stream->is_spoilt |= result != CUDA_SUCCESS;
+                return result;
+        }
         operation = malloc(sizeof *operation);
         if (!operation)
                 return CUDA_ERROR_OUT_OF_MEMORY;
@@ -223,6 +240,7 @@ static CUresult stream_destroy(CUstream stream) {
         (void) pthread_join(stream->thread, NULL);
         (void) pthread_mutex_lock(&fake.lock);
         fake.streams--;
+        fake.violations += stream->capture != NULL;
         (void) pthread_mutex_unlock(&fake.lock);
         free(stream);
         return result;
@@ -239,6 +257,56 @@ static CUresult stream_synchronize(CUstream stream) {
         }
         if (result == CUDA_SUCCESS)
                 result = stream->context->lost;
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
+/* ---- Captures -------------------------------------------------------------------------------- */
+
+void fake_spoil_capture(void) {
+        fake_capturing->is_spoilt = true;
+}
+
+static CUresult begin_capture(CUstream stream, CUstreamCaptureMode mode) {
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter_context("cuStreamBeginCapture");
+        if (result == CUDA_SUCCESS && (!stream || stream->capture || fake_capturing ||
+                                       mode != CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+                result = CUDA_ERROR_INVALID_VALUE;
+        if (result == CUDA_SUCCESS) {
+                stream->capture = fake_graph_new();
+                result = stream->capture ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        if (result == CUDA_SUCCESS) {
+                stream->is_spoilt = false;
+                fake_capturing = stream;
+        }
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
+/* The capture ends whatever is injected; a spoilt one gives nothing. */
+static CUresult end_capture(CUstream stream, CUgraph *ret_graph) {
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter_context("cuStreamEndCapture");
+        *ret_graph = NULL;
+        if (stream != fake_capturing || !stream) {
+                fake.violations++;
+                (void) pthread_mutex_unlock(&fake.lock);
+                return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+        }
+        fake_capturing = NULL;
+        if (result == CUDA_SUCCESS && stream->is_spoilt)
+                result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        if (result == CUDA_SUCCESS)
+                *ret_graph = stream->capture;
+        else
+                fake_graph_free(stream->capture);
+        stream->capture = NULL;
         (void) pthread_mutex_unlock(&fake.lock);
         return result;
 }
@@ -304,9 +372,10 @@ static CUresult event_create(CUevent *ret_event, unsigned flags) {
 
         (void) pthread_mutex_lock(&fake.lock);
         result = fake_enter_context("cuEventCreate");
-        if (result == CUDA_SUCCESS && !(flags & CU_EVENT_DISABLE_TIMING))
+        if (result == CUDA_SUCCESS && flags != CU_EVENT_DISABLE_TIMING && flags != CU_EVENT_DEFAULT)
                 result = CUDA_ERROR_INVALID_VALUE;
         if (result == CUDA_SUCCESS && event) {
+                event->keeps_times = flags == CU_EVENT_DEFAULT;
                 event->context = fake_current;
                 fake.events++;
                 *ret_event = event;
@@ -347,6 +416,25 @@ static CUresult event_record(CUevent event, CUstream stream) {
         return result;
 }
 
+static CUresult event_elapsed_time(float *ret_ms, CUevent from, CUevent to) {
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter_context("cuEventElapsedTime");
+        if (result == CUDA_SUCCESS && (!from->keeps_times || !to->keeps_times || !from->recorded ||
+                                       !to->recorded || from->context != to->context)) {
+                fake.violations++;
+                result = CUDA_ERROR_INVALID_HANDLE;
+        }
+        if (result == CUDA_SUCCESS &&
+            (from->reached != from->recorded || to->reached != to->recorded))
+                result = CUDA_ERROR_NOT_READY;
+        if (result == CUDA_SUCCESS)
+                *ret_ms = (float) ((double) (int64_t) (to->reached_ns - from->reached_ns) / 1e6);
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
 void fake_fill_streams(struct cuda_syms *syms) {
         syms->cuStreamCreate = stream_create;
         syms->cuStreamDestroy = stream_destroy;
@@ -354,8 +442,11 @@ void fake_fill_streams(struct cuda_syms *syms) {
         syms->cuStreamQuery = stream_query;
         syms->cuStreamWaitEvent = stream_wait_event;
         syms->cuStreamWriteValue64 = stream_write_value;
+        syms->cuStreamBeginCapture = begin_capture;
+        syms->cuStreamEndCapture = end_capture;
         syms->cuLaunchHostFunc = launch_host_function;
         syms->cuEventCreate = event_create;
         syms->cuEventDestroy = event_destroy;
         syms->cuEventRecord = event_record;
+        syms->cuEventElapsedTime = event_elapsed_time;
 }

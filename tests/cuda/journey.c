@@ -4,15 +4,18 @@
 #include <unistd.h>
 
 #include "backends/cuda/backend.h"
+#include "core/clock.h"
+#include "core/recorder.h"
 #include "tests/harness.h"
 
 /* The program gives the same each TURN: launched, recorded, replayed. */
-enum { ROW = 33, ROWS = 5, PICKED = 3, TIMEOUT_S = 10, TURNS = 3 };
+enum { ROW = 33, ROWS = 5, PICKED = 3, TIMEOUT_S = 10, TURNS = 3, SPANS = 64, TAG = 77 };
 
 struct luggage {
         struct hr_device *devices[2];
         struct hr_queue *queues[2];
         struct hr_event *events[2];
+        struct hr_recorder *recorders[2];
         struct hr_buffer *table, *ids, *rows, *copy;
         struct hr_program *program;
         struct hr_operand sources[3];
@@ -72,6 +75,8 @@ static hr_status luggage_pack(struct luggage *luggage, struct journey *journey) 
         for (int i = 0; i < 2; i++) {
                 HR_TRY(hr_queue_new(luggage->devices[i], diag, &luggage->queues[i]));
                 HR_TRY(hr_event_new(luggage->devices[i], diag, &luggage->events[i]));
+                HR_TRY(hr_recorder_new(SPANS, diag, &luggage->recorders[i]));
+                luggage->queues[i]->recorder = luggage->recorders[i];
         }
         HR_TRY(hr_buffer_new(luggage->devices[0], sizeof luggage->table_values, HR_USAGE_WEIGHTS,
                              diag, &luggage->table));
@@ -137,9 +142,32 @@ static void arrive(struct luggage *luggage, struct journey *journey) {
                                 2 * luggage->table_values[luggage->id_values[i] * ROW + j];
 }
 
-static void luggage_unpack(struct luggage *luggage) {
+/* What a queue that has ended has told: commands of its kinds, each from an earlier time to a later
+ * one, none before the run or after now. */
+static uint32_t spans_count(const struct luggage *luggage, int queue, uint32_t kind,
+                            uint64_t begin_ns) {
+        struct hr_span spans[SPANS];
+        uint32_t count = hr_recorder_read(luggage->recorders[queue], spans), found = 0;
+
+        for (uint32_t i = 0; i < count; i++) {
+                HR_EXPECT(spans[i].begin_ns >= begin_ns && spans[i].begin_ns <= spans[i].end_ns &&
+                          spans[i].end_ns <= hr_clock_now_ns() + HR_NS_PER_MS);
+                HR_EXPECT(spans[i].tag == (spans[i].kind == HR_SPAN_WAIT ? 0 : TAG));
+                found += spans[i].kind == kind;
+        }
+        return found;
+}
+
+static void luggage_unpack(struct luggage *luggage, struct journey *journey) {
         for (int i = 0; i < 2; i++)
                 luggage->queues[i] = hr_queue_free(luggage->queues[i]);
+        if (luggage->recorders[1]) {
+                journey->computes = spans_count(luggage, 0, HR_SPAN_COMPUTE, journey->begin_ns);
+                journey->copies = spans_count(luggage, 0, HR_SPAN_COPY, journey->begin_ns) +
+                                  spans_count(luggage, 1, HR_SPAN_COPY, journey->begin_ns);
+        }
+        for (int i = 0; i < 2; i++)
+                luggage->recorders[i] = hr_recorder_free(luggage->recorders[i]);
         luggage->program = hr_program_free(luggage->program);
         for (int i = 0; i < 2; i++)
                 luggage->events[i] = hr_event_free(luggage->events[i]);
@@ -156,6 +184,8 @@ hr_status journey_make(struct journey *journey) {
         hr_status status;
 
         HR_EXPECT(luggage);
+        journey->begin_ns = hr_clock_now_ns();
+        luggage->outcome.tag = TAG;
         for (int i = 0; i < ROWS * ROW; i++)
                 luggage->table_values[i] = (float) (i * 7 % 1000 + 1);
         for (int i = 0; i < PICKED; i++)
@@ -167,7 +197,7 @@ hr_status journey_make(struct journey *journey) {
                 status = travel(luggage, journey);
         if (journey->was_submitted)
                 arrive(luggage, journey);
-        luggage_unpack(luggage);
+        luggage_unpack(luggage, journey);
         free(luggage);
         return status;
 }

@@ -14,6 +14,8 @@ struct journey {
         hr_status run_status;  /* of the run; HR_OK if it ended well */
         struct hr_diag run_diag;
         bool was_notified, is_right, was_submitted;
+        uint64_t begin_ns; /* set by journey_make */
+        uint32_t computes, copies; /* commands that the flight recorders tell of, at the end */
         bool is_lost; /* a device says so, after the run */
 };
 

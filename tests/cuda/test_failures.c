@@ -127,6 +127,23 @@ HR_TEST_LIMIT(what_can_be_made_up_for_is, 60) {
         }
 }
 
+/* Times are the GPU's; whoever cannot measure them goes on without. */
+HR_TEST(commands_are_told_to_the_flight_recorder) {
+        static const char *const names[] = { NULL, "cuEventElapsedTime", "cuEventRecord" };
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(names); i++) {
+                struct journey journey = { .gpus = { 0, 1 } };
+
+                fake_begin(13);
+                fake_fail_name(names[i], CUDA_ERROR_INVALID_VALUE);
+                HR_EXPECT_OK(journey_make(&journey), &journey.diag);
+                HR_EXPECT(journey.is_right);
+                HR_EXPECT_EQ(journey.computes, names[i] ? 0 : 3);
+                HR_EXPECT_EQ(journey.copies, names[i] ? 0 : 4);
+                expect_clean();
+        }
+}
+
 HR_TEST(a_gpu_that_was_lost_can_be_opened_again) {
         struct journey journey = { .gpus = { 0, 0 } };
 

@@ -52,12 +52,15 @@ def graph_counts(conn: Conn, name: str) -> dict[str, int]:
 
 
 def two_stages(width: int) -> Graph:
-    """y = -x * 16, four nodes on each of two devices."""
+    """y = -x * 16, four nodes on each of two devices, which are several launches."""
     graph = Graph()
     last = graph.leaf(INPUT, F32, [width], "x")
     for number in range(8):
         name = f"{'a' if number < 4 else 'b'}{number}"
-        factor = -2.0 if number == 2 else (2.0 if number % 2 else 1.0)
+        factor = -2.0 if number == 2 else 2.0
+        if number in (0, 4, 6):
+            last = graph.node("CONT", F32, [width], (last,), name=name)
+            continue
         last = scale(graph, last, [width], factor, name=name, output=number == 7)
     return graph
 
@@ -109,6 +112,7 @@ def test_b033_two_graphs_in_turn_replay_their_own(gpus: Any) -> None:
             graph = Graph()
             x = graph.leaf(INPUT, F32, [width], "x")
             first = scale(graph, x, [width], factor, name="a0")
+            first = graph.node("CONT", F32, [width], (first,), name="a")
             second = graph.node("SCALE", F32, [width], (first,), (bits(1.0), bits(1.0)), name="a1")
             scale(graph, second, [width], 1.0, name="a2", output=True)
             handles.append((conn.submit(graph, pins=pins(gpu0="*")).handle, factor, width))

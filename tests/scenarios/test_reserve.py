@@ -241,7 +241,9 @@ def test_b016_one_device_grows_though_the_total_shrinks(
         for _ in range(500 if FULL else 10):
             check_run(p1)
             check_run(p2)
-        assert p1.run({"x": np.zeros(20000, np.float32)}).moves == 1
+        # Memory of a GPU grows where it is, and nobody has to move.
+        moves = int(os.environ.get("HEADRACE_TEST_BACKEND") != "cuda")
+        assert p1.run({"x": np.zeros(20000, np.float32)}).moves == moves
         with pytest.raises(FailedPrecondition, match="cpu0"):
             client.submit(chain(60000, devices=1), pins={"*": "cpu0"}, realloc_fail=True)
         check_run(p1)

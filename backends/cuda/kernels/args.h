@@ -36,6 +36,27 @@ struct cuda_binary_args {
         uint32_t op;
 };
 
+/* Nodes of a chain, without the one that leads it. */
+#define CUDA_CHAIN_MAX 5
+
+/* One of them: a function of the value so far, or of it and `other`, which repeats. Its result is
+ * rounded to `type`. */
+struct cuda_link {
+        struct cuda_tensor other;
+        uint32_t op, type;
+        int32_t function;
+        uint32_t other_first; /* other op value, not value op other */
+        float p[4];
+};
+
+/* `op` leads: NORM, RMS_NORM or L2_NORM of rows; anything else for none. */
+struct cuda_chain_args {
+        struct cuda_tensor out, in;
+        struct cuda_link links[CUDA_CHAIN_MAX];
+        uint32_t count, op;
+        float eps, unused;
+};
+
 /* gate may be a's other half: then both firsts say where in the row. */
 struct cuda_glu_args {
         struct cuda_tensor out, a, gate;

@@ -1,6 +1,7 @@
 /*
- * Element by element: functions of one value, of two, and gated ones. Computed in f32 and rounded
- * once to the type of the result.
+ * Element by element: functions of one value, of two, gated ones, and chains of them, which a norm may
+ * lead. Computed in f32 and rounded once to the type of the result; in a chain each node's value is
+ * rounded to the type that its result has, so that it is the value that would have been stored.
  *
  * A block takes chunks of CUDA_CHUNK elements of a row, one after the other, the grid's size apart;
  * the host joins dimensions where memory allows it, so that rows are long.
@@ -67,20 +68,20 @@ DEVICE float unary(int32_t function, float x, const float *p) {
         }
 }
 
-DEVICE float map(const cuda_map_args &args, float x) {
-        switch (args.op) {
+DEVICE float map(uint32_t op, int32_t function, const float *p, float x) {
+        switch (op) {
         case HR_OP_SQR: return x * x;
         case HR_OP_SQRT: return sqrtf(x);
         case HR_OP_LOG: return logf(x);
         case HR_OP_SIN: return sinf(x);
         case HR_OP_COS: return cosf(x);
-        case HR_OP_SCALE: return x * args.p[0] + args.p[1];
+        case HR_OP_SCALE: return x * p[0] + p[1];
         case HR_OP_CLAMP:
-                x = x < args.p[0] ? args.p[0] : x;
-                return x > args.p[1] ? args.p[1] : x;
-        case HR_OP_LEAKY_RELU: return (x > 0 ? x : 0.0f) + args.p[0] * (x < 0 ? x : 0.0f);
-        case HR_OP_FILL: return args.p[0];
-        default: return unary(args.function, x, args.p);
+                x = x < p[0] ? p[0] : x;
+                return x > p[1] ? p[1] : x;
+        case HR_OP_LEAKY_RELU: return (x > 0 ? x : 0.0f) + p[0] * (x < 0 ? x : 0.0f);
+        case HR_OP_FILL: return p[0];
+        default: return unary(function, x, p);
         }
 }
 
@@ -109,7 +110,8 @@ FLAT_KERNEL(map_elements, struct cuda_map_args) {
                 for (int64_t i = first + threadIdx.x; i < first + CUDA_CHUNK && i < args.out.ne[0];
                      i += CUDA_THREADS)
                         store_float(out + i * args.out.nb[0], args.out.type,
-                                    map(args, load_float(in + i * args.in.nb[0], args.in.type)));
+                                    map(args.op, args.function, args.p,
+                                        load_float(in + i * args.in.nb[0], args.in.type)));
         }
 }
 
@@ -172,5 +174,98 @@ FLAT_KERNEL(glu_elements, struct cuda_glu_args) {
                                     gated(args, load_float(a + i * args.a.nb[0], args.a.type),
                                           load_float(gate + i * args.gate.nb[0],
                                                      args.gate.type)));
+        }
+}
+
+/* ---- Chains ---------------------------------------------------------------------------------- */
+
+/* Two roundings where two nodes have two. */
+DEVICE float combine_apart(uint32_t op, float a, float b) {
+        switch (op) {
+        case HR_OP_SUB: return __fadd_rn(a, -b);
+        case HR_OP_MUL: return __fmul_rn(a, b);
+        case HR_OP_DIV: return a / b;
+        default: return __fadd_rn(a, b);
+        }
+}
+
+DEVICE float rounded(uint32_t type, float x) {
+        if (type == HR_TYPE_F16)
+                return half_to_float(float_to_half(x));
+        return type == HR_TYPE_BF16 ? bf16_to_float(float_to_bf16(x)) : x;
+}
+
+DEVICE float chain_value(const cuda_chain_args &args, row_index index, int64_t i, float x) {
+        for (uint32_t l = 0; l < args.count; l++) {
+                const cuda_link &link = args.links[l];
+
+                if (link.other.is_present) {
+                        int64_t j = link.other.ne[0] == args.out.ne[0] ? i
+                                                                       : i % link.other.ne[0];
+                        float y = load_float(row_modulo(link.other, index) + j * link.other.nb[0],
+                                             link.other.type);
+
+                        x = link.other_first ? combine_apart(link.op, y, x)
+                                             : combine_apart(link.op, x, y);
+                } else {
+                        x = map(link.op, link.function, link.p, x);
+                }
+                if (l + 1 < args.count)
+                        x = rounded(link.type, x);
+        }
+        return x;
+}
+
+FLAT_KERNEL(chain_elements, struct cuda_chain_args) {
+        chunks c = chunks_of(args.out);
+
+        for (int64_t chunk = blockIdx.x; chunk < c.count; chunk += gridDim.x) {
+                row_index index = index_of_row(args.out, chunk / c.per_row);
+                byte *out = row_at(args.out, index);
+                const byte *in = row_at(args.in, index);
+                int64_t first = chunk % c.per_row * CUDA_CHUNK;
+
+                for (int64_t i = first + threadIdx.x; i < first + CUDA_CHUNK && i < args.out.ne[0];
+                     i += CUDA_THREADS)
+                        store_float(out + i * args.out.nb[0], args.out.type,
+                                    chain_value(args, index, i,
+                                                load_float(in + i * args.in.nb[0], args.in.type)));
+        }
+}
+
+/* As norm_rows (norm.cu), and then the chain. Each thread writes only elements that it alone reads. */
+KERNEL(chain_rows, struct cuda_chain_args) {
+        SHARED float parts[WARPS];
+        int64_t n = args.in.ne[0];
+
+        for (int64_t row = blockIdx.x; row < row_count(args.in); row += gridDim.x) {
+                row_index index = index_of_row(args.in, row);
+                const byte *in = row_at(args.in, index);
+                byte *out = row_at(args.out, index);
+                float mean = 0, squares = 0, factor;
+
+                if (args.op == HR_OP_NORM) {
+                        float sum = 0;
+
+                        for (int64_t i = threadIdx.x; i < n; i += CUDA_THREADS)
+                                sum += *(const float *) (in + i * args.in.nb[0]);
+                        mean = block_sum(sum, parts) / (float) n;
+                }
+                for (int64_t i = threadIdx.x; i < n; i += CUDA_THREADS) {
+                        float x = *(const float *) (in + i * args.in.nb[0]) - mean;
+
+                        squares += x * x;
+                }
+                squares = block_sum(squares, parts);
+                if (args.op == HR_OP_L2_NORM)
+                        factor = 1.0f / fmaxf(sqrtf(squares), args.eps);
+                else
+                        factor = 1.0f / sqrtf(squares / (float) n + args.eps);
+                for (int64_t i = threadIdx.x; i < n; i += CUDA_THREADS) {
+                        float x = *(const float *) (in + i * args.in.nb[0]) - mean;
+
+                        store_float(out + i * args.out.nb[0], args.out.type,
+                                    chain_value(args, index, i, __fmul_rn(x, factor)));
+                }
         }
 }
