@@ -339,6 +339,16 @@ hr_status hr_wire_credit_encode(uint64_t credit_bytes, uint64_t offset, uint8_t 
                                ret_bytes);
 }
 
+hr_status hr_wire_credit_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                uint64_t *ret_bytes, uint64_t *ret_offset) {
+        headrace_v1_Credit wire = headrace_v1_Credit_init_zero;
+
+        HR_TRY(hr_codec_decode(message, headrace_v1_Credit_fields, &wire, diag));
+        *ret_bytes = wire.bytes;
+        *ret_offset = wire.offset;
+        return HR_OK;
+}
+
 hr_status hr_wire_ops_reply_encode(uint32_t device_count, uint32_t node_count, uint8_t *buffer,
                                    size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
         headrace_v1_OpsReply message = {.device_count = device_count, .node_count = node_count};

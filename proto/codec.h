@@ -172,6 +172,9 @@ HR_NODISCARD hr_status hr_wire_credit_encode(uint64_t credit_bytes, uint64_t off
                                              size_t capacity, struct hr_diag *diag,
                                              size_t *ret_bytes);
 
+HR_NODISCARD hr_status hr_wire_credit_decode(struct hr_wire_span message, struct hr_diag *diag,
+                                             uint64_t *ret_bytes, uint64_t *ret_offset);
+
 /* ---- weights and state ----------------------------------------------------------------------- */
 
 /* A glob over tensor names and the device for what it matches: PlacementRule and Pin. */
@@ -214,6 +217,16 @@ HR_NODISCARD hr_status hr_wire_weights_query_decode(struct hr_wire_span message,
                                                     struct hr_arena *arena, struct hr_diag *diag,
                                                     const uint8_t **ret_digests,
                                                     uint32_t *ret_count);
+/* Of one digest. */
+HR_NODISCARD hr_status hr_wire_weights_query_encode(const uint8_t digest[HR_WIRE_DIGEST_BYTES],
+                                                    uint8_t *buffer, size_t capacity,
+                                                    struct hr_diag *diag, size_t *ret_bytes);
+/* WeightsQueryReply: the first of its states. */
+#define HR_WIRE_CONTENTS_WHOLE 2U /* no set of them needs any transfer */
+HR_NODISCARD hr_status hr_wire_weights_query_reply_decode(struct hr_wire_span message,
+                                                          struct hr_arena *arena,
+                                                          struct hr_diag *diag,
+                                                          uint32_t *ret_state);
 /* WeightsPutReply. */
 struct hr_wire_put_reply {
         struct hr_wire_set_info set;
@@ -316,6 +329,9 @@ struct hr_wire_region_add {
 };
 HR_NODISCARD hr_status hr_wire_region_add_decode(struct hr_wire_span message, struct hr_diag *diag,
                                                  struct hr_wire_region_add *ret_add);
+HR_NODISCARD hr_status hr_wire_region_add_encode(const struct hr_wire_region_add *add,
+                                                 uint8_t *buffer, size_t capacity,
+                                                 struct hr_diag *diag, size_t *ret_bytes);
 
 /* ---- graph and run --------------------------------------------------------------------------- */
 

@@ -24,6 +24,7 @@ hr_status hr_wire_weights_put_encode(const struct hr_wire_weights_put *put, uint
         hr_codec_text_copy(wire.name, sizeof wire.name, put->name);
         wire.total_bytes = put->total_bytes;
         wire.manifest_bytes = put->manifest_bytes;
+        wire.resume = put->resume;
         wire.digest.size = (pb_size_t) put->digest_bytes;
         memcpy(wire.digest.bytes, put->digest, put->digest_bytes);
         wire.placement = hr_codec_put_items(&rules);
@@ -83,6 +84,35 @@ hr_status hr_wire_state_range_encode(const struct hr_wire_state_range *range, ui
                                ret_bytes);
 }
 
+hr_status hr_wire_region_add_encode(const struct hr_wire_region_add *add, uint8_t *buffer,
+                                    size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        const headrace_v1_RegionAdd wire = {.bytes = add->bytes, .writable = add->writable};
+
+        return hr_codec_encode(headrace_v1_RegionAdd_fields, &wire, buffer, capacity, diag,
+                               ret_bytes);
+}
+
+hr_status hr_wire_weights_query_encode(const uint8_t digest[HR_WIRE_DIGEST_BYTES], uint8_t *buffer,
+                                       size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        headrace_v1_WeightsQuery wire = headrace_v1_WeightsQuery_init_zero;
+
+        wire.digests.size = HR_WIRE_DIGEST_BYTES;
+        memcpy(wire.digests.bytes, digest, HR_WIRE_DIGEST_BYTES);
+        return hr_codec_encode(headrace_v1_WeightsQuery_fields, &wire, buffer, capacity, diag,
+                               ret_bytes);
+}
+
+hr_status hr_wire_weights_query_reply_decode(struct hr_wire_span message, struct hr_arena *arena,
+                                             struct hr_diag *diag, uint32_t *ret_state) {
+        struct hr_codec_list states = {.arena = arena};
+        headrace_v1_WeightsQueryReply wire = headrace_v1_WeightsQueryReply_init_zero;
+
+        wire.state = hr_codec_list_fixed32(&states);
+        HR_TRY(hr_codec_decode(message, headrace_v1_WeightsQueryReply_fields, &wire, diag));
+        *ret_state = states.count > 0 ? *(const uint32_t *) states.items : 0;
+        return HR_OK;
+}
+
 static void set_info_take(const headrace_v1_SetInfo *wire, struct hr_wire_set_info *ret_set) {
         *ret_set = (struct hr_wire_set_info){
                 .handle = wire->handle,
@@ -105,7 +135,7 @@ hr_status hr_wire_set_reply_decode(struct hr_wire_span message, bool load, struc
         else
                 HR_TRY(hr_codec_decode(message, headrace_v1_WeightsPutReply_fields, &put, diag));
         set_info_take(load ? &loaded.set : &put.set, ret_set);
-        *ret_already = load && loaded.already;
+        *ret_already = load ? loaded.already : put.already;
         return HR_OK;
 }
 

@@ -248,6 +248,10 @@ hr_status hr_wire_run_encode(const struct hr_wire_run *run, uint8_t *buffer, siz
                 .priority = run->priority,
                 .observe = run->observe,
                 .trace = run->trace,
+                .input_region = run->input_region,
+                .input_offset = run->input_offset,
+                .output_region = run->output_region,
+                .output_offset = run->output_offset,
         };
 
         hr_codec_text_copy(wire.traceparent, sizeof wire.traceparent, run->traceparent);

@@ -113,6 +113,18 @@ uint32_t hr_channel_body_max(const struct hr_channel *channel) {
         return channel->body_max;
 }
 
+bool hr_channel_passes_fds(const struct hr_channel *channel) {
+        return channel->transport.send_with != NULL;
+}
+
+void hr_channel_set_session(struct hr_channel *channel, uint64_t session) {
+        channel->session = session;
+}
+
+uint64_t hr_channel_session(const struct hr_channel *channel) {
+        return channel->session;
+}
+
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 struct hr_call *hr_channel_find(struct hr_channel *channel, uint64_t id) {
@@ -141,6 +153,7 @@ void hr_call_destroy(struct hr_call *call) {
         free(call->message);
         free(call->body);
         free(call->into);
+        free(call->ranges);
         free(call);
 }
 

@@ -14,6 +14,10 @@
 
 #define HR_CHANNEL_SCRATCH_BYTES (HR_FRAME_HEADER_BYTES + HR_WIRE_MESSAGE_BYTES_MAX + 16384)
 
+struct hr_range {
+        uint64_t offset, bytes;
+};
+
 struct hr_call {
         struct hr_call *next; /* of the channel's calls */
         struct hr_channel *channel; /* referenced until the call is freed or abandoned */
@@ -24,6 +28,11 @@ struct hr_call {
         bool waiting;
         bool sent; /* its own frame is out */
         uint64_t credit; /* bytes that may be sent */
+        /* Of contents that are asked for by offset: what is not sent yet, in the order asked for. */
+        bool is_pulled;
+        uint64_t before; /* bytes of what precedes them that credit has not been given for yet */
+        struct hr_range *ranges;
+        size_t range_count, range_capacity;
         /* The reply. */
         bool begun, ended;
         bool abandoned; /* nobody waits: the channel frees it when its reply has ended */
@@ -46,6 +55,7 @@ struct hr_channel {
         struct hr_transport transport;
         pthread_mutex_t sending, state;
         uint32_t body_max;
+        uint64_t session; /* of the client's */
         uint64_t next_id;
         struct hr_call *calls;
         bool reading; /* a thread has the reading role */

@@ -76,6 +76,13 @@ enum headrace_status hr_client_say_hello(struct hr_channel *channel,
         return status;
 }
 
+static bool maps_memory(const struct hr_wire_hello_reply *reply) {
+        for (uint32_t i = 0; i < reply->feature_count; i++)
+                if (strcmp(reply->features[i], "memfd") == 0)
+                        return true;
+        return false;
+}
+
 static void hello_take(struct headrace_client *client, const struct hr_wire_hello_reply *reply) {
         const struct hr_wire_limits *limits = &reply->limits;
 
@@ -88,6 +95,9 @@ static void hello_take(struct headrace_client *client, const struct hr_wire_hell
                 limits->run_bytes_max,          limits->copies_max,
         };
         client->session_waits = limits->session_grace_ms > 0;
+        client->passes_memory = hr_channel_passes_fds(client->channel) && maps_memory(reply);
+        client->session = 1;
+        hr_channel_set_session(client->channel, client->session);
         memcpy(client->daemon_version, reply->daemon_version, sizeof client->daemon_version);
         client->token_bytes = reply->session_token_bytes;
         memcpy(client->token, reply->session_token, reply->session_token_bytes);

@@ -56,6 +56,11 @@ struct hr_request {
         size_t part_count;
         size_t first_parts; /* those that are the body; the rest follows it under credit, with
                              * offsets of its own. 0: all are */
+        bool is_pulled; /* that rest is asked for by offset, and only the reply tells that no more of
+                         * it is wanted */
+        uint64_t *ret_sent; /* bytes of what is pulled that have been sent; NULL: not wanted */
+        const int *fds;     /* that come with the frame; the channel must pass them */
+        size_t fd_count;
         const struct iovec *into; /* where the reply's body goes; NULL: into memory of the call's */
         size_t into_count;
 };
@@ -76,6 +81,11 @@ void hr_channel_unref(struct hr_channel *channel); /* NULL is a no-op */
 void hr_channel_set_body_max(struct hr_channel *channel, uint32_t body_bytes_max);
 uint32_t hr_channel_body_max(const struct hr_channel *channel);
 bool hr_channel_draining(struct hr_channel *channel);
+/* Whether descriptors can be sent. */
+bool hr_channel_passes_fds(const struct hr_channel *channel);
+/* Which of a client's sessions it is of, from 1 on; 0 until that is set. */
+void hr_channel_set_session(struct hr_channel *channel, uint64_t session);
+uint64_t hr_channel_session(const struct hr_channel *channel);
 
 /* Sends a request, all of its body included. Thread: any. */
 enum headrace_status hr_channel_start(struct hr_channel *channel, const struct hr_request *request,
@@ -108,12 +118,15 @@ struct headrace_client {
         char *address;
         struct headrace_options options; /* what it points to is the client's */
         bool session_waits;              /* the daemon keeps a session without a connection */
+        bool passes_memory;              /* it maps memory that it is given */
         pthread_mutex_t renewal;         /* held while connecting anew; before `lock` */
         pthread_mutex_t lock;            /* of what is below; never held while anything is waited for */
         struct hr_channel *channel;
+        uint64_t session; /* counts those that this client has had */
         uint8_t token[HR_WIRE_TOKEN_BYTES_MAX]; /* changed with `renewal` held, too */
         size_t token_bytes;
         struct hr_known_set *sets;
+        struct headrace_region *regions;
 };
 
 static inline int64_t hr_client_deadline_of(const struct headrace_client *client,
@@ -166,6 +179,46 @@ void hr_client_forget_set(struct headrace_client *client, uint64_t number);
 enum headrace_status hr_client_graph_encode(const struct headrace_graph *graph,
                                             struct headrace_error *error, uint8_t **ret_bytes,
                                             size_t *ret_size);
+
+/* ---- manifests (manifest.c) ------------------------------------------------------------------ */
+
+#define HR_MANIFEST_PADDING 64U /* of each tensor in an upload */
+
+/* Names, types and shapes of tensors, as they are told to the daemon. */
+struct hr_manifest {
+        uint8_t *bytes; /* owned */
+        size_t size;
+        uint64_t *tensor_bytes; /* of each; owned */
+        uint64_t total_bytes;   /* padded */
+};
+/* Fills a zeroed manifest; the caller deinits it in any case. */
+enum headrace_status hr_manifest_init(struct hr_manifest *manifest,
+                                      const struct headrace_tensor *tensors, size_t count,
+                                      struct headrace_error *error);
+enum headrace_status hr_manifest_add_digests(struct hr_manifest *manifest, const uint8_t *leaves,
+                                             size_t bytes, struct headrace_error *error);
+void hr_manifest_deinit(struct hr_manifest *manifest);
+/* The rules as the wire's. */
+const struct hr_wire_rule *hr_client_rules(const struct headrace_rule *rules);
+/* INVALID (NAME): none, or more than fits. */
+enum headrace_status hr_client_check_name(const char *name, size_t capacity,
+                                          struct headrace_error *error);
+
+/* ---- uploads and memory (digest.c, region.c) ------------------------------------------------- */
+
+/* Of `total` bytes; ret_leaves are the leaves' digests, freed with free(). False: no memory. */
+bool hr_client_digest(const struct iovec *parts, uint64_t total, uint8_t **ret_leaves,
+                      size_t *ret_bytes, uint8_t ret_digest[HR_WIRE_DIGEST_BYTES]);
+/* Memory that can be sealed; -1 where there is none. */
+int hr_client_memfd(uint64_t bytes);
+/* Its size stays; is_final: so does its content. */
+bool hr_client_memfd_seal(int fd, bool is_final);
+/* Where the parts lie one behind the other in a region of the client's: its handle in the channel's
+ * session, which is told of it if need be, and their place. Else handle 0. */
+enum headrace_status hr_client_region(struct headrace_client *client, struct hr_channel *channel,
+                                      const struct iovec *parts, size_t count, int64_t deadline_ns,
+                                      struct headrace_error *error, uint64_t *ret_handle,
+                                      uint64_t *ret_offset);
 
 /* ---- states (state.c) ------------------------------------------------------------------------ */
 

@@ -230,7 +230,9 @@ HEADRACE_API enum headrace_status
 headrace_load(struct headrace_client *client, const char *path, const char *name,
               const struct headrace_rule *rules, size_t rule_count, int64_t timeout_ms,
               struct headrace_error *error, struct headrace_set *ret_set);
-/* Uploads tensors as a set. */
+/* Uploads tensors as a set. Contents that the daemon has are not sent; when the connection breaks it is
+ * made anew, and what has arrived is not sent again (whole leaves of 4 MiB, unless the daemon has
+ * ended). On a Unix socket large contents are passed as sealed memory. */
 HEADRACE_API enum headrace_status
 headrace_put(struct headrace_client *client, const char *name,
              const struct headrace_tensor *tensors, size_t tensor_count,
@@ -276,6 +278,25 @@ HEADRACE_API enum headrace_status headrace_state_fork(struct headrace_client *cl
                                                       uint64_t state, int64_t timeout_ms,
                                                       struct headrace_error *error,
                                                       uint64_t *ret_state);
+
+/* ---- shared memory --------------------------------------------------------------------------- */
+
+/* Memory that the daemon has, too: runs whose inputs, or whose outputs, lie one behind the other in a
+ * region, and reads and writes of states there, send none of it; inputs then have the lengths that the
+ * graph gives them. They must stay as they are until the run has ended. Where a run ends with
+ * HEADRACE_DEADLINE on this side, the daemon may still write its outputs for a moment. Unix sockets
+ * only: HEADRACE_UNSUPPORTED (REGION) elsewhere. */
+struct headrace_region;
+HEADRACE_API enum headrace_status headrace_region_new(struct headrace_client *client,
+                                                      uint64_t bytes, int64_t timeout_ms,
+                                                      struct headrace_error *error,
+                                                      struct headrace_region **ret_region);
+/* Page-aligned; zeros at first. */
+HEADRACE_API void *headrace_region_memory(const struct headrace_region *region);
+/* After the runs that use it, before headrace_close(); freed on this side in any case. NULL is a no-op. */
+HEADRACE_API enum headrace_status headrace_region_free(struct headrace_region *region,
+                                                       int64_t timeout_ms,
+                                                       struct headrace_error *error);
 
 /* ---- graphs ---------------------------------------------------------------------------------- */
 

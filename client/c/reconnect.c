@@ -257,6 +257,8 @@ static bool reconnect(struct headrace_client *client, int64_t deadline_ns) {
         if (!same)
                 sets_find(client, channel, deadline_ns);
         (void) pthread_mutex_lock(&client->lock);
+        client->session += !same;
+        hr_channel_set_session(channel, client->session);
         ended = client->channel;
         client->channel = channel;
         client->token_bytes = reply.session_token_bytes;

@@ -79,19 +79,44 @@ static void take_error(struct hr_channel *channel, struct hr_call *call,
         call->status = error.status;
 }
 
+/* The daemon wants part of the contents. */
+static bool call_ask(struct hr_call *call, struct hr_range range) {
+        struct hr_range *last = call->range_count ? &call->ranges[call->range_count - 1] : NULL;
+
+        if (last && last->offset + last->bytes == range.offset &&
+            hr_add_u64(last->bytes, range.bytes, &last->bytes))
+                return true;
+        if (call->range_count == call->range_capacity) {
+                size_t capacity = call->range_capacity * 2 + 8;
+                struct hr_range *grown = realloc(call->ranges, capacity * sizeof *grown);
+
+                if (!grown)
+                        return false;
+                call->ranges = grown;
+                call->range_capacity = capacity;
+        }
+        call->ranges[call->range_count++] = range;
+        return true;
+}
+
 static void take_push(struct hr_channel *channel, struct hr_call *call,
                       struct hr_wire_span message) {
         struct hr_diag diag = {0};
-        uint64_t bytes;
+        struct hr_range range;
 
         switch (channel->header.type) {
         case HR_FRAME_CREDIT:
-                if (hr_wire_varint_decode(message, &diag, &bytes) != HR_OK) {
+                if (hr_wire_credit_decode(message, &diag, &range.bytes, &range.offset) != HR_OK) {
                         fail_protocol(channel, "credit that cannot be read");
                         return;
                 }
-                if (!call || !hr_add_u64(call->credit, bytes, &call->credit))
+                if (!call || !hr_add_u64(call->credit, range.bytes, &call->credit))
                         return;
+                if (call->is_pulled && !call->before && !call_ask(call, range)) {
+                        fail_protocol(channel, "no memory for what is asked for");
+                        return;
+                }
+                call->before -= HR_MIN(call->before, range.bytes);
                 if (call->waiting)
                         (void) pthread_cond_signal(&call->changed);
                 return;

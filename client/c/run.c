@@ -31,6 +31,7 @@ struct headrace_run {
         struct hr_call *call;
         bool cancelled;
         bool repeated; /* sent once more over another connection */
+        bool outputs_are_shared; /* they come in no reply */
         uint64_t generation; /* of the handle that it was sent with */
         struct iovec *inputs, *outputs;
         size_t input_count, output_count;
@@ -280,26 +281,46 @@ static struct iovec *buffers_copy(const struct headrace_buffer *buffers, size_t 
         return copy;
 }
 
+/* What of inputs and outputs lies in memory that the daemon has, too. */
+static enum headrace_status run_regions(const struct headrace_run *run, struct hr_channel *channel,
+                                        struct headrace_error *error, struct hr_wire_run *wire) {
+        struct headrace_client *client = run->handle->client;
+        enum headrace_status status =
+                hr_client_region(client, channel, run->inputs, run->input_count, run->deadline_ns,
+                                 error, &wire->input_region, &wire->input_offset);
+
+        if (status == HEADRACE_OK)
+                status = hr_client_region(client, channel, run->outputs, run->output_count,
+                                          run->deadline_ns, error, &wire->output_region,
+                                          &wire->output_offset);
+        return status;
+}
+
 static enum headrace_status run_over(struct headrace_run *run, struct hr_channel *channel,
                                      struct headrace_error *error) {
         uint8_t message[RUN_BYTES];
         struct hr_request request = {.kind = HR_FRAME_RUN,
                                      .message = message,
-                                     .parts = run->inputs,
-                                     .part_count = run->input_count,
                                      .into = run->outputs,
                                      .into_count = run->output_count};
         struct hr_wire_run wire = {
                 .no_outputs = run->output_count == 0,
-                .input_bytes = run->input_bytes > hr_channel_body_max(channel) ? run->input_bytes
-                                                                               : 0,
                 .priority = run->priority,
                 .traceparent = run->traceparent,
         };
         struct hr_diag diag = {0};
         struct hr_call *call, *before;
-        enum headrace_status status;
+        enum headrace_status status = run_regions(run, channel, error, &wire);
 
+        if (status != HEADRACE_OK)
+                return status;
+        if (!wire.input_region) {
+                request.parts = run->inputs;
+                request.part_count = run->input_count;
+                wire.input_bytes =
+                        run->input_bytes > hr_channel_body_max(channel) ? run->input_bytes : 0;
+        }
+        run->outputs_are_shared = wire.output_region != 0;
         wire.handle = hr_client_number(run->handle, &run->generation);
         if (hr_wire_run_encode(&wire, message, sizeof message, &diag, &request.message_bytes) !=
             HR_OK)
@@ -378,6 +399,8 @@ enum headrace_status headrace_run_start(struct headrace_handle *handle,
 static enum headrace_status outputs_check(const struct headrace_run *run,
                                           const struct hr_wire_run_reply *reply,
                                           uint64_t body_bytes, struct headrace_error *error) {
+        for (uint32_t i = 0; run->outputs_are_shared && i < reply->output_count; i++)
+                body_bytes += reply->output_bytes[i];
         if (reply->output_count != run->output_count)
                 return hr_client_fail_size(error, "OUTPUT", run->output_count, reply->output_count,
                                            "the graph has %u outputs, room is for %zu",

@@ -89,9 +89,20 @@ static size_t parts_advance(struct iovec *parts, size_t bytes) {
         return done;
 }
 
-/* Sends all parts, which it consumes, and what the transport has kept of them. `sending` held. */
-static enum headrace_status send_all(struct hr_channel *channel, struct iovec *parts, size_t count,
-                                     int64_t deadline_ns, struct headrace_error *error) {
+/* One frame: a header, a message, pieces of a body, descriptors. */
+struct frame {
+        struct hr_frame_header header;
+        const uint8_t *message;
+        const struct iovec *pieces;
+        size_t piece_count;
+        const int *fds; /* header.n_fds of them */
+};
+
+/* Sends all parts, which it consumes, and what the transport has kept of them; the frame's descriptors
+ * with the first byte. `sending` held. */
+static enum headrace_status send_all(struct hr_channel *channel, const struct frame *frame,
+                                     struct iovec *parts, size_t count, int64_t deadline_ns,
+                                     struct headrace_error *error) {
         const struct hr_transport *transport = &channel->transport;
         struct headrace_error failure;
         bool begun = false;
@@ -108,8 +119,12 @@ static enum headrace_status send_all(struct hr_channel *channel, struct iovec *p
                                 *error = failure;
                         return failure.status;
                 }
-                sent = count ? transport->send(transport->data, parts, count)
-                             : transport->flush(transport->data);
+                if (frame->header.n_fds && !begun)
+                        sent = transport->send_with(transport->data, parts, count, frame->fds,
+                                                    frame->header.n_fds);
+                else
+                        sent = count ? transport->send(transport->data, parts, count)
+                                     : transport->flush(transport->data);
                 if (!count && !sent)
                         return HEADRACE_OK;
                 if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
@@ -170,28 +185,55 @@ static size_t body_take(struct body *body, uint64_t bytes, struct iovec *pieces,
         return count;
 }
 
-/* One frame: a header, a message, pieces of a body. */
-static enum headrace_status send_frame(struct hr_channel *channel,
-                                       const struct hr_frame_header *header,
-                                       const uint8_t *message, struct iovec *pieces,
-                                       size_t piece_count, int64_t deadline_ns,
-                                       struct headrace_error *error) {
+static void body_skip(struct body *body, uint64_t bytes) {
+        for (; body->count && bytes >= body->parts->iov_len - body->offset; body->count--) {
+                bytes -= body->parts->iov_len - body->offset;
+                body->parts++;
+                body->offset = 0;
+        }
+        body->offset += (size_t) bytes;
+}
+
+static enum headrace_status send_frame(struct hr_channel *channel, const struct frame *frame,
+                                       int64_t deadline_ns, struct headrace_error *error) {
         uint8_t head[HR_FRAME_HEADER_BYTES];
         struct iovec parts[PIECES_MAX + 2] = {
                 {head, sizeof head},
-                {(void *) (uintptr_t) message, header->message_bytes},
+                {(void *) (uintptr_t) frame->message, frame->header.message_bytes},
         };
         enum headrace_status status;
 
-        HR_ASSERT(piece_count <= PIECES_MAX);
-        hr_frame_header_encode(header, head);
-        if (piece_count)
-                memcpy(parts + 2, pieces, piece_count * sizeof *pieces);
+        HR_ASSERT(frame->piece_count <= PIECES_MAX);
+        hr_frame_header_encode(&frame->header, head);
+        if (frame->piece_count)
+                memcpy(parts + 2, frame->pieces, frame->piece_count * sizeof *frame->pieces);
         if (!hr_client_lock(&channel->sending, deadline_ns))
                 return send_too_late(channel, false, error);
-        status = send_all(channel, parts, piece_count + 2, deadline_ns, error);
+        status = send_all(channel, frame, parts, frame->piece_count + 2, deadline_ns, error);
         (void) pthread_mutex_unlock(&channel->sending);
         return status;
+}
+
+/* A piece of a body: DATA at that offset of its sequence. */
+static enum headrace_status send_data(struct hr_channel *channel, const struct hr_call *call,
+                                      uint64_t offset, const struct iovec *pieces, size_t count,
+                                      uint64_t bytes, bool is_last, struct headrace_error *error) {
+        uint8_t message[16];
+        struct frame frame = {
+                .header = {.type = HR_FRAME_DATA,
+                           .flags = is_last ? HR_FRAME_END : HR_FRAME_MORE,
+                           .request_id = call->id,
+                           .body_bytes = (uint32_t) bytes},
+                .message = message,
+                .pieces = pieces,
+                .piece_count = count,
+        };
+        size_t message_bytes;
+
+        if (hr_wire_varint_encode(offset, message, sizeof message, NULL, &message_bytes) != HR_OK)
+                return hr_client_fail_memory(error);
+        frame.header.message_bytes = (uint32_t) message_bytes;
+        return send_frame(channel, &frame, call->deadline_ns, error);
 }
 
 /* Waits for credit. OK with *ret_bytes 0: the call has ended without wanting more. */
@@ -225,10 +267,8 @@ static enum headrace_status send_sequence(struct hr_channel *channel, struct hr_
         uint64_t offset = 0;
 
         while (offset < total) {
-                struct hr_frame_header header = {.type = HR_FRAME_DATA, .request_id = call->id};
                 uint64_t granted, taken;
-                uint8_t message[16];
-                size_t message_bytes, count;
+                size_t count;
                 enum headrace_status status = wait_credit(
                         channel, call, HR_MIN(total - offset, (uint64_t) channel->body_max), error,
                         &granted);
@@ -241,19 +281,74 @@ static enum headrace_status send_sequence(struct hr_channel *channel, struct hr_
                         call->credit += granted - taken;
                         (void) pthread_mutex_unlock(&channel->state);
                 }
-                if (hr_wire_varint_encode(offset, message, sizeof message, NULL, &message_bytes) !=
-                    HR_OK)
-                        return hr_client_fail_memory(error);
-                offset += taken;
-                header.flags = last && offset == total ? HR_FRAME_END : HR_FRAME_MORE;
-                header.message_bytes = (uint32_t) message_bytes;
-                header.body_bytes = (uint32_t) taken;
-                status = send_frame(channel, &header, message, pieces, count, call->deadline_ns,
-                                    error);
+                status = send_data(channel, call, offset, pieces, count, taken,
+                                   last && offset + taken == total, error);
                 if (status != HEADRACE_OK)
                         return status;
+                offset += taken;
         }
         return HEADRACE_OK;
+}
+
+/* What the daemon asks for next, at most `most` bytes. OK with no bytes: the call has ended. */
+static enum headrace_status wait_range(struct hr_channel *channel, struct hr_call *call,
+                                       uint64_t most, struct headrace_error *error,
+                                       struct hr_range *ret_range) {
+        uint64_t granted = 0;
+        enum headrace_status status = wait_credit(channel, call, most, error, &granted);
+
+        *ret_range = (struct hr_range){0};
+        if (status != HEADRACE_OK || !granted)
+                return status;
+        (void) pthread_mutex_lock(&channel->state);
+        if (call->range_count > 0) {
+                struct hr_range *first = call->ranges;
+
+                *ret_range = (struct hr_range){first->offset, HR_MIN(first->bytes, granted)};
+                first->offset += ret_range->bytes;
+                first->bytes -= ret_range->bytes;
+                if (!first->bytes)
+                        memmove(first, first + 1, --call->range_count * sizeof *first);
+        }
+        call->credit += granted - ret_range->bytes;
+        (void) pthread_mutex_unlock(&channel->state);
+        return ret_range->bytes ? HEADRACE_OK
+                                : hr_client_fail(error, HEADRACE_INTERNAL, "PROTOCOL",
+                                                 "credit for nothing");
+}
+
+/* Sends of the contents what is asked for, until the call has ended. */
+static enum headrace_status send_pulled(struct hr_channel *channel, struct hr_call *call,
+                                        const struct body *contents, uint64_t total,
+                                        uint64_t *sent, struct headrace_error *error) {
+        struct iovec pieces[PIECES_MAX];
+
+        for (;;) {
+                struct body body = *contents;
+                struct hr_range range;
+                enum headrace_status status =
+                        wait_range(channel, call, channel->body_max, error, &range);
+
+                if (status != HEADRACE_OK || !range.bytes)
+                        return status;
+                if (range.offset > total || range.bytes > total - range.offset)
+                        return hr_client_fail(error, HEADRACE_INTERNAL, "PROTOCOL",
+                                              "bytes beyond the contents are asked for");
+                body_skip(&body, range.offset);
+                while (range.bytes > 0) {
+                        uint64_t taken;
+                        size_t count = body_take(&body, range.bytes, pieces, &taken);
+
+                        status = send_data(channel, call, range.offset, pieces, count, taken, false,
+                                           error);
+                        if (status != HEADRACE_OK)
+                                return status;
+                        range.offset += taken;
+                        range.bytes -= taken;
+                        if (sent)
+                                *sent += taken;
+                }
+        }
 }
 
 static uint32_t timeout_ms(int64_t deadline_ns) {
@@ -277,21 +372,32 @@ enum headrace_status hr_channel_send(struct hr_channel *channel, struct hr_call 
         struct iovec pieces[PIECES_MAX];
         uint64_t taken = 0;
         size_t count = inline_first ? body_take(&body, first, pieces, &taken) : 0;
-        struct hr_frame_header header = {
-                .type = request->kind,
-                .flags = (inline_first ? second : first + second) ? HR_FRAME_MORE : HR_FRAME_END,
-                .request_id = call->id,
-                .message_bytes = (uint32_t) request->message_bytes,
-                .body_bytes = (uint32_t) taken,
-                .timeout_ms = timeout_ms(call->deadline_ns),
+        const bool more = inline_first ? second > 0 : first + second > 0;
+        const struct frame frame = {
+                .header = {.type = request->kind,
+                           .flags = (uint16_t) ((more ? HR_FRAME_MORE : HR_FRAME_END) |
+                                                (request->fd_count ? HR_FRAME_FDS : 0)),
+                           .n_fds = (uint16_t) request->fd_count,
+                           .request_id = call->id,
+                           .message_bytes = (uint32_t) request->message_bytes,
+                           .body_bytes = (uint32_t) taken,
+                           .timeout_ms = timeout_ms(call->deadline_ns)},
+                .message = request->message,
+                .pieces = pieces,
+                .piece_count = count,
+                .fds = request->fds,
         };
-        enum headrace_status status = send_frame(channel, &header, request->message, pieces, count,
-                                                 call->deadline_ns, error);
+        enum headrace_status status;
 
+        call->is_pulled = request->is_pulled;
+        call->before = inline_first ? 0 : first;
+        status = send_frame(channel, &frame, call->deadline_ns, error);
         call->sent = status == HEADRACE_OK;
         if (status == HEADRACE_OK && !inline_first)
                 status = send_sequence(channel, call, &body, first, !second, error);
-        if (status == HEADRACE_OK && second)
+        if (status == HEADRACE_OK && second && request->is_pulled)
+                status = send_pulled(channel, call, &body, second, request->ret_sent, error);
+        else if (status == HEADRACE_OK && second)
                 status = send_sequence(channel, call, &body, second, true, error);
         return status;
 }

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <unistd.h>
 
 #include "tests/harness.h"
 
@@ -359,6 +360,138 @@ HR_TEST(buffers_of_another_size) {
                 HR_EXPECT(y[1] == 42);
                 OK(headrace_release(handle, 0, &error));
         }
+        headrace_close(client);
+}
+
+static double stat_of(struct headrace_client *client, const char *name) {
+        struct headrace_stat *stats = NULL;
+        size_t count = 0;
+        double value = 0;
+
+        OK(headrace_stats(client, 0, &error, &stats, &count));
+        for (size_t i = 0; i < count; i++)
+                if (strcmp(stats[i].name, name) == 0)
+                        value += stats[i].value;
+        headrace_free(stats);
+        return value;
+}
+
+/* Contents of several leaves: sent as asked for or passed as memory, and not sent where they are. */
+HR_TEST_LIMIT(large_contents, 60) {
+        struct headrace_client *client = connected();
+        struct headrace_graph *graph = headrace_graph_new();
+        const int64_t count = 5 << 20; /* 20 MiB */
+        const uint64_t bytes = (uint64_t) count * 4;
+        float *w = malloc(bytes), *x = calloc((size_t) count, 4), *y = malloc(bytes);
+        float odd[5] = {1, 2, 3, 4, 5};
+        const struct headrace_tensor tensors[] = {
+                {"odd", "f32", NE(5, 1, 1, 1), odd},
+                {"w", "f32", NE(count, 1, 1, 1), w},
+        };
+        const bool is_local = strncmp(getenv("HEADRACE_TEST_ADDRESS"), "unix:", 5) == 0;
+        struct headrace_handle *handle = NULL;
+        struct headrace_set sets[2];
+        double before, sent;
+
+        for (int64_t i = 0; i < count; i++)
+                w[i] = (float) (i * 7 + getpid() % 1000); /* no other test's contents */
+        before = stat_of(client, "bytes_in_total");
+        OK(headrace_put(client, "large", tensors, 2, NULL, 0, 60000, &error, &sets[0]));
+        sent = stat_of(client, "bytes_in_total") - before;
+        HR_EXPECT(!sets[0].already && (is_local ? sent < 20000 : sent > (double) bytes));
+        OK(headrace_put(client, "large", tensors, 2, NULL, 0, 60000, &error, &sets[1]));
+        HR_EXPECT(sets[1].already);
+        HR_EXPECT(stat_of(client, "bytes_in_total") - before - sent < 20000);
+        headrace_graph_output(graph, binary(graph, "ADD",
+                                            leaf(graph, HEADRACE_WEIGHT, "f32", count, 1, "w"),
+                                            leaf(graph, HEADRACE_INPUT, "f32", count, 1, "x")));
+        OK(headrace_submit(client, graph,
+                           &(struct headrace_submit){.weights = &sets[0].handle,
+                                                     .weight_count = 1},
+                           0, &error, &handle));
+        OK(headrace_run(handle, &(struct headrace_buffer){x, bytes}, 1,
+                        &(struct headrace_buffer){y, bytes}, 1, NULL, &error, NULL));
+        HR_EXPECT(memcmp(w, y, bytes) == 0);
+        OK(headrace_release(handle, 0, &error));
+        for (int i = 0; i < 2; i++)
+                OK(headrace_drop(client, sets[i].handle, 0, &error));
+        headrace_graph_free(graph);
+        free(w);
+        free(x);
+        free(y);
+        headrace_close(client);
+}
+
+/* HEADRACE_TEST_RELAY: the same daemon behind something that breaks its connections. */
+HR_TEST_LIMIT(an_upload_over_connections_that_break, 60) {
+        struct headrace_client *client = connected(), *broken = NULL;
+        const char *relay = getenv("HEADRACE_TEST_RELAY");
+        const int64_t count = 5 << 20; /* 20 MiB: five leaves */
+        float *w = malloc((size_t) count * 4);
+        const struct headrace_tensor tensor = {"w", "f32", NE(count, 1, 1, 1), w};
+        struct headrace_set sets[2];
+
+        if (relay) {
+                for (int64_t i = 0; i < count; i++)
+                        w[i] = (float) (i * 3 + getpid() % 1000);
+                OK(headrace_connect(relay, NULL, &error, &broken));
+                OK(headrace_put(broken, "goes-on", &tensor, 1, NULL, 0, 60000, &error, &sets[0]));
+                HR_EXPECT(!sets[0].already);
+                /* The daemon has verified what it got: the same digest is there. */
+                OK(headrace_put(client, "goes-on", &tensor, 1, NULL, 0, 60000, &error, &sets[1]));
+                HR_EXPECT(sets[1].already);
+                headrace_close(broken);
+        }
+        free(w);
+        headrace_close(client);
+}
+
+/* Inputs, outputs and states in memory that both sides have: right, and hardly a byte is sent. */
+HR_TEST(shared_memory) {
+        struct headrace_client *client = connected();
+        const int64_t count = 1 << 20;
+        const uint64_t bytes = (uint64_t) count * 4;
+        struct headrace_handle *handle = doubler(client, count);
+        const struct headrace_tensor tensor = {"s", "f32", NE(count, 1, 1, 1), NULL};
+        struct headrace_region *region = NULL;
+        uint64_t state;
+        double before;
+        float *x, *y;
+
+        if (strncmp(getenv("HEADRACE_TEST_ADDRESS"), "unix:", 5) != 0) {
+                HR_EXPECT_EQ(headrace_region_new(client, bytes, 0, &error, &region),
+                             HEADRACE_UNSUPPORTED);
+                OK(headrace_region_free(NULL, 0, &error));
+                OK(headrace_release(handle, 0, &error));
+                headrace_close(client);
+                return;
+        }
+        OK(headrace_region_new(client, 2 * bytes, 0, &error, &region));
+        x = headrace_region_memory(region);
+        y = x + count;
+        OK(headrace_state_alloc(client, &tensor, 1, NULL, 0, 0, &error, &state));
+        before = stat_of(client, "bytes_in_total") + stat_of(client, "bytes_out_total");
+        for (int round = 0; round < 3; round++) {
+                for (int64_t i = 0; i < count; i++)
+                        x[i] = (float) (i + round);
+                OK(headrace_run(handle, &(struct headrace_buffer){x, bytes}, 1,
+                                &(struct headrace_buffer){y, bytes}, 1, NULL, &error, NULL));
+                for (int64_t i = 0; i < count; i++)
+                        HR_EXPECT(y[i] == 2 * x[i]);
+                OK(headrace_state_write(client, state, 0, 0, y, bytes, 0, &error));
+                memset(x, 0, bytes);
+                OK(headrace_state_read(client, state, 0, 0, x, bytes, 0, &error));
+                HR_EXPECT(memcmp(x, y, bytes) == 0);
+        }
+        HR_EXPECT(stat_of(client, "bytes_in_total") + stat_of(client, "bytes_out_total") - before <
+                  60000);
+        /* At any place of it; what ends behind it is sent as ever. */
+        OK(headrace_run(handle, &(struct headrace_buffer){x + 1, bytes}, 1,
+                        &(struct headrace_buffer){x, bytes}, 1, NULL, &error, NULL));
+        HR_EXPECT(x[0] == 4 * (float) 3); /* twice what the state had at 1 */
+        OK(headrace_region_free(region, 0, &error));
+        OK(headrace_state_free(client, state, 0, &error));
+        OK(headrace_release(handle, 0, &error));
         headrace_close(client);
 }
 

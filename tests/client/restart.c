@@ -92,7 +92,7 @@ static enum headrace_status run(struct headrace_handle *handle, float x[8], floa
                             &(struct headrace_buffer){y, 32}, 1, NULL, &error, NULL);
 }
 
-HR_TEST(runs_go_on_over_kills_and_restarts) {
+HR_TEST_LIMIT(runs_go_on_over_kills_and_restarts, 60) {
         struct headrace_client *client = connected(false);
         struct headrace_handle *handle;
         struct headrace_set set, again;
@@ -115,6 +115,32 @@ HR_TEST(runs_go_on_over_kills_and_restarts) {
         OK(headrace_drop(client, again.handle, 0, &error));
         OK(headrace_drop(client, set.handle, 0, &error));
         HR_EXPECT_EQ(headrace_drop(client, set.handle, 0, &error), HEADRACE_NOT_FOUND);
+        OK(headrace_release(handle, 0, &error));
+        headrace_close(client);
+}
+
+/* Memory that both sides have is told to the next daemon, too. */
+HR_TEST_LIMIT(shared_memory_goes_on, 60) {
+        struct headrace_client *client = connected(false);
+        struct headrace_handle *handle = submitted(client, 1 << 20, NULL, "cpu0");
+        const uint64_t bytes = UINT64_C(4) << 20;
+        struct headrace_region *region = NULL;
+        float *x;
+
+        OK(headrace_region_new(client, 2 * bytes, 0, &error, &region));
+        x = headrace_region_memory(region);
+        for (int turn = 0; turn < 3; turn++) {
+                for (size_t i = 0; i < bytes / 4; i++)
+                        x[i] = (float) (i + (size_t) turn);
+                OK(headrace_run(handle, &(struct headrace_buffer){x, bytes}, 1,
+                                &(struct headrace_buffer){x + bytes / 4, bytes}, 1, NULL, &error,
+                                NULL));
+                for (size_t i = 0; i < bytes / 4; i++)
+                        HR_EXPECT(x[bytes / 4 + i] == 2 * x[i]);
+                happen(turn % 2 ? RESTART : KILL);
+        }
+        OK(headrace_ping(client, 0, &error)); /* what gives back is not sent again */
+        OK(headrace_region_free(region, 0, &error));
         OK(headrace_release(handle, 0, &error));
         headrace_close(client);
 }
@@ -187,7 +213,7 @@ HR_TEST_LIMIT(a_run_that_is_sent_again_can_be_cancelled, 60) {
         headrace_close(client);
 }
 
-HR_TEST(what_writes_states_is_not_sent_again) {
+HR_TEST_LIMIT(what_writes_states_is_not_sent_again, 60) {
         struct headrace_client *client = connected(false);
         struct headrace_graph *graph = headrace_graph_new();
         const struct headrace_tensor tensor = {"s", "f32", {8, 1, 1, 1}, NULL};
@@ -221,7 +247,7 @@ HR_TEST(what_writes_states_is_not_sent_again) {
         headrace_close(client);
 }
 
-HR_TEST(who_does_not_want_it_is_told) {
+HR_TEST_LIMIT(who_does_not_want_it_is_told, 60) {
         struct headrace_client *client = connected(true);
 
         happen(KILL);

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from papers import Papers, make_papers, openssl
 from run_daemon import Daemon, build_folder, device, free_port
+from test_client_uploads import LEAF, Relay
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = (
@@ -126,6 +127,26 @@ def test_secure(secure: Secure, name: str) -> None:
         "HEADRACE_TEST_TOKEN": TOKEN,
     }
     run_test("secure", name, variables)
+
+
+def test_an_upload_goes_on_by_itself(few_graphs: Daemon) -> None:
+    """Each connection breaks after a leaf and a half of the contents' five."""
+    assert few_graphs.tcp_address is not None
+    relay = Relay(few_graphs.tcp_address, LEAF + LEAF // 2)
+    # What else the test does over a connection is more than that.
+    done = subprocess.run(
+        [program("live"), "an_upload_over_connections_that_break"],
+        env={**os.environ, "HEADRACE_TEST_RELAY": relay.address,
+             "HEADRACE_TEST_ADDRESS": few_graphs.address},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )  # fmt: skip
+    relay.close()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed, 0 failed, 0 skipped" in done.stdout
+    assert 5 * LEAF <= relay.passed < 8 * LEAF
 
 
 def test_only_the_public_names_leave_the_library() -> None:

@@ -82,7 +82,7 @@ EXTERNAL = {
     "yajl/*": ("daemon",),
     "microhttpd.h": ("daemon",),
     "systemd/*": ("daemon",),
-    "openssl/*": ("daemon", "client/c/transport/tls.c"),
+    "openssl/*": ("daemon", "client/c/transport/tls.c", "client/c/digest.c"),
     "cblas*.h": ("backends/blas",),
     "openblas*.h": ("backends/blas",),
     "cuda*": ("backends/cuda",),

@@ -6,6 +6,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#define FDS_MAX 16U /* in a frame */
+
 /* ---- a socket -------------------------------------------------------------------------------- */
 
 static int64_t socket_receive(void *data, void *buffer, size_t bytes) {
@@ -16,6 +18,26 @@ static int64_t socket_send(void *data, const struct iovec *parts, size_t count) 
         const struct msghdr message = {.msg_iov = (struct iovec *) (uintptr_t) parts,
                                        .msg_iovlen = count};
 
+        return sendmsg((int) (intptr_t) data, &message, MSG_NOSIGNAL);
+}
+
+static int64_t socket_send_with(void *data, const struct iovec *parts, size_t count, const int *fds,
+                                size_t fd_count) {
+        union {
+                struct cmsghdr head;
+                char room[CMSG_SPACE(FDS_MAX * sizeof(int))];
+        } control = {0};
+        const size_t bytes = fd_count * sizeof(int);
+        struct msghdr message = {.msg_iov = (struct iovec *) (uintptr_t) parts,
+                                 .msg_iovlen = count,
+                                 .msg_control = &control,
+                                 .msg_controllen = CMSG_SPACE(bytes)};
+
+        HR_ASSERT(fd_count > 0 && fd_count <= FDS_MAX);
+        control.head = (struct cmsghdr){.cmsg_len = CMSG_LEN(bytes),
+                                        .cmsg_level = SOL_SOCKET,
+                                        .cmsg_type = SCM_RIGHTS};
+        memcpy(CMSG_DATA(&control.head), fds, bytes);
         return sendmsg((int) (intptr_t) data, &message, MSG_NOSIGNAL);
 }
 
@@ -97,6 +119,7 @@ enum headrace_status hr_transport_open(const char *address, const struct headrac
                 .poll_fd = fd,
                 .receive = socket_receive,
                 .send = socket_send,
+                .send_with = strncmp(address, "unix:", 5) == 0 ? socket_send_with : NULL,
                 .close = socket_close,
         };
         return HEADRACE_OK;

@@ -21,6 +21,9 @@ struct hr_transport {
         int64_t (*receive)(void *data, void *buffer, size_t bytes);
         /* Takes as many bytes from the front of the parts as it can; at least one part is not empty. */
         int64_t (*send)(void *data, const struct iovec *parts, size_t count);
+        /* send(), with descriptors beside the first byte. NULL: none can be passed. */
+        int64_t (*send_with)(void *data, const struct iovec *parts, size_t count, const int *fds,
+                             size_t fd_count);
         /* 0: all that send() has taken is with the system. NULL: it always is. */
         int (*flush)(void *data);
         /* More than errno says about the latest failure, or NULL. The function may be NULL. */
