@@ -154,6 +154,7 @@ void hr_call_destroy(struct hr_call *call) {
         free(call->body);
         free(call->into);
         free(call->ranges);
+        free(call->shown.data);
         free(call);
 }
 
@@ -192,6 +193,8 @@ static struct hr_call *call_new(const struct hr_request *request, int64_t deadli
         (void) pthread_condattr_destroy(&monotonic);
         call->kind = request->kind;
         call->deadline_ns = deadline_ns;
+        call->show = request->show;
+        call->show_arg = request->show_arg;
         if (request->into) {
                 call->into = calloc(request->into_count + 1, sizeof *call->into);
                 if (!call->into) {
@@ -235,7 +238,7 @@ void hr_channel_wait_some(struct hr_channel *channel, struct hr_call *call, int6
         channel->reading = true;
         if (channel->transport.holds_received)
                 hr_channel_receive(channel, call);
-        if (!call->ended && !call->credit && !channel->failed) {
+        if (!hr_call_has_news(call) && !channel->failed) {
                 int count;
 
                 (void) pthread_mutex_unlock(&channel->state);
@@ -349,6 +352,26 @@ void hr_call_free(struct hr_call *call) {
         hr_channel_unref(channel);
 }
 
+/* Shows what has come and answers, so that the run goes on. `state` is given up meanwhile. */
+static void call_show(struct hr_call *call) {
+        struct hr_channel *channel = call->channel;
+        const struct hr_shown shown = call->shown;
+        struct hr_wire_tap answer = {.run = call->id, .tap = shown.tap};
+        uint8_t message[32];
+        size_t bytes;
+
+        call->shown = (struct hr_shown){0};
+        (void) pthread_mutex_unlock(&channel->state);
+        if (call->show)
+                answer.stop = !call->show(call->show_arg, shown.tap, shown.data, shown.bytes);
+        free(shown.data);
+        if (hr_wire_tap_encode(&answer, message, sizeof message, NULL, &bytes) == HR_OK)
+                send_and_forget(channel, &(struct hr_request){.kind = HR_FRAME_TAP,
+                                                              .message = message,
+                                                              .message_bytes = bytes});
+        (void) pthread_mutex_lock(&channel->state);
+}
+
 enum headrace_status hr_call_wait(struct hr_call *call, struct headrace_error *error,
                                   struct hr_answer *ret_answer) {
         struct hr_channel *channel = call->channel;
@@ -359,7 +382,10 @@ enum headrace_status hr_call_wait(struct hr_call *call, struct headrace_error *e
         (void) pthread_mutex_lock(&channel->state);
         while (!call->ended && !channel->failed && !hr_client_is_past(until)) {
                 call->credit = 0; /* nothing more is to be sent */
-                hr_channel_wait_some(channel, call, until);
+                if (call->shown.ready)
+                        call_show(call);
+                else
+                        hr_channel_wait_some(channel, call, until);
         }
         if (call->ended) {
                 status = call->status;

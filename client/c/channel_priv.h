@@ -18,6 +18,15 @@ struct hr_range {
         uint64_t offset, bytes;
 };
 
+/* What an observed run shows, as it arrives. */
+struct hr_shown {
+        bool open;  /* some of it is still to come */
+        bool ready; /* the run waits for an answer */
+        uint32_t tap;
+        uint8_t *data; /* NULL: nobody wants it */
+        uint64_t bytes, received, left; /* left: not announced by a frame's header yet */
+};
+
 struct hr_call {
         struct hr_call *next; /* of the channel's calls */
         struct hr_channel *channel; /* referenced until the call is freed or abandoned */
@@ -33,6 +42,9 @@ struct hr_call {
         uint64_t before; /* bytes of what precedes them that credit has not been given for yet */
         struct hr_range *ranges;
         size_t range_count, range_capacity;
+        hr_show_fn show;
+        void *show_arg;
+        struct hr_shown shown;
         /* The reply. */
         bool begun, ended;
         bool abandoned; /* nobody waits: the channel frees it when its reply has ended */
@@ -65,16 +77,21 @@ struct hr_channel {
         /* Received and not taken yet: scratch[start .. end). */
         uint8_t *scratch;
         size_t start, end;
+        bool in_shown; /* a frame's body is part of what a run shows */
         bool in_body; /* a frame's header and message have been taken */
         struct hr_frame_header header;
         uint64_t body_left;    /* of that frame */
         struct hr_call *target; /* whose reply it is; NULL: thrown away */
 };
 
+/* Something that its thread has to do, or to hear of. */
+static inline bool hr_call_has_news(const struct hr_call *call) {
+        return call->ended || call->credit || call->shown.ready;
+}
+
 /* All of these with `state` held. */
 
-/* Takes what has arrived, until nothing is there or `until` (may be NULL) has ended or has
- * credit. */
+/* Takes what has arrived, until nothing is there or `until` (may be NULL) has news. */
 void hr_channel_receive(struct hr_channel *channel, const struct hr_call *until);
 /* Ends the connection for everybody; the first failure counts. */
 void hr_channel_break(struct hr_channel *channel, const struct headrace_error *error);

@@ -46,6 +46,9 @@ struct hr_channel;
 struct hr_call;
 struct hr_transport;
 
+/* Takes what an observed run shows at a tap; false ends the run there. */
+typedef bool (*hr_show_fn)(void *arg, uint32_t tap, const void *data, uint64_t bytes);
+
 /* A request. The memory stays the caller's and must live until hr_channel_start() returns, `into`
  * until the call has ended. */
 struct hr_request {
@@ -61,6 +64,8 @@ struct hr_request {
         uint64_t *ret_sent; /* bytes of what is pulled that have been sent; NULL: not wanted */
         const int *fds;     /* that come with the frame; the channel must pass them */
         size_t fd_count;
+        hr_show_fn show; /* called in hr_call_wait(); NULL: what is shown is thrown away */
+        void *show_arg;
         const struct iovec *into; /* where the reply's body goes; NULL: into memory of the call's */
         size_t into_count;
 };
@@ -179,6 +184,11 @@ void hr_client_forget_set(struct headrace_client *client, uint64_t number);
 enum headrace_status hr_client_graph_encode(const struct headrace_graph *graph,
                                             struct headrace_error *error, uint8_t **ret_bytes,
                                             size_t *ret_size);
+
+/* Nodes to be observed: their ids on the wire, and their numbers in the same order. INVALID (TAP). */
+enum headrace_status hr_client_graph_taps(const struct headrace_graph *graph, const uint32_t *taps,
+                                          size_t count, struct headrace_error *error,
+                                          uint32_t *ret_ids, uint32_t *ret_numbers);
 
 /* ---- manifests (manifest.c) ------------------------------------------------------------------ */
 

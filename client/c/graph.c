@@ -333,6 +333,27 @@ static void graph_arrange(const struct headrace_graph *graph, const uint32_t *id
         to->constant_offsets[to->leaf_count] = constants;
 }
 
+enum headrace_status hr_client_graph_taps(const struct headrace_graph *graph, const uint32_t *taps,
+                                          size_t count, struct headrace_error *error,
+                                          uint32_t *ret_ids, uint32_t *ret_numbers) {
+        uint32_t leaves = 0, *ids = wire_ids(graph, &leaves);
+        size_t found = 0;
+
+        if (!ids)
+                return hr_client_fail_memory(error);
+        for (uint32_t number = 0; number < graph->count; number++) /* nodes keep their order */
+                for (size_t i = 0; i < count; i++)
+                        if (taps[i] == number && !is_leaf(graph, number)) {
+                                ret_ids[found] = ids[number];
+                                ret_numbers[found++] = number;
+                                break;
+                        }
+        free(ids);
+        return found == count ? HEADRACE_OK
+                              : hr_client_fail(error, HEADRACE_INVALID, "TAP",
+                                               "a tap that is no node, or twice");
+}
+
 static enum headrace_status graph_order(const struct headrace_graph *graph,
                                         struct headrace_error *error, struct hr_graph **ret_graph) {
         struct hr_graph_sizes sizes = {.source_count = graph->graph.source_count};

@@ -370,6 +370,8 @@ struct headrace_submit {
         size_t pin_count;
         uint32_t n_copies; /* runs in flight at once; 0: decided by the plan */
         bool rules_ggml, op_offload, strict, fresh, realloc_fail;
+        const uint32_t *taps; /* nodes that observed runs show */
+        size_t tap_count;
         const char *traceparent; /* W3C trace context of the caller; NULL = none */
 };
 
@@ -417,12 +419,20 @@ struct headrace_buffer {
         uint64_t bytes;
 };
 
+/* Is shown the value of a tap, in the order of the nodes: `bytes` bytes of `tensor`, which are gone when
+ * it returns. The run waits meanwhile, and so do the session's other runs. false: the run ends here, with
+ * HEADRACE_CANCELLED (TAP_STOP). Called by the thread that is in headrace_run() or headrace_run_wait(),
+ * without a lock. */
+typedef bool (*headrace_observe_fn)(void *arg, uint32_t tensor, const void *data, uint64_t bytes);
+
 /* Zeroed is valid. */
 struct headrace_run_options {
         int64_t timeout_ms;
         int32_t priority; /* higher first, among runs of other sessions for the same devices */
         const char *traceparent; /* W3C trace context of the caller; NULL = none. Stays the run's until
                                   * headrace_run_wait() has returned */
+        headrace_observe_fn observe; /* of a graph with taps; NULL: nothing is shown */
+        void *observe_arg;
 };
 
 struct headrace_run_figures {

@@ -154,6 +154,39 @@ static void take_reply(struct hr_channel *channel, struct hr_call *call,
         call->begun = true;
 }
 
+/* This frame's body is the next piece of what a run shows. */
+static void take_shown_piece(struct hr_channel *channel, struct hr_call *call) {
+        struct hr_shown *shown = &call->shown;
+
+        if (channel->header.body_bytes > shown->left) {
+                fail_protocol(channel, "a tap of more bytes than it announced");
+                return;
+        }
+        shown->left -= channel->header.body_bytes;
+        channel->in_shown = true;
+        channel->target = call;
+}
+
+static void take_tap(struct hr_channel *channel, struct hr_call *call,
+                     struct hr_wire_span message) {
+        struct hr_wire_tap_push push;
+        struct hr_diag diag = {0};
+
+        if (!call || call->kind != HR_FRAME_RUN || call->begun || call->shown.open ||
+            call->shown.ready || hr_wire_tap_push_decode(message, &diag, &push) != HR_OK) {
+                fail_protocol(channel, "a tap of no run that is under way");
+                return;
+        }
+        call->shown = (struct hr_shown){
+                .open = true, .tap = push.tap, .bytes = push.bytes, .left = push.bytes};
+        if (call->show && !call->abandoned)
+                call->shown.data = push.bytes < SIZE_MAX ? malloc(push.bytes + 1) : NULL;
+        if (call->show && !call->abandoned && !call->shown.data)
+                fail_protocol(channel, "no memory for a tap");
+        else
+                take_shown_piece(channel, call);
+}
+
 /* Header and message are there. */
 static void take_frame(struct hr_channel *channel, struct hr_wire_span message) {
         const struct hr_frame_header *header = &channel->header;
@@ -162,9 +195,16 @@ static void take_frame(struct hr_channel *channel, struct hr_wire_span message) 
         channel->in_body = true;
         channel->body_left = header->body_bytes;
         channel->target = NULL;
+        channel->in_shown = false;
         if (header->type == HR_FRAME_CREDIT || header->type == HR_FRAME_GOAWAY ||
             header->type == HR_FRAME_PROGRESS) {
                 take_push(channel, call, message);
+        } else if (header->type == HR_FRAME_TAP) {
+                take_tap(channel, call, message);
+        } else if (call && call->shown.open &&
+                   header->type == (HR_FRAME_DATA | HR_FRAME_REPLY) &&
+                   !(header->flags & HR_FRAME_ERROR)) {
+                take_shown_piece(channel, call);
         } else if (call) {
                 take_reply(channel, call, message);
         } else if (header->flags & HR_FRAME_ERROR) {
@@ -180,6 +220,16 @@ static void frame_done(struct hr_channel *channel) {
 
         channel->in_body = false;
         channel->target = NULL;
+        if (channel->in_shown) {
+                channel->in_shown = false;
+                if (call && !call->shown.left) {
+                        call->shown.open = false;
+                        call->shown.ready = true;
+                        if (call->waiting)
+                                (void) pthread_cond_signal(&call->changed);
+                }
+                return;
+        }
         if (!call || header->type == HR_FRAME_CREDIT || header->type == HR_FRAME_GOAWAY ||
             header->type == HR_FRAME_PROGRESS)
                 return;
@@ -192,6 +242,8 @@ static uint8_t *body_place(struct hr_channel *channel, size_t *ret_bytes) {
         struct hr_call *call = channel->target;
 
         *ret_bytes = (size_t) HR_MIN(channel->body_left, (uint64_t) SIZE_MAX);
+        if (call && channel->in_shown)
+                return call->shown.data ? call->shown.data + call->shown.received : NULL;
         if (!call || (call->into && !call->into_left))
                 return NULL;
         if (!call->into)
@@ -208,6 +260,10 @@ static void body_advance(struct hr_channel *channel, size_t bytes) {
         channel->body_left -= bytes;
         if (!call)
                 return;
+        if (channel->in_shown) {
+                call->shown.received += bytes;
+                return;
+        }
         call->body_bytes += bytes;
         if (call->into && call->into_left) { /* more than fits is counted, and thrown away */
                 call->into_left -= bytes;
@@ -295,7 +351,7 @@ void hr_channel_receive(struct hr_channel *channel, const struct hr_call *until)
                         return;
                 while (advance(channel))
                         ;
-                if (until && (until->ended || until->credit))
+                if (until && hr_call_has_news(until))
                         return;
         }
 }

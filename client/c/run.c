@@ -18,6 +18,8 @@ struct headrace_handle {
         size_t graph_bytes, message_bytes;
         uint64_t *weights; /* the caller's numbers of the sets */
         size_t weight_count;
+        uint32_t *taps; /* the tensors' numbers, in the order in which they are shown */
+        size_t tap_count;
         bool has_states;
         pthread_mutex_t lock; /* of what is below; held while the graph is submitted again */
         uint64_t handle;
@@ -32,6 +34,8 @@ struct headrace_run {
         bool cancelled;
         bool repeated; /* sent once more over another connection */
         bool outputs_are_shared; /* they come in no reply */
+        headrace_observe_fn observe;
+        void *observe_arg;
         uint64_t generation; /* of the handle that it was sent with */
         struct iovec *inputs, *outputs;
         size_t input_count, output_count;
@@ -154,7 +158,7 @@ struct hr_wire_submit hr_client_submit(const struct headrace_submit *options,
 
 static enum headrace_status message_make(struct headrace_handle *handle,
                                          const struct headrace_submit *options,
-                                         struct headrace_error *error) {
+                                         const uint32_t *taps, struct headrace_error *error) {
         struct hr_wire_submit submit = hr_client_submit(options, 0);
         uint8_t buffer[HR_WIRE_MESSAGE_BYTES_MAX];
         struct hr_diag diag = {0};
@@ -168,6 +172,8 @@ static enum headrace_status message_make(struct headrace_handle *handle,
         handle->weight_count = options->weight_count;
         handle->has_states = options->state_count > 0;
         submit.weight_count = 0;
+        submit.taps = taps;
+        submit.tap_count = (uint32_t) handle->tap_count;
         if (hr_wire_submit_encode(&submit, buffer, sizeof buffer, &diag, &handle->message_bytes) !=
             HR_OK)
                 return hr_client_fail_diag(error, &diag);
@@ -178,11 +184,30 @@ static enum headrace_status message_make(struct headrace_handle *handle,
         return HEADRACE_OK;
 }
 
+static enum headrace_status message_of(struct headrace_handle *handle,
+                                       const struct headrace_graph *graph,
+                                       const struct headrace_submit *options,
+                                       struct headrace_error *error) {
+        uint32_t *ids = calloc(options->tap_count + 1, sizeof *ids);
+        enum headrace_status status;
+
+        handle->taps = calloc(options->tap_count + 1, sizeof *handle->taps);
+        handle->tap_count = options->tap_count;
+        status = ids && handle->taps ? hr_client_graph_taps(graph, options->taps, options->tap_count,
+                                                            error, ids, handle->taps)
+                                     : hr_client_fail_memory(error);
+        if (status == HEADRACE_OK)
+                status = message_make(handle, options, ids, error);
+        free(ids);
+        return status;
+}
+
 static void handle_free(struct headrace_handle *handle) {
         (void) pthread_mutex_destroy(&handle->lock);
         free(handle->graph);
         free(handle->message);
         free(handle->weights);
+        free(handle->taps);
         free(handle);
 }
 
@@ -201,7 +226,7 @@ enum headrace_status headrace_submit(struct headrace_client *client,
         (void) pthread_mutex_init(&handle->lock, NULL);
         status = hr_client_graph_encode(graph, error, &handle->graph, &handle->graph_bytes);
         if (status == HEADRACE_OK)
-                status = message_make(handle, options ? options : &none, error);
+                status = message_of(handle, graph, options ? options : &none, error);
         if (status == HEADRACE_OK)
                 status = handle_submit(handle, hr_client_deadline_of(client, timeout_ms), error);
         if (status != HEADRACE_OK) {
@@ -296,14 +321,24 @@ static enum headrace_status run_regions(const struct headrace_run *run, struct h
         return status;
 }
 
+static bool run_show(void *arg, uint32_t tap, const void *data, uint64_t bytes) {
+        const struct headrace_run *run = arg;
+
+        return tap >= run->handle->tap_count ||
+               run->observe(run->observe_arg, run->handle->taps[tap], data, bytes);
+}
+
 static enum headrace_status run_over(struct headrace_run *run, struct hr_channel *channel,
                                      struct headrace_error *error) {
         uint8_t message[RUN_BYTES];
         struct hr_request request = {.kind = HR_FRAME_RUN,
                                      .message = message,
                                      .into = run->outputs,
-                                     .into_count = run->output_count};
+                                     .into_count = run->output_count,
+                                     .show = run->observe ? run_show : NULL,
+                                     .show_arg = run};
         struct hr_wire_run wire = {
+                .observe = run->observe != NULL,
                 .no_outputs = run->output_count == 0,
                 .priority = run->priority,
                 .traceparent = run->traceparent,
@@ -341,7 +376,8 @@ static enum headrace_status run_over(struct headrace_run *run, struct hr_channel
 /* The run was not answered since its connection has ended, and may be sent once more over another. */
 static bool run_may_repeat(struct headrace_run *run, enum headrace_status status,
                            const struct headrace_error *error, const struct hr_channel *ended) {
-        if (!hr_client_has_ended(status, error) || run->handle->has_states || run->repeated)
+        if (!hr_client_has_ended(status, error) || run->handle->has_states || run->repeated ||
+            run->observe)
                 return false;
         run->repeated = true;
         return hr_client_reconnect(run->handle->client, ended, run->deadline_ns);
@@ -384,6 +420,8 @@ enum headrace_status headrace_run_start(struct headrace_handle *handle,
         run->output_count = output_count;
         run->priority = options ? options->priority : 0;
         run->traceparent = options ? options->traceparent : NULL;
+        run->observe = options ? options->observe : NULL;
+        run->observe_arg = options ? options->observe_arg : NULL;
         run->deadline_ns = hr_client_deadline_of(handle->client, options ? options->timeout_ms : 0);
         status = run->inputs && run->outputs ? run_send(run, error)
                                              : hr_client_fail_memory(error);

@@ -495,6 +495,72 @@ HR_TEST(shared_memory) {
         headrace_close(client);
 }
 
+struct watched {
+        uint32_t tensors[8];
+        double sums[8];
+        int count, stop_at; /* 0: never */
+};
+
+static bool watch(void *arg, uint32_t tensor, const void *data, uint64_t bytes) {
+        struct watched *watched = arg;
+        const float *values = data;
+
+        HR_EXPECT(watched->count < 8);
+        watched->tensors[watched->count] = tensor;
+        watched->sums[watched->count] = 0;
+        for (uint64_t i = 0; i < bytes / 4; i++)
+                watched->sums[watched->count] += (double) values[i];
+        return ++watched->count != watched->stop_at;
+}
+
+/* Three nodes, of more than a frame each: two are shown, in the nodes' order. */
+HR_TEST(taps_show_what_nodes_give) {
+        struct headrace_client *client = connected();
+        struct headrace_graph *graph = headrace_graph_new();
+        const int64_t count = 3 << 18;
+        const uint64_t bytes = (uint64_t) count * 4;
+        uint32_t x = leaf(graph, HEADRACE_INPUT, "f32", count, 1, "x");
+        uint32_t twice = binary(graph, "ADD", x, x), four = binary(graph, "ADD", twice, twice);
+        uint32_t late = leaf(graph, HEADRACE_INPUT, "f32", count, 1, "late"); /* ids move */
+        uint32_t all = binary(graph, "ADD", four, late);
+        const uint32_t taps[] = {all, twice};
+        float *values = malloc(bytes), *out = malloc(bytes);
+        const struct headrace_buffer inputs[] = {{values, bytes}, {values, bytes}};
+        const struct headrace_buffer output = {out, bytes};
+        struct headrace_handle *handle = NULL;
+        struct watched watched = {0};
+        struct headrace_run_options options = {.observe = watch, .observe_arg = &watched};
+
+        for (int64_t i = 0; i < count; i++)
+                values[i] = 1;
+        headrace_graph_output(graph, all);
+        HR_EXPECT_EQ(headrace_submit(client, graph,
+                                     &(struct headrace_submit){.taps = &x, .tap_count = 1}, 0,
+                                     &error, &handle),
+                     HEADRACE_INVALID);
+        HR_EXPECT_STREQ(error.reason, "TAP");
+        OK(headrace_submit(client, graph, &(struct headrace_submit){.taps = taps, .tap_count = 2}, 0,
+                           &error, &handle));
+        OK(headrace_run(handle, inputs, 2, &output, 1, &options, &error, NULL));
+        HR_EXPECT_EQ(watched.count, 2);
+        HR_EXPECT(watched.tensors[0] == twice && watched.sums[0] == 2.0 * (double) count);
+        HR_EXPECT(watched.tensors[1] == all && watched.sums[1] == 5.0 * (double) count);
+        HR_EXPECT(out[0] == 5 && out[count - 1] == 5);
+        OK(headrace_run(handle, inputs, 2, &output, 1, NULL, &error, NULL)); /* nothing is shown */
+        HR_EXPECT_EQ(watched.count, 2);
+        watched = (struct watched){.stop_at = 1};
+        HR_EXPECT_EQ(headrace_run(handle, inputs, 2, &output, 1, &options, &error, NULL),
+                     HEADRACE_CANCELLED);
+        HR_EXPECT_STREQ(error.reason, "TAP_STOP");
+        HR_EXPECT(watched.count == 1 && watched.tensors[0] == twice);
+        OK(headrace_ping(client, 0, &error));
+        OK(headrace_release(handle, 0, &error));
+        headrace_graph_free(graph);
+        free(values);
+        free(out);
+        headrace_close(client);
+}
+
 HR_TEST(many_runs_in_flight_end_in_any_order) {
         struct headrace_client *client = connected();
         struct headrace_handle *handle = doubler(client, 1);
