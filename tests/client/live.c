@@ -670,6 +670,7 @@ HR_TEST(errors_say_what_and_where) {
         HR_EXPECT_EQ(headrace_run(handle, &(struct headrace_buffer){x, sizeof x}, 1,
                                   &(struct headrace_buffer){y, sizeof y}, 1, NULL, &error, NULL),
                      HEADRACE_OK);
+        OK(headrace_release(handle, 0, &error));
         headrace_graph_free(graph);
         headrace_close(client);
 }
@@ -692,6 +693,7 @@ HR_TEST(a_cancelled_run_ends_once) {
                 cancelled += status == HEADRACE_CANCELLED;
         }
         (void) cancelled; /* mostly too late, which is right as well */
+        OK(headrace_release(handle, 0, &error));
         OK(headrace_ping(client, 0, &error));
         headrace_close(client);
 }

@@ -37,6 +37,7 @@ SUBMIT, EXPLAIN, RELEASE, RUN, SYNC, TAP, STATS = 80, 82, 83, 96, 98, 99, 113
 RESERVE, SEQUENCE = 81, 97
 STATUS, RELOAD, DRAIN, EVICT, HEALTH = 112, 116, 117, 118, 119
 SESSIONS, PLANS, QUOTAS = 121, 122, 123
+PROGRESS, QUOTA, TRACE, METRICS = 7, 114, 115, 120
 
 # gRPC's code numbers
 CANCELLED, INVALID, DEADLINE, NOT_FOUND, EXISTS, PERMISSION, EXHAUSTED = 1, 3, 4, 5, 6, 7, 8
@@ -276,7 +277,7 @@ class Conn:
     def reply(self, call_id: int, kind: Any = None) -> tuple[Any, bytes]:
         """The whole reply; RawError for an error."""
         frame = self.next_of(call_id)
-        while frame.type == CREDIT:
+        while frame.type in (CREDIT, PROGRESS):
             frame = self.next_of(call_id)
         if frame.flags & ERROR:
             raise RawError(frame)
@@ -419,6 +420,7 @@ def _replies() -> dict[int, Any]:
         HELLO: pb.HelloReply, PING: pb.PingReply, CANCEL: pb.CancelReply, DEVICES: pb.DevicesReply,
         OPS: pb.OpsReply, QUERY: pb.WeightsQueryReply, PUT: pb.WeightsPutReply, LOAD: pb.WeightsLoadReply,
         LIST: pb.WeightsListReply, DROP: pb.WeightsDropReply, TENSORS: pb.WeightsTensorsReply,
+        PURGE: pb.WeightsPurgeReply,
         STATE_ALLOC: pb.StateAllocReply, STATE_READ: pb.StateReadReply,
         STATE_SAVE: pb.StateSaveReply, STATE_RESTORE: pb.StateRestoreReply,
         STATE_FORK: pb.StateForkReply, STATE_WRITE: pb.StateWriteReply, STATE_FREE: pb.StateFreeReply, SUBMIT: pb.SubmitReply,
@@ -428,14 +430,17 @@ def _replies() -> dict[int, Any]:
         REGION_ADD: pb.RegionAddReply, REGION_DROP: pb.RegionDropReply,
         STATUS: pb.StatusReply, RELOAD: pb.ReloadReply, DRAIN: pb.DrainReply, EVICT: pb.EvictReply,
         HEALTH: pb.HealthReply, SESSIONS: pb.SessionsReply, PLANS: pb.PlansReply,
-        QUOTAS: pb.QuotasReply,
+        QUOTAS: pb.QuotasReply, QUOTA: pb.QuotaReply, TRACE: pb.TraceAskReply,
+        METRICS: pb.MetricsReply,
     }  # fmt: skip
 
 
 class _Replies(dict[int, Any]):
     def __missing__(self, key: int) -> Any:
         self.update(_replies())
-        return dict.__getitem__(self, key)
+        if key not in self:
+            raise KeyError(key)
+        return self[key]
 
 
 REPLIES = _Replies()

@@ -151,11 +151,101 @@ def operate(conn: streams.Recorder) -> None:
     conn.call(raw.DRAIN, pb.Drain(limit_ms=5000))
 
 
+def more(conn: streams.Recorder) -> None:
+    conn.comment("devices; what there is of contents; the cache on disk, which is off")
+    conn.call(raw.DEVICES, pb.Devices())
+    conn.call(raw.QUERY, pb.WeightsQuery(digests=bytes(32)))
+    conn.call(raw.PURGE, pb.WeightsPurge())
+    conn.comment("a set that is copied to a device: credit, and how far it is")
+    body = floats(*range(32))
+    conn.put("copied", [("w", raw.F32, [32], body)], placement=[("*", "cpu0")])
+    conn.comment("a state: as a whole, saved, restored, forked")
+    tensors = [("s", raw.F32, [4], b"")]
+    state, _ = conn.call(
+        raw.STATE_ALLOC, pb.StateAlloc(), raw.manifest(tensors).SerializeToString()
+    )
+    conn.call(raw.STATE_WRITE, pb.StateWrite(handle=state.handle, tensor=0, bytes=16),
+              floats(1, 2, 3, 4))  # fmt: skip
+    saved, whole = conn.call(raw.STATE_SAVE, pb.StateSave(handle=state.handle))
+    conn.call(raw.STATE_RESTORE, pb.StateRestore(manifest_bytes=saved.manifest_bytes), whole)
+    conn.call(raw.STATE_FORK, pb.StateFork(handle=state.handle))
+    conn.comment("a run that is observed, and goes on; one that is stopped at its tap")
+    handle = conn.submit(doubler(), taps=[1]).handle
+    for stop in (False, True):
+        call_id = conn.begin(raw.RUN, pb.Run(handle=handle, observe=True), floats(1, 2, 3, 4))
+        push = conn.next_of(call_id)
+        assert push.type == raw.TAP and push.body == floats(2, 4, 6, 8)
+        conn.call(raw.TAP, pb.Tap(run=call_id, tap=0, stop=stop))
+        if not stop:
+            assert conn.reply(call_id)[1] == floats(2, 4, 6, 8)
+            continue
+        try:
+            conn.reply(call_id)
+        except raw.RawError as error:
+            assert error.reason == "TAP_STOP"
+    conn.comment("a request that nobody has made is not there to be cancelled")
+    conn.call(raw.CANCEL, pb.Cancel(request_id=12345))
+    conn.comment("counters, what the client holds, what has been traced, the counters as text")
+    conn.call(raw.STATS, pb.StatsRequest())
+    conn.call(raw.QUOTA, pb.Quota())
+    conn.call(raw.TRACE, pb.TraceAsk(own=True))
+    conn.call(raw.METRICS, pb.Metrics())
+    conn.comment("a drain: the daemon goes")
+    conn.call(raw.DRAIN, pb.Drain(limit_ms=5000))
+    conn.closed()
+
+
+def long(conn: streams.Recorder) -> None:
+    """Frames hold 4096 bytes of a body here."""
+    numbers = floats(*(float(i % 7) for i in range(1500)))
+    graph = raw.Graph()
+    x = graph.leaf(raw.INPUT, raw.F32, [1500], "x")
+    graph.node("ADD", raw.F32, [1500], (x, x), output=True)
+    handle = conn.submit(graph).handle
+    conn.comment("inputs and outputs that are longer than a frame")
+    assert conn.run(handle, numbers) == floats(*(float(i % 7 * 2) for i in range(1500)))
+
+
+def passed(conn: streams.Recorder) -> None:
+    tensors = [("w", raw.F32, [4], floats(1, 2, 3, 4))]
+    contents = raw.contents(tensors)
+    conn.comment("contents in sealed memory")
+    conn.call_with(
+        raw.PUT_FD, pb.WeightsPut(name="passed", total_bytes=len(contents)),
+        raw.manifest(tensors).SerializeToString(), contents, False,
+    )  # fmt: skip
+    conn.comment("memory for inputs and outputs: a run sends neither")
+    memory = floats(1, 2, 3, 4) + bytes(16)
+    added = conn.call_with(
+        raw.REGION_ADD, pb.RegionAdd(bytes=len(memory), writable=True), b"", memory, True
+    )
+    handle = conn.submit(doubler()).handle
+    conn.call(raw.RUN, pb.Run(handle=handle, input_region=added.handle,
+                              output_region=added.handle, output_offset=16))  # fmt: skip
+    state, _ = conn.call(
+        raw.STATE_ALLOC, pb.StateAlloc(), raw.manifest([("s", raw.F32, [4], b"")]).SerializeToString()
+    )
+    conn.comment("a state is written from there, and read over the socket: what the run has given")
+    conn.call(raw.STATE_WRITE, pb.StateWrite(handle=state.handle, tensor=0, bytes=16,
+                                             region=added.handle, region_offset=16))  # fmt: skip
+    _, body = conn.call(raw.STATE_READ, pb.StateRead(handle=state.handle, tensor=0, bytes=16))
+    assert body == floats(2, 4, 6, 8)
+    conn.call(raw.REGION_DROP, pb.RegionDrop(handle=added.handle))
+
+
+# How a daemon is configured otherwise, and what the client can do.
+SECTIONS: dict[str, dict[str, dict[str, object]]] = {"long": {"limits": {"body_bytes": 4096}}}
+FEATURES = {"more": ("progress",)}
+LOCAL = {"passed"}  # over Unix sockets alone
+
 CONVERSATIONS = {
     "first": (first, "Hello, a ping, a graph of one node and a run of it."),
     "weights": (weights, "A set is uploaded and used."),
     "states": (states, "A state is written by runs; a sequence; a reservation."),
     "operate": (operate, "Questions and orders of who runs the daemon, to its end."),
+    "more": (more, "Whatever else there is, with what the daemon says unasked."),
+    "long": (long, "Bodies of more than one frame."),
+    "passed": (passed, "Memory that is passed over a Unix socket."),
     "errors": (errors, "Requests that are refused, on a connection that stays."),
 }
 
@@ -166,9 +256,10 @@ def main() -> None:
     for name, (talk, notes) in CONVERSATIONS.items():
         if len(sys.argv) > 2 and name not in sys.argv[2:]:
             continue
-        with Daemon(devices=DEVICES) as daemon, streams.Recorder(daemon.address, notes) as conn:
-            talk(conn)
-            (target / f"{name}.txt").write_text(conn.text())
+        with Daemon(devices=DEVICES, sections=SECTIONS.get(name, {})) as daemon:
+            with streams.Recorder(daemon.address, notes, FEATURES.get(name, ())) as conn:
+                talk(conn)
+                (target / f"{name}.txt").write_text(conn.text())
 
 
 if __name__ == "__main__":

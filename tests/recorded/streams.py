@@ -3,7 +3,10 @@
 A file is text. `#` begins a comment; `> HEX` is a frame of the client's, header, message and body;
 `< HEX` is the daemon's. Inside a frame of the client's `{name}` stands for the eight bytes of a
 handle; after a frame of the daemon's `= name` says that its message's `handle` (or its set's) has
-that name from here on. CREDIT and PROGRESS are not recorded: how they are dealt out may change.
+that name from here on. `@ HEX` is memory that is passed with the client's next frame, sealed, and
+`@w HEX` memory that the daemon may write, too (Unix sockets only). `~ HEX` is a push of the daemon's
+(CREDIT, PROGRESS, GOAWAY): how often and when they come may change, but one of that type for that
+request comes.
 
 A daemon of any later version must answer a replay alike: the same types, flags, ids, error codes
 and reasons, the same bytes in bodies, the same values in messages but for what is never the same
@@ -12,8 +15,12 @@ and reasons, the same bytes in bodies, the same values in messages but for what 
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+import socket
 import struct
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,19 +35,42 @@ VOLATILE = {
     "epoch", "queue_ns", "run_ns", "users", "words", "staging_bytes", "retry_after_ms", "reallocs",
     "explanation_bytes",
     "version", "principal", "pid", "uptime_ms", "age_ms", "beats", "health", "ready", "connections", "sessions",
-    "device_bytes", "bytes",
+    "device_bytes", "bytes", "stats_bytes", "quota_bytes", "trace_bytes", "metrics_bytes", "tap_ns",
 }  # fmt: skip
 # Replies whose bodies hold figures of the moment.
-MOMENTARY = {raw.STATS, raw.LIST, raw.EXPLAIN, raw.SESSIONS, raw.PLANS, raw.QUOTAS}
+MOMENTARY = {
+    raw.STATS, raw.LIST, raw.EXPLAIN, raw.SESSIONS, raw.PLANS, raw.QUOTAS, raw.QUOTA, raw.TRACE,
+    raw.METRICS,
+}  # fmt: skip
+PUSHES = (raw.CREDIT, raw.PROGRESS, raw.GOAWAY)
+SEALS, WRITE_SEAL = 7, 8
+
+
+def send_with(sock: Any, data: bytes, content: bytes, is_writable: bool) -> None:
+    """A frame with a memfd of that content."""
+    fd = os.memfd_create("recorded", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.write(fd, content)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS | (0 if is_writable else WRITE_SEAL))
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))
+        assert sock.sendmsg([data], [rights]) == len(data)
+    finally:
+        os.close(fd)
 
 
 class Recorder(raw.Conn):
     """A connection that writes down what passes."""
 
-    def __init__(self, address: str, notes: str) -> None:
+    def __init__(self, address: str, notes: str, features: tuple[str, ...] = ()) -> None:
+        """features: none, and pushes are not recorded."""
         self.lines = [f"# {line}" for line in notes.splitlines()]
         self.names: dict[bytes, str] = {}
-        super().__init__(address)
+        self.pushed: set[tuple[int, int]] | None = set() if features else None
+        super().__init__(address, hello=not features)
+        if features:
+            hello = raw.pb.Hello(protocol_min=1, protocol_max=1, features=features)
+            self.greeting, _ = self.call(raw.HELLO, hello)
+            self.body_max = self.greeting.limits.body_bytes_max
 
     def comment(self, words: str) -> None:
         self.lines.append(f"# {words}")
@@ -54,30 +84,60 @@ class Recorder(raw.Conn):
 
     def frame(self) -> raw.Frame:
         frame = super().frame()
-        if frame.type not in (raw.CREDIT, PROGRESS):
-            head = raw.header(
-                frame.type, frame.call_id, len(frame.message), len(frame.body), frame.flags,
-                frame.code,
-            )  # fmt: skip
-            self.lines.append(f"< {(head + frame.message + frame.body).hex()}")
-            handle = handle_of(frame)
-            if handle:
-                name = f"h{len(self.names) + 1}"
-                self.names[struct.pack("<Q", handle)] = name
-                self.lines.append(f"= {name}")
+        is_push = frame.type in PUSHES
+        if is_push and (self.pushed is None or (frame.type, frame.call_id) in self.pushed):
+            return frame
+        if is_push and self.pushed is not None:
+            self.pushed.add((frame.type, frame.call_id))
+        head = raw.header(
+            frame.type, frame.call_id, len(frame.message), len(frame.body), frame.flags, frame.code
+        )
+        mark = "~" if is_push else "<"
+        self.lines.append(f"{mark} {(head + frame.message + frame.body).hex()}")
+        handle = 0 if is_push else handle_of(frame)
+        if handle:
+            name = f"h{len(self.names) + 1}"
+            self.names[struct.pack("<Q", handle)] = name
+            self.lines.append(f"= {name}")
         return frame
+
+    def call_with(
+        self, type: int, message: Any, body: bytes, content: bytes, is_writable: bool
+    ) -> Any:
+        """A request that passes memory, and its reply's message."""
+        data = message.SerializeToString()
+        call_id = next(self.ids)
+        head = raw.header(
+            type, call_id, len(data), len(body), raw.END | raw.FDS, n_fds=1
+        )
+        self.lines += [f"{'@w' if is_writable else '@'} {content.hex()}", f"> {(head + data + body).hex()}"]
+        send_with(self.socket, head + data + body, content, is_writable)
+        return self.reply(call_id)[0]
 
     def text(self) -> str:
         return "\n".join(self.lines) + "\n"
 
 
-PROGRESS = 7
+class Replayed(raw.Conn):
+    """A connection that notes which pushes have come."""
+
+    def __init__(self, address: str) -> None:
+        self.pushed: set[tuple[int, int]] = set()
+        super().__init__(address, hello=False)
+
+    def frame(self) -> raw.Frame:
+        frame = super().frame()
+        if frame.type in PUSHES:
+            self.pushed.add((frame.type, frame.call_id))
+        return frame
 
 
 def message_of(frame: raw.Frame) -> Any:
     """The message of a reply, or None for a type that has none here."""
     if frame.flags & raw.ERROR:
         return raw.pb.Error.FromString(frame.message)
+    if frame.type == raw.TAP:
+        return raw.pb.TapPush.FromString(frame.message)
     try:
         kind = raw.REPLIES[frame.type & ~raw.REPLY]
     except KeyError:
@@ -155,23 +215,36 @@ def replay(path: Path, address: str) -> int:
     """Has a daemon answer a recording; returns the number of its frames."""
     names: dict[str, str] = {}
     frames = 0
-    with raw.Conn(address, hello=False) as conn:
+    due: set[tuple[int, int]] = set()
+    memory: tuple[bytes, bool] | None = None
+    with Replayed(address) as conn:
         latest: raw.Frame | None = None
         for mark, text in parse(path):
             if mark == ">":
                 data = bytes.fromhex(re.sub(r"\{(\w+)\}", lambda m: names[m.group(1)], text))
                 sent = frame_of(data)
                 while sent.type == raw.DATA and conn.credit.get(sent.call_id, 0) < len(sent.body):
-                    assert conn.next_of(sent.call_id).type in (raw.CREDIT, PROGRESS)
-                conn.raw(data)
+                    assert conn.next_of(sent.call_id).type in (raw.CREDIT, raw.PROGRESS)
+                if memory is None:
+                    conn.raw(data)
+                else:
+                    send_with(conn.socket, data, *memory)
+                    memory = None
             elif mark == "<":
                 was = frame_of(bytes.fromhex(text))
                 latest = conn.next_of(was.call_id)
-                while latest.type in (raw.CREDIT, PROGRESS):
+                while latest.type in (raw.CREDIT, raw.PROGRESS):
                     latest = conn.next_of(was.call_id)
                 compare(was, latest)
+            elif mark == "~":
+                push = frame_of(bytes.fromhex(text))
+                due.add((push.type, push.call_id))
+            elif mark in ("@", "@w"):
+                memory = bytes.fromhex(text), mark == "@w"
             else:
                 assert mark == "=" and latest is not None
                 names[text] = struct.pack("<Q", handle_of(latest)).hex()
-            frames += mark != "="
+            frames += mark in (">", "<")
+        while not due <= conn.pushed:
+            conn.frame()
     return frames
