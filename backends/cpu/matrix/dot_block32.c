@@ -72,7 +72,8 @@ SHAPE(signed)
 #define IN_STREAM_OF(name, bytes, shape_name, sixteenfold)                                         \
         static void rows_##name(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,    \
                                 const uint8_t *column, float *ret_out) {                           \
-                const struct streamed type = {open_##name, bytes, sixteenfold};                    \
+                const struct streamed type = {open_##name, bytes, sixteenfold,                     \
+                                              HAS_MINIMUM_##shape_name};                           \
                                                                                                    \
                 stream_rows(base, stride, rows, k, columns_at(column, k, 1, shape_##shape_name),   \
                             type, ret_out);                                                        \
@@ -93,7 +94,7 @@ SHAPE(signed)
  * is multiplied) */
 #define BLOCK_TYPES                                                                                \
         X(q4_0, 18, 8, plain, CPU_WIDE(3), IN_STREAM_16)                                           \
-        X(q4_1, 20, 0, minimum, CPU_WIDE(3), IN_LANES)                                             \
+        X(q4_1, 20, 0, minimum, CPU_WIDE(3), IN_STREAM_16)                                         \
         X(q5_0, 22, 16, plain, CPU_WIDE(2), IN_STREAM)                                             \
         X(q5_1, 24, 0, minimum, CPU_WIDE(2), IN_LANES)                                             \
         X(q8_0, 34, CPU_FULL_OFFSET, signed, 1, IN_LANES)                                          \

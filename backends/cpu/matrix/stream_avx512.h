@@ -10,8 +10,11 @@
  * Where high nibbles need no shift they stay 16 times too large, dots and sums with them: a power
  * of two changes no digit, and products of two f16 are far from what f32 cannot hold.
  *
- * This wins where opening a block costs more than reading it: for nibbles that share nothing but a
- * scale. Memory is asked for ahead in the order in which rows lie in it.
+ * Minima are words, too: those of eight blocks of eight rows are turned round at once, and one
+ * vector then takes a block of all rows a step further.
+ *
+ * This wins where opening a block costs more than reading it: for nibbles. Memory is asked for
+ * ahead in the order in which rows lie in it.
  */
 #pragma once
 
@@ -30,6 +33,7 @@ struct streamed {
         __m256i (*open)(const uint8_t *block); /* the bytes of a block, in order */
         int size;                              /* of a block; d comes first */
         bool is_sixteenfold;                   /* the high nibbles, which are the upper half */
+        bool has_minimum;                      /* the word behind d */
 };
 
 LANES_INLINE __m256i both_halves(const uint8_t *bytes) {
@@ -52,6 +56,10 @@ LANES_INLINE __m256i open_sixteenfold(const uint8_t *bytes) {
 
 LANES_INLINE __m256i open_q4_0(const uint8_t *block) {
         return open_sixteenfold(block + 2);
+}
+
+LANES_INLINE __m256i open_q4_1(const uint8_t *block) {
+        return open_sixteenfold(block + 4);
 }
 
 LANES_INLINE __m256i open_q5_0(const uint8_t *block) {
@@ -84,18 +92,62 @@ LANES_INLINE __m128i first_words(const uint8_t *const half[2], uint64_t stride) 
                                   _mm_unpacklo_epi32(two[2], two[3]));
 }
 
-/* The same of STRETCH blocks of a row. */
-LANES_INLINE __m128i words_of(const uint8_t *blocks, const int size) {
-        const uint8_t *half[2] = {blocks, blocks + 4 * size};
+/* The same of STRETCH blocks of a row; behind them their minima. */
+LANES_INLINE __m256i words_of(const uint8_t *blocks, const struct streamed type) {
+        const int size = type.size, middle = size / 2;
+        const __mmask16 both = (__mmask16) (1U | 1U << middle);
+        const __m512i *at = (const __m512i *) (const void *) blocks;
+        __m256i words = _mm256_loadu_si256((const __m256i *) (const void *) blocks);
 
-        if (size == 18) { /* the last one ends after 128 bytes */
-                const __m512i index = _mm512_castsi128_si512(
-                        _mm_setr_epi16(0, 9, 18, 27, 36, 45, 54, 63));
+        if (size == 18) /* the last one ends after 128 bytes */
+                return _mm512_castsi512_si256(_mm512_permutex2var_epi16(
+                        _mm512_loadu_si512(at),
+                        _mm512_castsi128_si512(_mm_setr_epi16(0, 9, 18, 27, 36, 45, 54, 63)),
+                        _mm512_loadu_si512(at + 1)));
+        if (type.has_minimum) /* four blocks in the first 80 bytes */
+                return _mm512_castsi512_si256(_mm512_permutex2var_epi16(
+                        _mm512_loadu_si512(at),
+                        _mm512_castsi256_si512(_mm256_setr_epi16(0, 10, 20, 30, 32, 42, 52, 62, 1,
+                                                                 11, 21, 31, 33, 43, 53, 63)),
+                        _mm512_loadu_si512(blocks + 4 * size)));
+        /* Two at a time: those of load j begin at its words j and j + middle, so that all eight
+         * have places of their own. */
+#pragma GCC unroll 3
+        for (int j = 1; j < STRETCH / 2; j++)
+                words = _mm256_mask_loadu_epi16(words, (__mmask16) (both << j),
+                                                blocks + 2 * j * (size - 1));
+        return _mm256_permutexvar_epi16(
+                _mm256_setr_epi16(0, (short) middle, 1, (short) (middle + 1), 2,
+                                  (short) (middle + 2), 3, (short) (middle + 3), 0, 0, 0, 0, 0, 0,
+                                  0, 0),
+                words);
+}
 
-                return _mm512_castsi512_si128(_mm512_permutex2var_epi16(
-                        _mm512_loadu_si512(blocks), index, _mm512_loadu_si512(blocks + 64)));
+/* low of eight rows over STRETCH blocks. of_row: the minima of each. */
+LANES_INLINE __m256 add_lows(const __m128i of_row[ABREAST], const float *sum, __m256 low) {
+        __m128i two[8], four[8]; /* rows side by side */
+
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+                two[2 * i] = _mm_unpacklo_epi16(of_row[2 * i], of_row[2 * i + 1]);
+                two[2 * i + 1] = _mm_unpackhi_epi16(of_row[2 * i], of_row[2 * i + 1]);
         }
-        return first_words(half, (uint64_t) size);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) { /* rows 4 * (i / 2) on, blocks 4 * (i % 2) on */
+                const __m128i a = two[i / 2 * 4 + i % 2], b = two[i / 2 * 4 + 2 + i % 2];
+
+                four[2 * i] = _mm_unpacklo_epi32(a, b);
+                four[2 * i + 1] = _mm_unpackhi_epi32(a, b);
+        }
+#pragma GCC unroll 8
+        for (int b = 0; b < STRETCH; b++) {
+                const __m128i first = four[b / 2], last = four[4 + b / 2];
+                const __m128i words = b % 2 ? _mm_unpackhi_epi64(first, last)
+                                            : _mm_unpacklo_epi64(first, last);
+
+                low = _mm256_fmadd_ps(_mm256_cvtph_ps(words), _mm256_set1_ps(sum[b]), low);
+        }
+        return low;
 }
 
 /* What is asked for while a block of eight rows is multiplied: what follows the tile, in a line. */
@@ -134,9 +186,10 @@ LANES_INLINE __m256 add_eight(const __m256 part[ABREAST]) {
 /* The column's side of block b: its quants, and what dots start from. */
 LANES_INLINE __m256i column_of(const struct columns *at, int64_t b, const struct streamed type,
                                __m256i *ret_start) {
-        __m256i start = _mm256_loadu_si256((const __m256i *) at->bias + b);
+        __m256i start = type.has_minimum ? _mm256_setzero_si256()
+                                         : _mm256_loadu_si256((const __m256i *) at->bias + b);
 
-        if (type.is_sixteenfold)
+        if (type.is_sixteenfold && !type.has_minimum)
                 start = _mm256_sllv_epi32(start, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
         *ret_start = start;
         return _mm256_loadu_si256((const __m256i *) at->q + b);
@@ -166,26 +219,40 @@ LANES_INLINE void multiply_block(const uint8_t *const half[2], uint64_t stride, 
         }
 }
 
+/* The factors of STRETCH blocks of eight rows; with a minimum those go to low. */
+LANES_INLINE void take_factors(const uint8_t *const half[2], uint64_t stride, int64_t b,
+                               const struct columns *at, const struct streamed type, __m256 *low,
+                               float ret_factor[ABREAST][STRETCH]) {
+        const __m256 scale = _mm256_loadu_ps(at->scale + b);
+        __m128i minimum[ABREAST];
+
+#pragma GCC unroll 8
+        for (int r = 0; r < ABREAST; r++) {
+                const __m256i words = words_of(row_of(half, stride, r), type);
+
+                if (type.has_minimum)
+                        minimum[r] = _mm256_extracti128_si256(words, 1);
+                _mm256_storeu_ps(
+                        ret_factor[r],
+                        _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(words)), scale));
+        }
+        if (type.has_minimum)
+                *low = add_lows(minimum, at->sum + b, *low);
+}
+
 LANES_INLINE void eight_rows(const uint8_t *base, uint64_t stride, int64_t blocks,
                              const struct columns *at, const struct streamed type,
-                             const uint8_t *ahead, bool near, float *ret_out) {
+                             const uint8_t *ahead, const bool near, float *ret_out) {
         const uint8_t *half[2] = {base, base + 4 * stride};
         float factor[ABREAST][STRETCH];
-        __m256 part[ABREAST];
+        __m256 part[ABREAST], low = _mm256_setzero_ps();
         int64_t b = 0;
 
 #pragma GCC unroll 8
         for (int r = 0; r < ABREAST; r++)
                 part[r] = _mm256_setzero_ps();
         while (b + STRETCH <= blocks) {
-                const __m256 scale = _mm256_loadu_ps(at->scale + b);
-
-#pragma GCC unroll 8
-                for (int r = 0; r < ABREAST; r++)
-                        _mm256_storeu_ps(factor[r],
-                                         _mm256_mul_ps(_mm256_cvtph_ps(words_of(
-                                                               row_of(half, stride, r), type.size)),
-                                                       scale));
+                take_factors(half, stride, b, at, type, &low, factor);
                 for (int i = 0; i < STRETCH; i++, b++) {
                         prefetch_line(ahead, type.size, near);
                         multiply_block(half, stride, b, at, type, &factor[0][i], STRETCH, part);
@@ -195,9 +262,14 @@ LANES_INLINE void eight_rows(const uint8_t *base, uint64_t stride, int64_t block
                 }
         }
         for (; b < blocks; b++) { /* the scales of all rows at once */
+                const uint8_t *behind[2] = {half[0] + 2, half[1] + 2};
+
                 _mm256_storeu_ps(factor[0],
                                  _mm256_mul_ps(_mm256_cvtph_ps(first_words(half, stride)),
                                                _mm256_set1_ps(at->scale[b])));
+                if (type.has_minimum)
+                        low = _mm256_fmadd_ps(_mm256_cvtph_ps(first_words(behind, stride)),
+                                              _mm256_set1_ps(at->sum[b]), low);
                 prefetch_line(ahead, type.size, near);
                 multiply_block(half, stride, b, at, type, factor[0], 1, part);
                 half[0] += type.size;
@@ -207,12 +279,13 @@ LANES_INLINE void eight_rows(const uint8_t *base, uint64_t stride, int64_t block
 #pragma GCC unroll 8
         for (int r = 0; r < ABREAST; r++)
                 part[r] = same_size(part[r], type);
-        _mm256_storeu_ps(ret_out, add_eight(part));
+        low = type.has_minimum ? _mm256_add_ps(add_eight(part), low) : add_eight(part);
+        _mm256_storeu_ps(ret_out, low);
 }
 
 LANES_INLINE float one_row(const uint8_t *row, int64_t blocks, const struct columns *at,
                            const struct streamed type) {
-        __m256 part[ABREAST] = {_mm256_setzero_ps()};
+        __m256 part[ABREAST] = {_mm256_setzero_ps()}, low = _mm256_setzero_ps();
 
         for (int64_t b = 0; b < blocks; b++, row += type.size) {
                 __m256i start, q = column_of(at, b, type, &start);
@@ -221,9 +294,13 @@ LANES_INLINE float one_row(const uint8_t *row, int64_t blocks, const struct colu
                 start = _mm256_dpbusd_epi32(start, type.open(row), q);
                 part[0] = _mm256_fmadd_ps(_mm256_set1_ps(factor), _mm256_cvtepi32_ps(start),
                                           part[0]);
+                if (type.has_minimum)
+                        low = _mm256_fmadd_ps(_mm256_set1_ps(_cvtsh_ss(cpu_read_u16(row + 2))),
+                                              _mm256_set1_ps(at->sum[b]), low);
         }
         part[0] = same_size(part[0], type);
-        return _mm256_cvtss_f32(add_eight(part));
+        part[0] = add_eight(part);
+        return _mm256_cvtss_f32(type.has_minimum ? _mm256_add_ps(part[0], low) : part[0]);
 }
 
 LANES_INLINE void stream_rows(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,
@@ -232,9 +309,16 @@ LANES_INLINE void stream_rows(const uint8_t *base, uint64_t stride, uint32_t row
         const int64_t blocks = k / BLOCK;
         uint32_t r = 0;
 
-        for (; r + ABREAST <= rows; r += ABREAST)
-                eight_rows(base + stride * r, stride, blocks, &at, type,
-                           base + stride * (CPU_LANES + r), near, ret_out + r);
+        for (; r + ABREAST <= rows; r += ABREAST) {
+                const uint8_t *ahead = base + stride * (CPU_LANES + r);
+
+                if (near)
+                        eight_rows(base + stride * r, stride, blocks, &at, type, ahead, true,
+                                   ret_out + r);
+                else
+                        eight_rows(base + stride * r, stride, blocks, &at, type, ahead, false,
+                                   ret_out + r);
+        }
         for (; r < rows; r++)
                 ret_out[r] = one_row(base + stride * r, blocks, &at, type);
         for (; r < CPU_LANES; r++)

@@ -180,7 +180,8 @@ HR_TEST_LIMIT(columns_keep_their_bits, 120) {
         for (uint32_t s = 0; s < sets; s++)
                 for (size_t t = 0; t < HR_ARRAY_LENGTH(types); t++) {
                         int64_t block = hr_type_info(types[t])->block_elements;
-                        int64_t k = block > 32 ? 2 * block : 160;
+                        /* 32-blocks: a stretch of eight, and some left */
+                        int64_t k = block > 32 ? 2 * block : 352;
                         struct hr_operand sources[2] = {case_operand(types[t], k, M, 1, 1),
                                                         case_operand(HR_TYPE_F32, k, N, 1, 1)};
                         struct hr_operand all = case_result(HR_TYPE_F32, M, N, 1, 1);
