@@ -18,6 +18,7 @@
 #define EFFECTS_MAX 96U
 #define CANDIDATES_MAX 12U
 #define STEPS_MAX 4U
+#define RANGES_MAX 16U
 
 typedef enum request_kind {
         KIND_HELLO,
@@ -34,9 +35,14 @@ typedef enum request_kind {
         KIND_SAVE,
         KIND_WRITE,
         KIND_FORK,
+        KIND_RESTORE,
         KIND_FREE,
         KIND_PUT,
         KIND_DROP,
+        KIND_RESERVE,
+        KIND_UNRESERVE,
+        KIND_REGION,
+        KIND_UNREGION,
         KIND_TAP,
         KINDS
 } request_kind;
@@ -101,6 +107,8 @@ struct request {
         uint64_t id; /* 0 = free */
         request_kind kind;
         bool cancelled, timed, tries; /* tries: may well be refused */
+        bool shared; /* a run with inputs and outputs in the region */
+        int fd;      /* that goes with its frame; -1 = none */
         bool observed, stopped;       /* a run that waits at taps; at one it was told to stop */
         uint32_t object;              /* graph, state or set */
         struct effect effect; /* on the state, and its number once the request is whole: requests
@@ -116,6 +124,12 @@ struct request {
         /* What follows as DATA. */
         uint8_t *data;
         uint64_t data_bytes, data_sent, credit;
+        /* Of an upload that may be gone on with: what the daemon has asked for, by offset. */
+        bool pulled;
+        struct asked_range {
+                uint64_t offset, bytes;
+        } ranges[RANGES_MAX];
+        uint32_t range_count;
         /* The reply so far. */
         bool begun;
         uint8_t *message, *body;
@@ -173,6 +187,24 @@ struct client {
         struct graph graphs[RECIPES];
         struct state states[STATES_MAX];
         struct set sets[SETS_MAX];
+        struct {
+                uint64_t handle;
+                bool asked;
+        } reservation;
+        /* Memory that the daemon has, too: inputs, then outputs. Used by one run at a time. */
+        struct {
+                uint64_t handle;
+                bool asked, busy;
+                bool spent; /* a run that was lost may still write there */
+                uint8_t *memory;
+        } region;
+        /* The latest state that was saved, in whatever session. */
+        struct {
+                uint8_t *bytes;
+                size_t size;
+                uint64_t manifest_bytes;
+                struct line line;
+        } saved;
         uint64_t done[KINDS];
 };
 
@@ -210,6 +242,7 @@ void judge_lost(struct client *client, struct request *request);
 /* The request is whole: its effect has its place. */
 void effect_place(struct client *client, struct request *request);
 void session_forget(struct client *client);
+void region_forget(struct client *client);
 void graph_forget(struct client *client, uint32_t index);
 
 /* ---- say.c ----------------------------------------------------------------------------------- */

@@ -283,6 +283,8 @@ uint64_t sim_clients_end(void) {
         for (uint32_t i = 0; i < sim.traits.clients; i++) {
                 for (int k = 0; k < KINDS; k++)
                         done += clients[i].done[k];
+                region_forget(&clients[i]);
+                free(clients[i].saved.bytes);
                 free(clients[i].out);
                 free(clients[i].in);
         }

@@ -276,6 +276,8 @@ void session_forget(struct client *client) {
         memset(client->graphs, 0, sizeof client->graphs);
         memset(client->states, 0, sizeof client->states);
         memset(client->sets, 0, sizeof client->sets);
+        memset(&client->reservation, 0, sizeof client->reservation);
+        region_forget(client);
         for (uint32_t i = 0; i < RECIPES; i++)
                 client->graphs[i].state = client->graphs[i].set = -1;
 }
@@ -315,7 +317,13 @@ static uint64_t handle_of(const struct client *client, const struct request *req
         else if (request->kind == KIND_PUT &&
                  hr_wire_set_reply_decode(message, false, NULL, &set, &already) == HR_OK)
                 handle = set.handle;
-        else if ((request->kind == KIND_ALLOC || request->kind == KIND_FORK) &&
+        else if (request->kind == KIND_REGION && hr_wire_fixed64_decode(message, NULL, &handle) != HR_OK)
+                handle = 0;
+        else if (request->kind == KIND_RESERVE &&
+                 hr_wire_reserve_reply_decode(message, NULL, &handle) != HR_OK)
+                handle = 0;
+        else if ((request->kind == KIND_ALLOC || request->kind == KIND_FORK ||
+                  request->kind == KIND_RESTORE) &&
                  hr_wire_state_alloc_reply_decode(message, NULL, &alloc) == HR_OK)
                 handle = alloc.handle;
         if (handle == 0)
@@ -325,12 +333,17 @@ static uint64_t handle_of(const struct client *client, const struct request *req
 }
 
 static void run_done(struct client *client, const struct request *request) {
-        struct line line = line_read(client, request->body, request->body_bytes);
+        const size_t bytes = client->width * sizeof(float);
+        const uint8_t *output = request->shared ? client->region.memory + bytes : request->body;
+        struct line line;
 
+        if (request->shared && request->body_bytes > 0)
+                sim_fail("client %u: an output comes twice", client->number);
+        line = line_read(client, output, request->shared ? bytes : request->body_bytes);
         if (request->state >= 0)
                 effect_end(client, request, OUTCOME_DONE, &line);
         else
-                expect_line(client, request, request->body, request->want);
+                expect_line(client, request, output, request->want);
 }
 
 static void sequence_done(const struct client *client, const struct request *request) {
@@ -357,6 +370,18 @@ static struct line saved_line(const struct client *client, const struct request 
                 sim_fail("client %u: a state is saved in %zu bytes", client->number,
                          request->body_bytes);
         return line_read(client, request->body + manifest_bytes, bytes);
+}
+
+static void saved_keep(struct client *client, const struct request *request, struct line line) {
+        const struct hr_wire_span message = {request->message, request->message_bytes};
+
+        free(client->saved.bytes);
+        client->saved.bytes = malloc(request->body_bytes);
+        HR_ASSERT(client->saved.bytes);
+        memcpy(client->saved.bytes, request->body, request->body_bytes);
+        client->saved.size = request->body_bytes;
+        client->saved.line = line;
+        HR_ASSERT(hr_wire_varint_decode(message, NULL, &client->saved.manifest_bytes) == HR_OK);
 }
 
 void judge_tap(const struct client *client, const struct request *run) {
@@ -390,6 +415,16 @@ static void judge_done(struct client *client, struct request *request) {
                 client->states[request->object].handle = handle_of(client, request);
                 candidates_set(&client->states[request->object], (struct line){0, 0});
                 break;
+        case KIND_RESTORE:
+                client->states[request->object].handle = handle_of(client, request);
+                candidates_set(&client->states[request->object], request->line);
+                break;
+        case KIND_RESERVE:
+                client->reservation.handle = handle_of(client, request);
+                break;
+        case KIND_REGION:
+                client->region.handle = handle_of(client, request);
+                break;
         case KIND_FORK:
                 client->states[request->other].handle = handle_of(client, request);
                 effect_end(client, request, OUTCOME_DONE, NULL);
@@ -400,6 +435,7 @@ static void judge_done(struct client *client, struct request *request) {
                 break;
         case KIND_SAVE:
                 line = saved_line(client, request);
+                saved_keep(client, request, line);
                 effect_end(client, request, OUTCOME_DONE, &line);
                 break;
         case KIND_WRITE:
@@ -432,7 +468,11 @@ static void request_forget(struct client *client, const struct request *request)
                 graph_forget(client, request->object);
         } else if (request->kind == KIND_PUT) {
                 client->sets[request->object] = (struct set){0};
-        } else if (request->kind == KIND_ALLOC) {
+        } else if (request->kind == KIND_REGION) {
+                region_forget(client);
+        } else if (request->kind == KIND_RESERVE) {
+                client->reservation.asked = false;
+        } else if (request->kind == KIND_ALLOC || request->kind == KIND_RESTORE) {
                 client->states[request->object] = (struct state){0};
         } else if (request->kind == KIND_FORK) {
                 client->states[request->other] = (struct state){0};
@@ -444,8 +484,12 @@ void judge(struct client *client, struct request *request, const struct hr_wire_
 
         if (!error) {
                 judge_done(client, request);
+                if (request->shared)
+                        client->region.busy = false;
                 return;
         }
+        if (request->shared)
+                client->region.busy = false;
         if (!error_is_due(client, request, error->code))
                 sim_fail("client %u: %s %llu fails: %u %s (%s)", client->number,
                          kind_name(request->kind), (unsigned long long) request->id, error->code,
@@ -464,6 +508,10 @@ void judge(struct client *client, struct request *request, const struct hr_wire_
 }
 
 void judge_lost(struct client *client, struct request *request) {
+        if (request->shared) {
+                client->region.busy = false;
+                client->region.spent = true;
+        }
         effect_end(client, request, sim.traits.device_losses ? OUTCOME_SPOILT : OUTCOME_MAYBE,
                    NULL);
         request_forget(client, request);

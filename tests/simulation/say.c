@@ -1,6 +1,9 @@
 /* What clients say: requests of any kind that makes sense, over what they own. */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "daemon/digest.h"
 #include "tests/simulation/client.h"
@@ -80,17 +83,33 @@ static void say_submit(struct client *client, struct request *request) {
                        span(body, body_bytes), NULL, 0);
 }
 
+/* In the region, if there is one that nobody uses. */
+static size_t run_share(struct client *client, struct request *request, struct hr_wire_run *run,
+                        const uint8_t *input, size_t input_bytes) {
+        if (request->observed || client->region.handle == 0 || client->region.busy ||
+            client->region.spent || sim_chance(300))
+                return input_bytes;
+        request->shared = client->region.busy = true;
+        memcpy(client->region.memory, input, input_bytes);
+        memset(client->region.memory + input_bytes, 0, input_bytes);
+        run->input_region = run->output_region = client->region.handle;
+        run->output_offset = input_bytes;
+        run->input_bytes = 0;
+        return 0;
+}
+
 static void say_run(struct client *client, struct request *request) {
-        const size_t input_bytes = client->width * sizeof(float);
-        const struct hr_wire_run run = {
+        size_t input_bytes = client->width * sizeof(float);
+        struct hr_wire_run run = {
                 .observe = request->observed,
                 .handle = client->graphs[request->object].handle,
                 .priority = (int32_t) sim_random(3) - 1,
                 .input_bytes = input_bytes > sim.traits.body_bytes ? input_bytes : 0,
         };
-        uint8_t message[64], *input = line_bytes(request->line, client->width);
+        uint8_t message[128], *input = line_bytes(request->line, client->width);
         size_t bytes = 0;
 
+        input_bytes = run_share(client, request, &run, input, input_bytes);
         HR_ASSERT(hr_wire_run_encode(&run, message, sizeof message, NULL, &bytes) == HR_OK);
         client_request(client, request, HR_FRAME_RUN, span(message, bytes),
                        span(input, input_bytes), NULL, 0);
@@ -164,6 +183,54 @@ static void say_alloc(struct client *client, struct request *request) {
                        span(body, manifest("s", client->width, body, sizeof body)), NULL, 0);
 }
 
+/* Memory to be passed; is_final: nobody can write it any more. */
+static int sealed(const void *bytes, size_t size, bool is_final) {
+        int fd = memfd_create("simulation", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+        HR_ASSERT(fd >= 0 && ftruncate(fd, (off_t) size) == 0);
+        if (bytes)
+                HR_ASSERT(write(fd, bytes, size) == (ssize_t) size);
+        HR_ASSERT(fcntl(fd, F_ADD_SEALS,
+                        F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW |
+                                (is_final ? F_SEAL_WRITE : 0)) == 0);
+        return fd;
+}
+
+static size_t region_bytes(const struct client *client) {
+        return 2 * client->width * sizeof(float);
+}
+
+void region_forget(struct client *client) {
+        if (client->region.memory)
+                (void) munmap(client->region.memory, region_bytes(client));
+        memset(&client->region, 0, sizeof client->region);
+}
+
+static bool say_region(struct client *client, struct request *request) {
+        const struct hr_wire_region_add add = {.bytes = region_bytes(client), .writable = true};
+        uint8_t message[32];
+        size_t bytes = 0;
+
+        if (request->kind == KIND_UNREGION) {
+                if (client->region.handle == 0 || client->region.busy)
+                        return false;
+                say_number(client, request, HR_FRAME_REGION_DROP, client->region.handle);
+                region_forget(client);
+                return true;
+        }
+        if (client->region.asked)
+                return false;
+        client->region.asked = true;
+        request->fd = sealed(NULL, add.bytes, false);
+        client->region.memory =
+                mmap(NULL, add.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, request->fd, 0);
+        HR_ASSERT(client->region.memory != MAP_FAILED);
+        HR_ASSERT(hr_wire_region_add_encode(&add, message, sizeof message, NULL, &bytes) == HR_OK);
+        client_request(client, request, HR_FRAME_REGION_ADD, span(message, bytes), span(NULL, 0),
+                       NULL, 0);
+        return true;
+}
+
 static void say_put(struct client *client, struct request *request) {
         char name[16];
         const struct hr_wire_rule rule = some_place(name);
@@ -185,11 +252,74 @@ static void say_put(struct client *client, struct request *request) {
                 HR_ASSERT(hr_sha256(data, put.total_bytes, NULL, leaf) == HR_OK);
                 HR_ASSERT(hr_sha256(leaf, sizeof leaf, NULL, put.digest) == HR_OK);
                 put.digest_bytes = HR_DIGEST_BYTES;
+                put.resume = request->pulled = sim_chance(600);
+                if (put.resume) /* streams of one upload, if others send these contents, too */
+                        put.rule_count = 0;
+        }
+        if (!put.resume && sim_chance(300)) {
+                request->fd = sealed(data, put.total_bytes, true);
+                free(data);
+                data = NULL;
         }
         HR_ASSERT(hr_wire_weights_put_encode(&put, message, sizeof message, NULL, &bytes) == HR_OK);
+        if (request->fd >= 0) {
+                client_request(client, request, HR_FRAME_WEIGHTS_PUT_FD, span(message, bytes),
+                               span(body, manifest("w", client->width, body, sizeof body)), NULL,
+                               0);
+                return;
+        }
         client_request(client, request, HR_FRAME_WEIGHTS_PUT, span(message, bytes),
                        span(body, manifest("w", client->width, body, sizeof body)), data,
                        put.total_bytes);
+}
+
+static void say_restore(struct client *client, struct request *request) {
+        char name[16];
+        const struct hr_wire_rule rule = some_place(name);
+        const struct hr_wire_state_restore restore = {
+                .manifest_bytes = client->saved.manifest_bytes,
+                .body_bytes = client->saved.size > sim.traits.body_bytes ? client->saved.size : 0,
+                .rules = &rule,
+                .rule_count = !sim.traits.device_losses,
+        };
+        uint8_t message[256];
+        size_t bytes = 0;
+
+        HR_ASSERT(hr_wire_state_restore_encode(&restore, message, sizeof message, NULL, &bytes) ==
+                  HR_OK);
+        client_request(client, request, HR_FRAME_STATE_RESTORE, span(message, bytes),
+                       span(client->saved.bytes, client->saved.size), NULL, 0);
+}
+
+/* Memory for graphs that need nothing else, whether or not they are submitted. */
+static void say_reserve(struct client *client, struct request *request) {
+        struct hr_wire_submit wanted[2] = {0};
+        struct hr_wire_reserve reserve = {.graphs = wanted,
+                                          .graph_count = 1 + (uint32_t) sim_random(2)};
+        uint8_t body[8192], message[512];
+        size_t body_bytes = 0, bytes = 0;
+        struct hr_arena arena;
+
+        for (uint32_t i = 0; i < reserve.graph_count; i++) {
+                struct hr_graph *made = recipe_graph(i ? RECIPE_CHAIN : RECIPE_DOUBLE,
+                                                     client->width);
+                size_t size = 0;
+
+                HR_ASSERT(hr_wire_graph_encode(made, body + body_bytes, sizeof body - body_bytes,
+                                               NULL, &size) == HR_OK);
+                (void) hr_graph_unref(made);
+                wanted[i] = (struct hr_wire_submit){.graph_bytes = size,
+                                                    .n_copies = (uint32_t) sim_random(4)};
+                body_bytes += size;
+        }
+        if (body_bytes > sim.traits.body_bytes)
+                reserve.body_bytes = body_bytes;
+        hr_arena_init(&arena, 1U << 16);
+        HR_ASSERT(hr_wire_reserve_encode(&reserve, &arena, message, sizeof message, NULL, &bytes) ==
+                  HR_OK);
+        hr_arena_deinit(&arena);
+        client_request(client, request, HR_FRAME_RESERVE, span(message, bytes),
+                       span(body, body_bytes), NULL, 0);
 }
 
 void say_tap(struct client *client, struct request *run, uint32_t tap) {
@@ -319,6 +449,14 @@ static bool say_state(struct client *client, struct request *request) {
                 say_alloc(client, request);
                 return true;
         }
+        if (request->kind == KIND_RESTORE) {
+                if (state->asked || client->saved.size == 0)
+                        return false;
+                state_make(client, request->object);
+                request->line = client->saved.line;
+                say_restore(client, request);
+                return true;
+        }
         if (state->handle == 0)
                 return false;
         switch (request->kind) {
@@ -368,12 +506,30 @@ static bool say_set(struct client *client, struct request *request) {
         return true;
 }
 
+static bool say_reservation(struct client *client, struct request *request) {
+        if (request->kind == KIND_RESERVE) {
+                if (client->reservation.asked)
+                        return false;
+                client->reservation.asked = true;
+                say_reserve(client, request);
+                return true;
+        }
+        if (client->reservation.handle == 0)
+                return false;
+        say_number(client, request, HR_FRAME_RELEASE, client->reservation.handle);
+        client->reservation.handle = 0;
+        client->reservation.asked = false;
+        return true;
+}
+
 static request_kind some_kind(void) {
         static const uint8_t weights[KINDS] = {
                 [KIND_PING] = 4,    [KIND_CANCEL] = 10, [KIND_SYNC] = 4, [KIND_STATS] = 2,
                 [KIND_SUBMIT] = 25, [KIND_RELEASE] = 4, [KIND_RUN] = 80, [KIND_SEQUENCE] = 15,
                 [KIND_ALLOC] = 12,  [KIND_READ] = 20,   [KIND_SAVE] = 6, [KIND_WRITE] = 15,
-                [KIND_FORK] = 8,    [KIND_FREE] = 4,    [KIND_PUT] = 15, [KIND_DROP] = 4};
+                [KIND_FORK] = 8,    [KIND_FREE] = 4,    [KIND_PUT] = 15, [KIND_DROP] = 4,
+                [KIND_RESTORE] = 8, [KIND_RESERVE] = 6, [KIND_UNRESERVE] = 4,
+                [KIND_REGION] = 8, [KIND_UNREGION] = 3};
         uint32_t sum = 0;
         uint64_t at;
 
@@ -420,6 +576,14 @@ void say_something(struct client *client) {
         case KIND_DROP:
                 request->object = (uint32_t) sim_random(SETS_MAX);
                 said = say_set(client, request);
+                break;
+        case KIND_REGION:
+        case KIND_UNREGION:
+                said = say_region(client, request);
+                break;
+        case KIND_RESERVE:
+        case KIND_UNRESERVE:
+                said = say_reservation(client, request);
                 break;
         default:
                 request->object = (uint32_t) sim_random(STATES_MAX);

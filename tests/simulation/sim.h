@@ -121,6 +121,8 @@ struct sim_link *sim_link_open(uint32_t uid);
 /* At the client's side: bytes that went, or came; 0 = none now. */
 size_t sim_link_write(struct sim_link *link, const uint8_t *bytes, size_t size);
 size_t sim_link_read(struct sim_link *link, uint8_t *bytes, size_t size);
+/* A descriptor, which it takes, with the byte at that place of what is written. */
+void sim_link_pass(struct sim_link *link, uint64_t at, int fd);
 /* Nothing more comes from the daemon, and all has been read. */
 bool sim_link_is_over(const struct sim_link *link);
 /* Nothing more is sent; replies are still read. */

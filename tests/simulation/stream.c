@@ -19,6 +19,7 @@
 
 #define PIECES 32U
 #define LINKS_MAX 256U
+#define FDS_MAX 64U
 
 struct flow {
         uint8_t *bytes;
@@ -38,6 +39,12 @@ struct sim_link {
         bool closed_there;                 /* by the daemon */
         uint64_t open_ns, cut_ns, gone_ns; /* arrive at the daemon */
         struct flow up, down;
+        /* Descriptors on their way; the first `fds_here` have arrived and were not claimed yet. */
+        struct {
+                uint64_t at;
+                int fd;
+        } fds[FDS_MAX];
+        uint32_t fd_count, fds_here;
 };
 
 static struct sim_link *links[LINKS_MAX];
@@ -111,6 +118,8 @@ static void flow_end(struct flow *flow) {
                 flow->end_ns = HR_MAX(flow->last_ns, sim.now_ns + latency());
 }
 
+static void fds_close(struct sim_link *link);
+
 /* ---- the clients' side ----------------------------------------------------------------------- */
 
 struct sim_link *sim_link_open(uint32_t uid) {
@@ -133,6 +142,15 @@ size_t sim_link_write(struct sim_link *link, const uint8_t *bytes, size_t size) 
 
         sim_loop_nudge();
         return count;
+}
+
+void sim_link_pass(struct sim_link *link, uint64_t at, int fd) {
+        if (link->closed_there || link->fd_count == FDS_MAX) {
+                (void) close(fd);
+                return;
+        }
+        link->fds[link->fd_count].at = at;
+        link->fds[link->fd_count++].fd = fd;
 }
 
 bool sim_link_has_room(const struct sim_link *link) {
@@ -187,6 +205,7 @@ void sim_links_free(void) {
         for (uint32_t i = 0; i < link_count; i++) {
                 if (links[i]->fd >= 0)
                         sim_fail("descriptor %d has not been closed", links[i]->fd);
+                fds_close(links[i]);
                 free(links[i]->up.bytes);
                 free(links[i]->down.bytes);
                 free(links[i]);
@@ -268,7 +287,14 @@ int hr_stream_accept(int listening, bool is_tcp) {
         return -1;
 }
 
+static void fds_close(struct sim_link *link) {
+        while (link->fd_count > 0)
+                (void) close(link->fds[--link->fd_count].fd);
+        link->fds_here = 0;
+}
+
 static void link_close(struct sim_link *link) {
+        fds_close(link);
         (void) close(link->fd);
         link->fd = -1;
         link->closed_there = true;
@@ -317,13 +343,27 @@ const char *hr_stream_name(const struct hr_stream *stream) {
 }
 
 uint32_t hr_stream_fd_count(const struct hr_stream *stream) {
-        (void) stream;
-        return 0;
+        return link_of(stream->fd)->fds_here;
 }
 
 int hr_stream_fd_take(struct hr_stream *stream) {
-        (void) stream;
-        return -1;
+        struct sim_link *link = link_of(stream->fd);
+        int fd = link->fds[0].fd;
+
+        if (link->fds_here == 0)
+                return -1;
+        link->fds_here--;
+        memmove(link->fds, link->fds + 1, --link->fd_count * sizeof link->fds[0]);
+        return fd;
+}
+
+/* Descriptors come with their byte. */
+static void link_deliver(struct sim_link *link, const struct hr_stream *stream) {
+        while (link->fds_here < link->fd_count && link->fds[link->fds_here].at < link->up.read) {
+                if (!stream->takes_fds)
+                        sim_fail("a descriptor is not taken");
+                link->fds_here++;
+        }
 }
 
 hr_stream_event hr_stream_receive(struct hr_stream *stream, const struct iovec *parts,
@@ -347,6 +387,7 @@ hr_stream_event hr_stream_receive(struct hr_stream *stream, const struct iovec *
                         break;
         }
         *ret_bytes = got;
+        link_deliver(link, stream);
         sim_clients_nudge();
         return got > 0 ? HR_STREAM_OK : HR_STREAM_LATER;
 }

@@ -8,10 +8,11 @@
 #define READ_BYTES 4096U
 
 const char *kind_name(request_kind kind) {
-        static const char *const names[KINDS] = {"HELLO",  "PING",    "CANCEL", "SYNC",     "STATS",
-                                                 "SUBMIT", "RELEASE", "RUN",    "SEQUENCE", "ALLOC",
-                                                 "READ",   "SAVE",    "WRITE",  "FORK",     "FREE",
-                                                 "PUT",    "DROP",    "TAP"};
+        static const char *const names[KINDS] = {
+                "HELLO", "PING",  "CANCEL", "SYNC",    "STATS", "SUBMIT", "RELEASE",
+                "RUN",   "SEQUENCE", "ALLOC", "READ",  "SAVE",  "WRITE",  "FORK",
+                "RESTORE", "FREE", "PUT",   "DROP",    "RESERVE", "UNRESERVE", "REGION",
+                "UNREGION", "TAP"};
 
         return names[kind];
 }
@@ -36,6 +37,7 @@ void client_frame(struct client *client, uint32_t type, uint32_t flags, uint64_t
 
         hr_frame_header_encode(&(struct hr_frame_header){.type = (uint8_t) type,
                                                          .flags = (uint16_t) flags,
+                                                         .n_fds = (flags & HR_FRAME_FDS) != 0,
                                                          .request_id = id,
                                                          .message_bytes = (uint32_t) message.size,
                                                          .body_bytes = (uint32_t) body.size,
@@ -52,7 +54,8 @@ struct request *client_request_new(struct client *client, request_kind kind) {
 
                 if (request->id != 0)
                         continue;
-                *request = (struct request){.id = ++client->next_id, .kind = kind, .state = -1};
+                *request = (struct request){
+                        .id = ++client->next_id, .kind = kind, .state = -1, .fd = -1};
                 client->open++;
                 return request;
         }
@@ -87,8 +90,11 @@ void client_request(struct client *client, struct request *request, uint32_t typ
         }
         request->data = data;
         request->data_bytes = data_bytes;
-        client_frame(client, type, data ? HR_FRAME_MORE : HR_FRAME_END, request->id, timeout_ms,
-                     message, body);
+        if (request->fd >= 0)
+                sim_link_pass(client->link, client->out_made, request->fd);
+        client_frame(client, type,
+                     (data ? HR_FRAME_MORE : HR_FRAME_END) | (request->fd >= 0 ? HR_FRAME_FDS : 0),
+                     request->id, timeout_ms, message, body);
         request->sent_end = client->out_made;
         if (!data)
                 effect_place(client, request);
@@ -121,6 +127,40 @@ static void data_send(struct client *client, struct request *request) {
                         effect_place(client, request);
                 request->credit -= bytes;
         }
+}
+
+/* What the daemon has asked for; that it wants no more only its reply tells. */
+static void ranges_send(struct client *client, struct request *request) {
+        while (request->range_count > 0) {
+                struct asked_range *range = &request->ranges[0];
+                uint64_t bytes = HR_MIN(range->bytes, (uint64_t) sim.traits.body_bytes);
+                uint8_t message[16];
+                size_t message_bytes = 0;
+
+                if (sim_chance(300))
+                        bytes = 1 + sim_random(bytes);
+                HR_ASSERT(hr_wire_varint_encode(range->offset, message, sizeof message, NULL,
+                                                &message_bytes) == HR_OK);
+                client_frame(client, HR_FRAME_DATA, HR_FRAME_MORE, request->id, 0,
+                             (struct hr_wire_span){message, message_bytes},
+                             (struct hr_wire_span){request->data + range->offset, bytes});
+                range->offset += bytes;
+                range->bytes -= bytes;
+                if (range->bytes == 0)
+                        memmove(range, range + 1, --request->range_count * sizeof *range);
+        }
+}
+
+static void range_take(struct client *client, struct request *request, uint64_t offset,
+                       uint64_t bytes) {
+        if (offset > request->data_bytes || bytes > request->data_bytes - offset)
+                sim_fail("client %u: bytes %llu to %llu of %llu are asked for", client->number,
+                         (unsigned long long) offset, (unsigned long long) (offset + bytes),
+                         (unsigned long long) request->data_bytes);
+        HR_ASSERT(request->range_count < RANGES_MAX);
+        request->ranges[request->range_count++] = (struct asked_range){offset, bytes};
+        if (client->phase <= PHASE_ENDING && !client->mute)
+                ranges_send(client, request);
 }
 
 void client_send(struct client *client) {
@@ -239,14 +279,18 @@ static void reply_take(struct client *client, const struct hr_frame_header *head
 static void frame_take(struct client *client, const struct hr_frame_header *header,
                        struct hr_wire_span message, struct hr_wire_span body) {
         struct request *request;
-        uint64_t bytes = 0;
+        uint64_t bytes = 0, offset = 0;
 
         if (header->type == HR_FRAME_CREDIT) {
                 request = request_find(client, header->request_id);
-                if (hr_wire_varint_decode(message, NULL, &bytes) != HR_OK || bytes == 0)
+                if (hr_wire_credit_decode(message, NULL, &bytes, &offset) != HR_OK || bytes == 0)
                         sim_fail("client %u: credit of nothing", client->number);
                 if (!request) /* ended meanwhile */
                         return;
+                if (request->pulled) {
+                        range_take(client, request, offset, bytes);
+                        return;
+                }
                 request->credit += bytes;
                 sim_tell("client %u: %s %llu may send %llu", client->number,
                          kind_name(request->kind), (unsigned long long) request->id,
