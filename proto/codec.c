@@ -138,9 +138,8 @@ hr_status hr_codec_decode(struct hr_wire_span message, const pb_msgdesc_t *field
         return HR_OK;
 }
 
-hr_status hr_codec_too_long(const pb_ostream_t *stream, size_t capacity, struct hr_diag *diag) {
-        return hr_fail_reason(diag, HR_E_EXHAUSTED, "MESSAGE", "message over %zu bytes: %s",
-                              capacity, PB_GET_ERROR(stream));
+hr_status hr_codec_too_long(size_t capacity, struct hr_diag *diag) {
+        return hr_fail_reason(diag, HR_E_EXHAUSTED, "MESSAGE", "message over %zu bytes", capacity);
 }
 
 hr_status hr_codec_encode(const pb_msgdesc_t *fields, const void *source, uint8_t *buffer,
@@ -150,7 +149,7 @@ hr_status hr_codec_encode(const pb_msgdesc_t *fields, const void *source, uint8_
         if (buffer)
                 stream = pb_ostream_from_buffer(buffer, capacity);
         if (!pb_encode(&stream, fields, source))
-                return hr_codec_too_long(&stream, capacity, diag);
+                return hr_codec_too_long(capacity, diag);
         *ret_bytes = stream.bytes_written;
         return HR_OK;
 }
@@ -189,12 +188,12 @@ static bool numbers_take(pb_istream_t *stream, struct hr_codec_list *list, size_
         void *to;
 
         if (bytes % width != 0)
-                PB_RETURN_ERROR(stream, "length of a list");
+                return hr_codec_refuse(stream, "length of a list");
         if (bytes == 0)
                 return true;
         to = hr_codec_list_extend(list, (uint32_t) (bytes / width), width);
         if (!to)
-                PB_RETURN_ERROR(stream, "list too long");
+                return hr_codec_refuse(stream, "list too long");
         return pb_read(stream, to, bytes);
 }
 
@@ -228,15 +227,15 @@ static bool take_rule(pb_istream_t *stream, const pb_field_t *field, void **arg)
                 return false;
         if (!hr_codec_array_is_valid(message.pattern, sizeof message.pattern) ||
             !hr_codec_array_is_valid(message.device, sizeof message.device))
-                PB_RETURN_ERROR(stream, "rule is no UTF-8");
+                return hr_codec_refuse(stream, "rule is no UTF-8");
         rule = hr_codec_list_extend(list, 1, sizeof *rule);
         if (!rule)
-                PB_RETURN_ERROR(stream, "too many rules");
+                return hr_codec_refuse(stream, "too many rules");
         rule->pattern = arena_text(list->arena, message.pattern);
         rule->device = arena_text(list->arena, message.device);
         if (!rule->pattern || !rule->device) {
                 list->exhausted = true;
-                PB_RETURN_ERROR(stream, "too many rules");
+                return hr_codec_refuse(stream, "too many rules");
         }
         return true;
 }

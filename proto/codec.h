@@ -417,11 +417,9 @@ struct hr_wire_reserve {
 HR_NODISCARD hr_status hr_wire_reserve_decode(struct hr_wire_span message, struct hr_arena *arena,
                                               struct hr_diag *diag,
                                               struct hr_wire_reserve *ret_reserve);
-/* Graphs through `arena`, which holds them encoded meanwhile. */
 HR_NODISCARD hr_status hr_wire_reserve_encode(const struct hr_wire_reserve *reserve,
-                                              struct hr_arena *arena, uint8_t *buffer,
-                                              size_t capacity, struct hr_diag *diag,
-                                              size_t *ret_bytes);
+                                              uint8_t *buffer, size_t capacity,
+                                              struct hr_diag *diag, size_t *ret_bytes);
 
 struct hr_wire_reserved_graph {
         uint8_t digest[HR_WIRE_DIGEST_BYTES];

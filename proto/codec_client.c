@@ -188,7 +188,9 @@ static bool take_device(pb_istream_t *stream, const pb_field_t *field, void **ar
                 .memory_used = wire.memory_used,
                 .threads = wire.threads,
         };
-        return device->name && device->description && device->type && device->memory_kind;
+        if (!device->name || !device->description || !device->type || !device->memory_kind)
+                return hr_codec_refuse(stream, "a text is no UTF-8");
+        return true;
 }
 
 hr_status hr_wire_devices_reply_decode(struct hr_wire_span message, struct hr_arena *arena,
@@ -226,7 +228,9 @@ static bool take_stat(pb_istream_t *stream, const pb_field_t *field, void **arg)
                 .labels = text_keep(list, wire.labels, sizeof wire.labels),
                 .value = wire.value,
         };
-        return stat->name && stat->labels;
+        if (!stat->name || !stat->labels)
+                return hr_codec_refuse(stream, "a text is no UTF-8");
+        return true;
 }
 
 hr_status hr_wire_stats_decode(struct hr_wire_span message, struct hr_arena *arena,
@@ -264,11 +268,13 @@ static bool take_step_reply(pb_istream_t *stream, const pb_field_t *field, void 
 
         (void) field;
         wire.output_bytes = hr_codec_list_fixed64(&outputs);
-        if (!pb_decode(stream, headrace_v1_StepReply_fields, &wire))
+        if (!pb_decode(stream, headrace_v1_StepReply_fields, &wire)) {
+                list->exhausted |= outputs.exhausted;
                 return false;
+        }
         step = hr_codec_list_extend(list, 1, sizeof *step);
         if (!step)
-                PB_RETURN_ERROR(stream, "too many steps");
+                return hr_codec_refuse(stream, "too many steps");
         *step = (struct hr_wire_step_reply){
                 .output_bytes = outputs.items,
                 .output_count = outputs.count,
@@ -283,9 +289,14 @@ hr_status hr_wire_sequence_reply_decode(struct hr_wire_span message, struct hr_a
                                         struct hr_wire_sequence_reply *ret_reply) {
         struct hr_codec_list steps = {.arena = arena};
         headrace_v1_SequenceReply wire = headrace_v1_SequenceReply_init_zero;
+        struct hr_diag local = {0};
+        hr_status status;
 
+        if (!diag)
+                diag = &local;
         wire.steps = (pb_callback_t){.funcs.decode = take_step_reply, .arg = &steps};
-        HR_TRY(hr_codec_decode(message, headrace_v1_SequenceReply_fields, &wire, diag));
+        status = hr_codec_decode(message, headrace_v1_SequenceReply_fields, &wire, diag);
+        HR_TRY(hr_codec_list_check(&steps, status, diag));
         *ret_reply = (struct hr_wire_sequence_reply){steps.items, steps.count, wire.queue_ns};
         return HR_OK;
 }
@@ -304,7 +315,9 @@ static bool take_set(pb_istream_t *stream, const pb_field_t *field, void **arg) 
         set_info_take(&wire, set);
         set->name = text_keep(list, wire.name, sizeof wire.name);
         set->source = text_keep(list, wire.source, sizeof wire.source);
-        return set->name && set->source;
+        if (!set->name || !set->source)
+                return hr_codec_refuse(stream, "a text is no UTF-8");
+        return true;
 }
 
 hr_status hr_wire_sets_decode(struct hr_wire_span message, struct hr_arena *arena,

@@ -12,8 +12,7 @@
 /* ---- graph encoding -------------------------------------------------------------------------- */
 
 static bool put_packed(pb_ostream_t *stream, uint32_t tag, uint64_t bytes) {
-        return bytes <= SIZE_MAX && pb_encode_tag(stream, PB_WT_STRING, tag) &&
-               pb_encode_varint(stream, bytes);
+        return pb_encode_tag(stream, PB_WT_STRING, tag) && pb_encode_varint(stream, bytes);
 }
 
 static bool put_word(pb_ostream_t *stream, uint32_t value) {
@@ -297,18 +296,20 @@ static hr_status manifest_fill(const struct hr_columns *columns, uint32_t count,
 static hr_status manifest_read(struct hr_columns *columns, struct hr_wire_span message,
                                const struct hr_wire_manifest_limits *limits, struct hr_arena *arena,
                                struct hr_diag *diag, struct hr_wire_manifest *ret_manifest) {
+        const uint64_t most = HR_MIN(limits->tensors_max, UINT64_C(0xFFFFFFFE));
         const struct hr_column *at = columns->at;
         uint64_t count;
 
         HR_TRY(hr_columns_scan(columns, message, diag));
         count = hr_column_count(&at[MANIFEST_TYPE]);
-        if (count > limits->tensors_max || count >= UINT32_MAX) {
-                hr_status status = hr_fail_reason(
-                        diag, HR_E_EXHAUSTED, "LIMIT", "%llu tensors, at most %llu",
-                        (unsigned long long) count, (unsigned long long) limits->tensors_max);
+        if (count > most) {
+                hr_status status = hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT",
+                                                  "%llu tensors, at most %llu",
+                                                  (unsigned long long) count,
+                                                  (unsigned long long) most);
 
                 if (diag) {
-                        diag->limit = limits->tensors_max;
+                        diag->limit = most;
                         diag->actual = count;
                 }
                 return status;
@@ -350,9 +351,8 @@ static bool put_manifest(pb_ostream_t *stream, const struct hr_wire_manifest *ma
                put_blob(stream, MANIFEST_NAMES, manifest->names, manifest->names_bytes) &&
                put_blob(stream, MANIFEST_TYPE, manifest->types, (uint64_t) count * 4) &&
                put_blob(stream, MANIFEST_NE, manifest->ne, (uint64_t) count * HR_DIMS * 8) &&
-               (manifest->leaf_digests_bytes == 0 ||
-                put_blob(stream, MANIFEST_LEAF_DIGESTS, manifest->leaf_digests,
-                         manifest->leaf_digests_bytes));
+               put_blob(stream, MANIFEST_LEAF_DIGESTS, manifest->leaf_digests,
+                        manifest->leaf_digests_bytes);
 }
 
 hr_status hr_wire_manifest_encode(const struct hr_wire_manifest *manifest, uint8_t *buffer,

@@ -8,8 +8,8 @@
 #include "proto/codec_priv.h"
 
 static bool put_blob(pb_ostream_t *stream, uint32_t number, const void *data, uint64_t bytes) {
-        return bytes <= SIZE_MAX && pb_encode_tag(stream, PB_WT_STRING, number) &&
-               pb_encode_string(stream, data, (size_t) bytes);
+        return pb_encode_tag(stream, PB_WT_STRING, number) &&
+               pb_encode_string(stream, data, bytes);
 }
 
 /* Names of devices and the like: what is no text would spoil the whole message. */
@@ -18,6 +18,11 @@ static bool put_text(pb_ostream_t *stream, uint32_t number, const char *text) {
 
         hr_codec_text_copy(clean, sizeof clean, text);
         return put_blob(stream, number, clean, strlen(clean));
+}
+
+/* Of an element of a column. */
+static size_t form_bytes(hr_wire_form form) {
+        return form == HR_WIRE_WORDS ? 4 : form == HR_WIRE_LONGS ? 8 : 1;
 }
 
 static bool put_field(pb_ostream_t *stream, const struct hr_wire_field *field) {
@@ -34,17 +39,10 @@ static bool put_field(pb_ostream_t *stream, const struct hr_wire_field *field) {
                         if (!put_text(stream, field->number, texts[i]))
                                 return false;
                 return true;
-        case HR_WIRE_BYTES:
-                return field->count == 0 ||
-                       put_blob(stream, field->number, field->data, field->count);
-        case HR_WIRE_WORDS:
-                return field->count == 0 ||
-                       put_blob(stream, field->number, field->data, field->count * 4);
-        case HR_WIRE_LONGS:
-                return field->count == 0 ||
-                       put_blob(stream, field->number, field->data, field->count * 8);
+        default: /* a column */
+                return field->count == 0 || put_blob(stream, field->number, field->data,
+                                                     field->count * form_bytes(field->form));
         }
-        return false;
 }
 
 hr_status hr_wire_fields_encode(const struct hr_wire_field *fields, uint32_t count, uint8_t *buffer,
@@ -82,13 +80,15 @@ static char *take_bytes(struct taking *taking, size_t *ret_bytes) {
                 return NULL;
         bytes = sub.bytes_left;
         data = hr_arena_alloc(taking->arena, (uint64_t) bytes + 1, 8);
-        if (!data || !pb_read(&sub, (pb_byte_t *) data, bytes)) {
-                taking->exhausted = taking->exhausted || !data;
+        if (!data) {
+                taking->exhausted = true;
                 return NULL;
         }
+        (void) pb_read(&sub, (pb_byte_t *) data, bytes); /* so many are there */
+        (void) pb_close_string_substream(&taking->stream, &sub);
         data[bytes] = '\0';
         *ret_bytes = bytes;
-        return pb_close_string_substream(&taking->stream, &sub) ? data : NULL;
+        return data;
 }
 
 static bool take_text(struct taking *taking, uint32_t index, const char *text, size_t bytes) {
@@ -103,15 +103,17 @@ static bool take_text(struct taking *taking, uint32_t index, const char *text, s
                 return true;
         }
         item = hr_codec_list_extend(&taking->texts[index], 1, sizeof *item);
-        taking->exhausted = taking->exhausted || !item;
-        if (item)
-                *item = text;
-        return item != NULL;
+        if (!item) {
+                taking->exhausted = true;
+                return false;
+        }
+        *item = text;
+        return true;
 }
 
 static bool take_field(struct taking *taking, uint32_t index, pb_wire_type_t type) {
         struct hr_wire_field *field = &taking->fields[index];
-        const size_t width = field->form == HR_WIRE_WORDS ? 4 : field->form == HR_WIRE_LONGS ? 8 : 1;
+        const size_t width = form_bytes(field->form);
         size_t bytes = 0;
         char *data;
 
@@ -169,10 +171,11 @@ hr_status hr_wire_fields_decode(struct hr_wire_span message, struct hr_arena *ar
         if (!take_fields(&taking)) {
                 if (taking.exhausted)
                         return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a message");
-                return hr_fail_reason(diag, HR_E_INVALID, taking.bad_text ? "UTF8" : "DECODE",
-                                      "message: %s",
-                                      taking.bad_text ? "a text is no valid UTF-8"
-                                                      : PB_GET_ERROR(&taking.stream));
+                if (taking.bad_text)
+                        return hr_fail_reason(diag, HR_E_INVALID, "UTF8",
+                                              "message: a text is no valid UTF-8");
+                return hr_fail_reason(diag, HR_E_INVALID, "DECODE", "message: %s",
+                                      PB_GET_ERROR(&taking.stream));
         }
         for (uint32_t i = 0; i < count; i++)
                 if (fields[i].form == HR_WIRE_TEXTS) {

@@ -158,11 +158,11 @@ static hr_status graph_fill_tensors(const struct hr_columns *columns, struct hr_
                 memcpy(tensor->ne, at[GRAPH_NE].data + (size_t) i * sizeof tensor->ne,
                        sizeof tensor->ne);
                 if (hr_tensor_set_contiguous(tensor, diag) != HR_OK) {
-                        if (diag && !diag->has_tensor) {
+                        if (diag) {
                                 diag->has_tensor = true;
                                 diag->tensor = i;
                         }
-                        return diag ? diag->status : HR_E_INVALID;
+                        return HR_E_INVALID;
                 }
         }
         for (uint32_t i = 0; i < graph->leaf_count; i++)

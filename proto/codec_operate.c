@@ -15,7 +15,7 @@
         hr_codec_text_copy(wire->name, sizeof wire->name, from->name);
 #define NUMBER_IN(type, name) to->name = wire->name;
 #define TEXT_IN(name, bytes)                                                                       \
-        good = good && hr_codec_array_is_valid(wire->name, sizeof wire->name);                     \
+        good &= hr_codec_array_is_valid(wire->name, sizeof wire->name);                            \
         memcpy(to->name, wire->name, bytes);
 
 /* put: fills the generated struct. take: fills ours; false where a text is none. */
@@ -35,7 +35,7 @@ static hr_status text_fail(struct hr_diag *diag) {
 }
 
 /* A message that is such a struct and nothing else. */
-#define MESSAGE(name, Message)                                                                     \
+#define MESSAGE_ENCODE(name, Message)                                                              \
         hr_status hr_wire_##name##_encode(const struct hr_wire_##name *from, uint8_t *buffer,      \
                                           size_t capacity, struct hr_diag *diag,                   \
                                           size_t *ret_bytes) {                                     \
@@ -44,7 +44,9 @@ static hr_status text_fail(struct hr_diag *diag) {
                 name##_put(from, &wire);                                                           \
                 return hr_codec_encode(headrace_v1_##Message##_fields, &wire, buffer, capacity,    \
                                        diag, ret_bytes);                                           \
-        }                                                                                          \
+        }
+#define MESSAGE(name, Message)                                                                     \
+        MESSAGE_ENCODE(name, Message)                                                              \
         hr_status hr_wire_##name##_decode(struct hr_wire_span message, struct hr_diag *diag,       \
                                           struct hr_wire_##name *ret_to) {                         \
                 headrace_v1_##Message wire = headrace_v1_##Message##_init_zero;                    \
@@ -54,6 +56,17 @@ static hr_status text_fail(struct hr_diag *diag) {
                 if (!name##_take(&wire, &to))                                                      \
                         return text_fail(diag);                                                    \
                 *ret_to = to;                                                                      \
+                return HR_OK;                                                                      \
+        }
+/* The same without a text in it. */
+#define MESSAGE_OF_NUMBERS(name, Message)                                                          \
+        MESSAGE_ENCODE(name, Message)                                                              \
+        hr_status hr_wire_##name##_decode(struct hr_wire_span message, struct hr_diag *diag,       \
+                                          struct hr_wire_##name *ret_to) {                         \
+                headrace_v1_##Message wire = headrace_v1_##Message##_init_zero;                    \
+                                                                                                   \
+                HR_TRY(hr_codec_decode(message, headrace_v1_##Message##_fields, &wire, diag));     \
+                (void) name##_take(&wire, ret_to);                                                 \
                 return HR_OK;                                                                      \
         }
 
@@ -74,7 +87,9 @@ static hr_status text_fail(struct hr_diag *diag) {
                 if (!pb_decode(stream, headrace_v1_##Message##_fields, &wire))                     \
                         return false;                                                              \
                 row = hr_codec_list_extend(*arg, 1, sizeof *row);                                  \
-                return row && name##_take(&wire, row);                                             \
+                if (!row || !name##_take(&wire, row))                                              \
+                        return hr_codec_refuse(stream, "a text is no UTF-8");                      \
+                return true;                                                                       \
         }
 
 /* A message that is a list of such rows, in field `rows_field`. */
@@ -120,16 +135,16 @@ MESSAGE(status, StatusReply)
 SHAPE(reload, ReloadReply, HR_WIRE_RELOAD_LIST)
 MESSAGE(reload, ReloadReply)
 SHAPE(drained, DrainReply, HR_WIRE_DRAIN_LIST)
-MESSAGE(drained, DrainReply)
+MESSAGE_OF_NUMBERS(drained, DrainReply)
 SHAPE(evict, Evict, HR_WIRE_EVICT_LIST)
 MESSAGE(evict, Evict)
 SHAPE(evicted, EvictReply, HR_WIRE_EVICTED_LIST)
-MESSAGE(evicted, EvictReply)
+MESSAGE_OF_NUMBERS(evicted, EvictReply)
 
 #define EXPLAIN_FIELDS(NUMBER, TEXT)                                                               \
         NUMBER(uint64_t, handle) NUMBER(uint64_t, session) NUMBER(uint32_t, graph)
 SHAPE(explain, Explain, EXPLAIN_FIELDS)
-MESSAGE(explain, Explain)
+MESSAGE_OF_NUMBERS(explain, Explain)
 
 static void page_put(const struct hr_wire_page *from, headrace_v1_Plans *wire) {
         wire->after_session = from->first;
@@ -140,7 +155,7 @@ static bool page_take(const headrace_v1_Plans *wire, struct hr_wire_page *to) {
         *to = (struct hr_wire_page){wire->after_session, wire->after_graph};
         return true;
 }
-MESSAGE(page, Plans)
+MESSAGE_OF_NUMBERS(page, Plans)
 
 /* ---- health ---------------------------------------------------------------------------------- */
 
@@ -211,15 +226,14 @@ static void quota_put(const struct hr_wire_quota *from, headrace_v1_PrincipalQuo
 }
 
 static bool quota_take(const headrace_v1_PrincipalQuota *wire, struct hr_wire_quota *to) {
-        bool good = hr_codec_array_is_valid(wire->principal, sizeof wire->principal) &&
+        bool good = hr_codec_array_is_valid(wire->principal, sizeof wire->principal) &
                     hr_codec_array_is_valid(wire->permissions, sizeof wire->permissions);
 
         *to = (struct hr_wire_quota){.weight = wire->weight, .item_count = wire->items_count};
         memcpy(to->principal, wire->principal, sizeof to->principal);
         memcpy(to->permissions, wire->permissions, sizeof to->permissions);
         for (uint32_t i = 0; i < to->item_count; i++) {
-                good = good && hr_codec_array_is_valid(wire->items[i].what,
-                                                       sizeof wire->items[i].what);
+                good &= hr_codec_array_is_valid(wire->items[i].what, sizeof wire->items[i].what);
                 memcpy(to->items[i].what, wire->items[i].what, sizeof to->items[i].what);
                 to->items[i].held = wire->items[i].held;
                 to->items[i].limit = wire->items[i].limit;

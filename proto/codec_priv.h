@@ -26,7 +26,12 @@ HR_NODISCARD hr_status hr_codec_encode(const pb_msgdesc_t *fields, const void *s
                                        uint8_t *buffer, size_t capacity, struct hr_diag *diag,
                                        size_t *ret_bytes);
 /* The failure of an encode. */
-hr_status hr_codec_too_long(const pb_ostream_t *stream, size_t capacity, struct hr_diag *diag);
+hr_status hr_codec_too_long(size_t capacity, struct hr_diag *diag);
+/* For a decode callback: why it ends the decoding. */
+static inline bool hr_codec_refuse(pb_istream_t *stream, const char *words) {
+        stream->errmsg = words;
+        return false;
+}
 /* HR_E_INVALID with reason UTF8 and the field unless the decoded string of a zeroed struct is
  * valid. A NUL inside is found by what stands behind it. */
 HR_NODISCARD hr_status hr_codec_text_check(const char *text, size_t capacity, const char *field,
@@ -76,6 +81,9 @@ pb_callback_t hr_codec_put_items(struct hr_codec_items *items);
 
 /* An item of struct hr_wire_device_bytes. */
 bool hr_codec_device_bytes_put(pb_ostream_t *stream, const void *data, uint32_t index);
+
+/* A Submit within a message; the tag is already written. */
+bool hr_codec_submit_put(pb_ostream_t *stream, const struct hr_wire_submit *submit);
 
 /* An item of struct hr_wire_rule. */
 bool hr_codec_rule_put(pb_ostream_t *stream, const void *data, uint32_t index);

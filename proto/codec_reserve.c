@@ -16,15 +16,14 @@ static bool take_submit(pb_istream_t *stream, const pb_field_t *field, void **ar
         submit = hr_codec_list_extend(list, 1, sizeof *submit);
         if (!bytes || !submit) {
                 list->exhausted = true;
-                PB_RETURN_ERROR(stream, "too many graphs");
+                return hr_codec_refuse(stream, "too many graphs");
         }
         memset(submit, 0, sizeof *submit);
-        if (!pb_read(stream, bytes, message.size))
-                return false;
+        (void) pb_read(stream, bytes, message.size); /* so many are left */
         message.data = bytes;
         if (hr_wire_submit_decode(message, list->arena, &diag, submit) != HR_OK) {
                 list->exhausted = diag.status == HR_E_EXHAUSTED;
-                PB_RETURN_ERROR(stream, "arguments of a graph");
+                return hr_codec_refuse(stream, "arguments of a graph");
         }
         return true;
 }
@@ -49,41 +48,22 @@ hr_status hr_wire_reserve_decode(struct hr_wire_span message, struct hr_arena *a
         return HR_OK;
 }
 
-static bool span_put(pb_ostream_t *stream, const void *data, uint32_t index) {
-        const struct hr_wire_span *span = (const struct hr_wire_span *) data + index;
-
-        return pb_encode_string(stream, span->data, span->size);
+static bool submit_put(pb_ostream_t *stream, const void *data, uint32_t index) {
+        return hr_codec_submit_put(stream, (const struct hr_wire_submit *) data + index);
 }
 
-hr_status hr_wire_reserve_encode(const struct hr_wire_reserve *reserve, struct hr_arena *arena,
-                                 uint8_t *buffer, size_t capacity, struct hr_diag *diag,
-                                 size_t *ret_bytes) {
-        struct hr_wire_span *spans =
-                hr_arena_alloc(arena, ((uint64_t) reserve->graph_count + 1) * sizeof *spans, 8);
+hr_status hr_wire_reserve_encode(const struct hr_wire_reserve *reserve, uint8_t *buffer,
+                                 size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
         struct hr_codec_items graphs = {
-                .data = spans,
+                .data = reserve->graphs,
                 .count = reserve->graph_count,
-                .encode = span_put,
+                .encode = submit_put,
         };
         const headrace_v1_Reserve wire = {
                 .graphs = hr_codec_put_items(&graphs),
                 .body_bytes = reserve->body_bytes,
         };
 
-        if (!spans)
-                return hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT", "too many entries in a list");
-        for (uint32_t i = 0; i < reserve->graph_count; i++) {
-                const struct hr_wire_submit *submit = &reserve->graphs[i];
-                uint8_t *bytes;
-
-                HR_TRY(hr_wire_submit_encode(submit, NULL, 0, diag, &spans[i].size));
-                bytes = hr_arena_alloc(arena, spans[i].size, 1);
-                if (!bytes)
-                        return hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT",
-                                              "too many entries in a list");
-                HR_TRY(hr_wire_submit_encode(submit, bytes, spans[i].size, diag, &spans[i].size));
-                spans[i].data = bytes;
-        }
         return hr_codec_encode(headrace_v1_Reserve_fields, &wire, buffer, capacity, diag,
                                ret_bytes);
 }

@@ -37,10 +37,10 @@ hr_status hr_wire_submit_decode(struct hr_wire_span message, struct hr_arena *ar
         wire.pins = hr_codec_list_rules(&pins);
         wire.planned = hr_codec_list_rules(&planned);
         status = hr_codec_decode(message, headrace_v1_Submit_fields, &wire, diag);
-        HR_TRY(hr_codec_list_check(&weights, status, diag));
-        HR_TRY(hr_codec_list_check(&states, status, diag));
-        HR_TRY(hr_codec_list_check(&taps, status, diag));
-        HR_TRY(hr_codec_list_check(&pins, status, diag));
+        status = hr_codec_list_check(&weights, status, diag);
+        status = hr_codec_list_check(&states, status, diag);
+        status = hr_codec_list_check(&taps, status, diag);
+        status = hr_codec_list_check(&pins, status, diag);
         HR_TRY(hr_codec_list_check(&planned, status, diag));
         HR_TRY(submit_check(&wire, diag));
         HR_TRY(hr_codec_text_check(wire.traceparent, sizeof wire.traceparent, "traceparent", diag));
@@ -81,8 +81,9 @@ static bool pin_put(pb_ostream_t *stream, const void *data, uint32_t index) {
         return pb_encode_submessage(stream, headrace_v1_Pin_fields, &wire);
 }
 
-hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *buffer,
-                                size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+/* Hands the submit to `put` as the generated struct. */
+static bool submit_fill(const struct hr_wire_submit *submit,
+                        bool (*put)(void *arg, const headrace_v1_Submit *wire), void *arg) {
         struct hr_codec_numbers weights = {submit->weights, submit->weight_count, 8};
         struct hr_codec_numbers states = {submit->states, submit->state_count, 8};
         struct hr_codec_numbers taps = {submit->taps, submit->tap_count, 4};
@@ -117,7 +118,32 @@ hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *bu
         hr_codec_text_copy(wire.traceparent, sizeof wire.traceparent, submit->traceparent);
         wire.digest.size = (pb_size_t) submit->digest_bytes;
         memcpy(wire.digest.bytes, submit->digest, submit->digest_bytes);
-        return hr_codec_encode(headrace_v1_Submit_fields, &wire, buffer, capacity, diag, ret_bytes);
+        return put(arg, &wire);
+}
+
+/* As the whole of a stream. */
+static bool submit_put_plain(void *arg, const headrace_v1_Submit *wire) {
+        return pb_encode(arg, headrace_v1_Submit_fields, wire);
+}
+
+static bool submit_put_within(void *arg, const headrace_v1_Submit *wire) {
+        return pb_encode_submessage(arg, headrace_v1_Submit_fields, wire);
+}
+
+bool hr_codec_submit_put(pb_ostream_t *stream, const struct hr_wire_submit *submit) {
+        return submit_fill(submit, submit_put_within, stream);
+}
+
+hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *buffer,
+                                size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+        pb_ostream_t stream = PB_OSTREAM_SIZING;
+
+        if (buffer)
+                stream = pb_ostream_from_buffer(buffer, capacity);
+        if (!submit_fill(submit, submit_put_plain, &stream))
+                return hr_codec_too_long(capacity, diag);
+        *ret_bytes = stream.bytes_written;
+        return HR_OK;
 }
 
 bool hr_codec_device_bytes_put(pb_ostream_t *stream, const void *data, uint32_t index) {
@@ -311,7 +337,7 @@ hr_status hr_wire_run_reply_encode(const struct hr_wire_run_reply *reply, uint8_
                                      : (pb_ostream_t) PB_OSTREAM_SIZING;
 
         if (!put_run_reply(&stream, reply))
-                return hr_codec_too_long(&stream, capacity, diag);
+                return hr_codec_too_long(capacity, diag);
         *ret_bytes = stream.bytes_written;
         return HR_OK;
 }
@@ -320,9 +346,14 @@ hr_status hr_wire_run_reply_decode(struct hr_wire_span message, struct hr_arena 
                                    struct hr_diag *diag, struct hr_wire_run_reply *ret_reply) {
         struct hr_codec_list outputs = {.arena = arena};
         headrace_v1_RunReply wire = headrace_v1_RunReply_init_zero;
+        struct hr_diag local = {0};
+        hr_status status;
 
+        if (!diag)
+                diag = &local;
         wire.output_bytes = hr_codec_list_fixed64(&outputs);
-        HR_TRY(hr_codec_decode(message, headrace_v1_RunReply_fields, &wire, diag));
+        status = hr_codec_decode(message, headrace_v1_RunReply_fields, &wire, diag);
+        HR_TRY(hr_codec_list_check(&outputs, status, diag));
         *ret_reply = (struct hr_wire_run_reply){
                 .output_bytes = outputs.items,
                 .output_count = outputs.count,

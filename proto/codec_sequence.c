@@ -17,7 +17,7 @@ static bool take_feed(pb_istream_t *stream, const pb_field_t *field, void **arg)
                 return false;
         feed = hr_codec_list_extend(list, 1, sizeof *feed);
         if (!feed)
-                PB_RETURN_ERROR(stream, "too many feeds");
+                return hr_codec_refuse(stream, "too many feeds");
         *feed = (struct hr_wire_feed){wire.input, wire.step, wire.output};
         return true;
 }
@@ -32,12 +32,12 @@ static bool take_step(pb_istream_t *stream, const pb_field_t *field, void **arg)
         wire.outputs = hr_codec_list_fixed32(&outputs);
         wire.feeds = (pb_callback_t){.funcs.decode = take_feed, .arg = &feeds};
         if (!pb_decode(stream, headrace_v1_Step_fields, &wire)) {
-                list->exhausted = list->exhausted || outputs.exhausted || feeds.exhausted;
+                list->exhausted |= outputs.exhausted | feeds.exhausted;
                 return false;
         }
         step = hr_codec_list_extend(list, 1, sizeof *step);
         if (!step)
-                PB_RETURN_ERROR(stream, "too many steps");
+                return hr_codec_refuse(stream, "too many steps");
         *step = (struct hr_wire_step){
                 .handle = wire.handle,
                 .outputs = outputs.items,

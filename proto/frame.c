@@ -42,7 +42,7 @@ crc_by_instruction(uint32_t crc, const uint8_t *bytes, size_t size) {
 }
 #endif
 
-uint32_t hr_crc32c_portable(const void *bytes, size_t size) {
+static uint32_t crc_portable(const void *bytes, size_t size) {
         const uint8_t *at = bytes;
         uint32_t crc = UINT32_MAX;
 
@@ -54,12 +54,20 @@ uint32_t hr_crc32c_portable(const void *bytes, size_t size) {
         return ~crc;
 }
 
-uint32_t hr_crc32c(const void *bytes, size_t size) {
+uint32_t hr_crc32c_with(bool instructions, const void *bytes, size_t size) {
 #if defined(__x86_64__)
-        if (__builtin_cpu_supports("sse4.2"))
+        if (instructions)
                 return ~crc_by_instruction(UINT32_MAX, bytes, size);
 #endif
-        return hr_crc32c_portable(bytes, size);
+        return crc_portable(bytes, size);
+}
+
+uint32_t hr_crc32c(const void *bytes, size_t size) {
+#if defined(__x86_64__)
+        return hr_crc32c_with(__builtin_cpu_supports("sse4.2"), bytes, size);
+#else
+        return hr_crc32c_with(false, bytes, size);
+#endif
 }
 
 static void put_u16(uint8_t *bytes, uint16_t value) {

@@ -98,5 +98,5 @@ HR_NODISCARD hr_status hr_frame_header_decode(const uint8_t bytes[HR_FRAME_HEADE
                                               struct hr_frame_header *ret_header);
 /* CRC-32C (Castagnoli), as in RFC 3720. */
 uint32_t hr_crc32c(const void *bytes, size_t size);
-/* The same by table only, for processors without the instruction (and to test one by the other). */
-uint32_t hr_crc32c_portable(const void *bytes, size_t size);
+/* The same with the processor's instruction, which it must have, or by table only. */
+uint32_t hr_crc32c_with(bool instructions, const void *bytes, size_t size);

@@ -67,16 +67,11 @@ static enum headrace_status reserve(struct headrace_client *client, const struct
                                      .part_count = wanted->count};
         struct hr_diag diag = {0};
         struct hr_answer answer;
-        struct hr_arena arena;
         struct hr_call *call;
         enum headrace_status status;
-        hr_status encoded;
 
-        hr_arena_init(&arena, MESSAGE_ARENA_BYTES);
-        encoded = hr_wire_reserve_encode(&wire, &arena, message, sizeof message, &diag,
-                                         &request.message_bytes);
-        hr_arena_deinit(&arena);
-        if (encoded != HR_OK)
+        if (hr_wire_reserve_encode(&wire, message, sizeof message, &diag,
+                                   &request.message_bytes) != HR_OK)
                 return hr_client_fail_diag(error, &diag);
         status = hr_client_call(client, &request,
                                  hr_client_deadline_of(client, timeout_ms), error, &call, &answer);

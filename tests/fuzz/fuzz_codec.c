@@ -67,7 +67,7 @@ static void reserve(struct hr_wire_span message, struct hr_arena *arena) {
         size_t bytes = 0;
 
         if (hr_wire_reserve_decode(message, arena, NULL, &reserve) != HR_OK ||
-            hr_wire_reserve_encode(&reserve, arena, buffer, sizeof buffer, NULL, &bytes) != HR_OK)
+            hr_wire_reserve_encode(&reserve, buffer, sizeof buffer, NULL, &bytes) != HR_OK)
                 return;
         HR_ASSERT(hr_wire_reserve_decode((struct hr_wire_span){buffer, bytes}, arena, NULL,
                                          &again) != HR_E_INVALID);

@@ -118,6 +118,9 @@ HR_TEST(text_rules) {
                 {"\xe0\x80\xaf", 3, false},         /* overlong */
                 {"\xed\xa0\x80", 3, false},         /* surrogate */
                 {"\xf4\x90\x80\x80", 4, false},     /* above U+10FFFF */
+                {"\xf0\x8f\x80\x80", 4, false},     /* overlong */
+                {"\xe0\xa0\x80\xed\x9f\xbf", 6, true}, /* next to what is none */
+                {"\xf0\x90\x80\x80\xf4\x8f\xbf\xbf", 8, true},
                 {"\xf8\x88\x80\x80\x80", 5, false}, /* five bytes */
                 {"\xe2\x82", 2, false},             /* cut */
                 {"\x80", 1, false},                 /* no lead */
@@ -272,7 +275,7 @@ HR_TEST(reserve_round_trip) {
         size_t bytes = 0, again = 0;
 
         hr_arena_init(&arena, 1 << 20);
-        HR_EXPECT_OK(hr_wire_reserve_encode(&reserve, &arena, buffer, sizeof buffer, &diag, &bytes),
+        HR_EXPECT_OK(hr_wire_reserve_encode(&reserve, buffer, sizeof buffer, &diag, &bytes),
                      &diag);
         HR_EXPECT_OK(hr_wire_reserve_decode(span(bytes), &arena, &diag, &back), &diag);
         HR_EXPECT_EQ(back.graph_count, 3);
@@ -285,7 +288,7 @@ HR_TEST(reserve_round_trip) {
         HR_EXPECT(back.graphs[2].realloc_fail && !back.graphs[0].realloc_fail);
         HR_EXPECT_STREQ(back.graphs[2].pins[0].device, "cpu0");
         for (size_t capacity = 0; capacity < bytes; capacity++)
-                HR_EXPECT_EQ(hr_wire_reserve_encode(&reserve, &arena, buffer, capacity,
+                HR_EXPECT_EQ(hr_wire_reserve_encode(&reserve, buffer, capacity,
                                                     &(struct hr_diag){0}, &again),
                              HR_E_EXHAUSTED);
         hr_arena_deinit(&arena);
@@ -305,7 +308,7 @@ HR_TEST(reserve_refuses_broken_graphs) {
         HR_EXPECT_EQ(hr_wire_reserve_decode(span(bytes), &arena, &diag, &back), HR_E_INVALID);
         HR_EXPECT_STREQ(hr_diag_reason(&diag), "DECODE");
         hr_diag_clear(&diag);
-        HR_EXPECT_OK(hr_wire_reserve_encode(&reserve, &arena, buffer, sizeof buffer, &diag, &bytes),
+        HR_EXPECT_OK(hr_wire_reserve_encode(&reserve, buffer, sizeof buffer, &diag, &bytes),
                      &diag);
         HR_EXPECT_EQ(hr_wire_reserve_decode(span(bytes), &small, &diag, &back), HR_E_EXHAUSTED);
         HR_EXPECT_STREQ(hr_diag_reason(&diag), "LIMIT");

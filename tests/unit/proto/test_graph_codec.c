@@ -56,6 +56,7 @@ static void expect_reason(hr_status status, const char *reason, const char *fiel
         struct hr_diag diag = {0};
 
         HR_EXPECT_EQ(decode(&diag, &graph), status);
+        HR_EXPECT_EQ(decode(NULL, &graph), status);
         HR_EXPECT_STREQ(hr_diag_reason(&diag), reason);
         HR_EXPECT(!graph);
         if (field)
@@ -187,6 +188,9 @@ HR_TEST(lengths_that_disagree) {
                 else
                         expect_reason(HR_E_INVALID, "COLUMN", columns[i].field);
         }
+        put_sample();
+        PUT_WORDS(9, 1, 1);
+        expect_reason(HR_E_INVALID, "COLUMN", "param_count");
         put_sample();
         put_bytes(17, "xou", 3);
         expect_reason(HR_E_INVALID, "COLUMN", "names");
@@ -366,6 +370,38 @@ HR_TEST(types_and_extents_that_lie) {
         }
 }
 
+/* Constants that fit a strided tensor of their own, whose span does not fit 63 bits. */
+HR_TEST(constants_with_strides) {
+        put_sample();
+        PUT_WORDS(14, 1);
+        PUT_LONGS(15, UINT64_MAX, 8, 8, 8);
+        expect_reason(HR_E_INVALID, "SIZE", NULL);
+}
+
+HR_TEST(names_of_no_length_and_absent_sources) {
+        struct hr_graph *graph = NULL;
+        struct hr_diag diag = {0};
+
+        put_sample();
+        PUT_WORDS(16, 0, 0, 0);
+        put_bytes(17, "", 0);
+        HR_EXPECT_EQ(decode(&diag, &graph), HR_E_INVALID); /* the last blob that is not empty counts */
+        hr_diag_clear(&diag);
+        used = 0;
+        put_leaf_count(1);
+        PUT_WORDS(2, HR_OP_ADD);
+        PUT_WORDS(3, 0, 0);
+        PUT_LONGS(5, 2, 1, 1, 1, 2, 1, 1, 1);
+        PUT_WORDS(6, HR_LEAF_INPUT);
+        PUT_WORDS(7, 2);
+        PUT_WORDS(8, 0, HR_TENSOR_NONE);
+        PUT_WORDS(16, 0, 0);
+        HR_EXPECT_OK(decode(&diag, &graph), &diag);
+        HR_EXPECT_EQ(graph->sources[1], HR_TENSOR_NONE);
+        HR_EXPECT_EQ(graph->name_offsets[2], 0);
+        graph = hr_graph_unref(graph);
+}
+
 HR_TEST(names_that_are_no_text) {
         put_sample();
         put_bytes(17, "x\xff\xff\xff", 4);
@@ -384,6 +420,8 @@ HR_TEST(limits_come_before_memory) {
 
         put_sample();
         few.nodes_max = 0;
+        HR_EXPECT_EQ(hr_wire_graph_decode((struct hr_wire_span){buffer, used}, &few, NULL, &graph),
+                     HR_E_EXHAUSTED);
         HR_EXPECT_EQ(hr_wire_graph_decode((struct hr_wire_span){buffer, used}, &few, &diag, &graph),
                      HR_E_EXHAUSTED);
         HR_EXPECT_STREQ(diag.field, "nodes");
@@ -462,9 +500,14 @@ HR_TEST(encoder_round_trip) {
         HR_EXPECT_OK(hr_wire_graph_encode(graph, NULL, 0, &diag, &measured), &diag);
         HR_EXPECT_OK(hr_wire_graph_encode(graph, buffer, measured, &diag, &used), &diag);
         HR_EXPECT_EQ(used, measured);
-        HR_EXPECT_EQ(
-                hr_wire_graph_encode(graph, buffer, measured - 1, &(struct hr_diag){0}, &measured),
-                HR_E_EXHAUSTED);
+        for (size_t capacity = 0; capacity < measured; capacity++) {
+                hr_diag_clear(&diag);
+                HR_EXPECT_EQ(hr_wire_graph_encode(graph, buffer, capacity, &diag, &used),
+                             HR_E_EXHAUSTED);
+                HR_EXPECT_STREQ(hr_diag_reason(&diag), "MESSAGE");
+                HR_EXPECT_EQ(hr_wire_graph_encode(graph, buffer, capacity, NULL, &used),
+                             HR_E_EXHAUSTED);
+        }
         HR_EXPECT_OK(hr_wire_graph_encode(graph, buffer, sizeof buffer, &diag, &used), &diag);
         HR_EXPECT_OK(decode(&diag, &back), &diag);
         HR_EXPECT(hr_graph_hash(graph) == hr_graph_hash(back));
