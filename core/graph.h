@@ -89,9 +89,8 @@ struct hr_graph_limits {
  * recursion.
  *
  * HR_E_INVALID with node or tensor, reason (ARITY, SOURCE, DTYPE, BLOCK, SHAPE, STRIDE, SIZE, VIEW,
- * PARAM, FLAG, LEAF, ALIAS, NAME, COLUMN) and words; HR_E_UNSUPPORTED (reason OP) for an op of
- * op.def whose inference is not written; HR_E_INVALID (reason OP) for a number that is no op;
- * HR_E_EXHAUSTED for a tensor over the limit. On failure the graph stays unfrozen.
+ * PARAM, FLAG, LEAF, ALIAS, NAME, COLUMN) and words; HR_E_INVALID (reason OP) for a
+ * number that is no op; HR_E_EXHAUSTED for a tensor over the limit. On failure the graph stays unfrozen.
  */
 HR_NODISCARD hr_status hr_graph_validate(struct hr_graph *graph,
                                          const struct hr_graph_limits *limits,

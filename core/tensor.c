@@ -7,9 +7,9 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Four extents of so many bits, and elements of so many bytes, make a tensor below 2^63 bytes. */
+/* Four extents of so many bits make a tensor below 2^63 bytes: an element that is no part of a block has
+ * at most eight. */
 #define SMALL_EXTENT_BITS 15
-#define SMALL_ELEMENT_BYTES 8
 
 hr_status hr_tensor_set_contiguous(struct hr_tensor *tensor, struct hr_diag *diag) {
         const struct hr_type_info *info = hr_type_info(tensor->type);
@@ -19,7 +19,7 @@ hr_status hr_tensor_set_contiguous(struct hr_tensor *tensor, struct hr_diag *dia
                 return hr_fail_reason(diag, HR_E_INVALID, "DTYPE", "%" PRIu32 " is no type",
                                       tensor->type);
         /* Nearly all: no element is part of a block, and no product can leave 63 bits. */
-        if (HR_LIKELY(info->block_elements == 1 && info->block_bytes <= SMALL_ELEMENT_BYTES &&
+        if (HR_LIKELY(info->block_elements == 1 &&
                       (uint64_t) (tensor->ne[0] | tensor->ne[1] | tensor->ne[2] | tensor->ne[3]) >>
                                       SMALL_EXTENT_BITS ==
                               0)) {

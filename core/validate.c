@@ -62,12 +62,12 @@ static hr_status check_size(const struct hr_graph *graph, const struct hr_graph_
         return HR_OK;
 }
 
-/* To the letter, also where an extent of 1 would hide a stride. */
+/* To the letter, also where an extent of 1 would hide a stride. check_size() has been passed. */
 static bool has_dense_strides(const struct hr_tensor *tensor) {
         struct hr_tensor dense = *tensor;
 
-        return hr_tensor_set_contiguous(&dense, NULL) == HR_OK &&
-               memcmp(dense.nb, tensor->nb, sizeof dense.nb) == 0;
+        HR_ASSERT(hr_tensor_set_contiguous(&dense, NULL) == HR_OK);
+        return memcmp(dense.nb, tensor->nb, sizeof dense.nb) == 0;
 }
 
 static hr_status check_leaf(const struct hr_graph *graph, uint32_t id, struct hr_diag *diag) {
@@ -100,23 +100,24 @@ static hr_status check_leaf(const struct hr_graph *graph, uint32_t id, struct hr
 
 /* Two state leaves of one name would be two tensors on the same memory, unseen by the scheduler. */
 static hr_status check_state_names(const struct hr_graph *graph, struct hr_diag *diag) {
-        uint32_t *slots, mask = 15;
         hr_status status = HR_OK;
+        uint64_t mask = 15;
+        uint32_t *slots;
 
-        while (mask < graph->leaf_count * (uint64_t) 2 && mask < UINT32_MAX / 2)
+        while (mask < graph->leaf_count * UINT64_C(2))
                 mask = mask * 2 + 1;
-        slots = calloc((size_t) mask + 1, sizeof *slots);
+        slots = calloc(mask + 1, sizeof *slots);
         if (!slots)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory to compare names");
         for (uint32_t id = 0; id < graph->leaf_count && status == HR_OK; id++) {
                 size_t size, other_size;
                 const char *name;
-                uint32_t at;
+                uint64_t at;
 
                 if (graph->tensors[id].leaf_kind != HR_LEAF_STATE)
                         continue;
                 name = hr_graph_name(graph, id, &size);
-                at = (uint32_t) XXH3_64bits(name, size) & mask;
+                at = XXH3_64bits(name, size) & mask;
                 for (; slots[at]; at = (at + 1) & mask) {
                         const char *other = hr_graph_name(graph, slots[at] - 1, &other_size);
 
@@ -168,16 +169,15 @@ static hr_status check_writable(struct hr_infer *infer, uint32_t base) {
 /* An op that may work in place names its source 0 as base: same memory, same layout. */
 static hr_status check_in_place(struct hr_infer *infer) {
         const struct hr_tensor *node = infer->node, *source = infer->sources[0];
-        bool is_root = source && source->view_base == HR_TENSOR_NONE;
+        bool is_root = source->view_base == HR_TENSOR_NONE; /* such ops have a source 0 */
 
         HR_INFER_NEED(hr_op_info(node->op)->kind == HR_OP_KIND_INPLACE, "VIEW",
                       "this op cannot be a view");
-        HR_INFER_NEED(source && node->view_base == (is_root ? infer->source_ids[0]
-                                                             : source->view_base) &&
+        HR_INFER_NEED(node->view_base == (is_root ? infer->source_ids[0] : source->view_base) &&
                               node->view_offset == (is_root ? 0 : source->view_offset),
                       "VIEW", "in place, but not over source 0");
-        HR_INFER_NEED(node->type == source->type && hr_tensor_same_shape(node, source) &&
-                              memcmp(node->nb, source->nb, sizeof node->nb) == 0,
+        HR_INFER_NEED((node->type == source->type) & hr_tensor_same_shape(node, source) &
+                              (memcmp(node->nb, source->nb, sizeof node->nb) == 0),
                       "VIEW", "in place with another type, shape or strides");
         return check_writable(infer, node->view_base);
 }
@@ -222,15 +222,9 @@ static hr_status check_memory(struct hr_infer *infer) {
 static hr_status find_inference(struct hr_infer *infer, hr_infer_fn *ret_fn) {
         uint32_t op = infer->node->op;
 
-        HR_INFER_NEED(hr_op_info(op) && op != HR_OP_NONE, "OP", "%" PRIu32 " is no op of a node",
-                      op);
         *ret_fn = hr_infer_lookup(op);
-        if (*ret_fn)
-                return HR_OK;
-        (void) hr_infer_refuse(infer, "OP", "not supported by any device");
-        if (infer->diag && infer->diag->has_node && infer->diag->status == HR_E_INVALID)
-                infer->diag->status = HR_E_UNSUPPORTED;
-        return HR_E_UNSUPPORTED;
+        HR_INFER_NEED(*ret_fn, "OP", "%" PRIu32 " is no op of a node", op);
+        return HR_OK;
 }
 
 static hr_status check_node(const struct hr_graph *graph, const struct hr_graph_limits *limits,

@@ -136,10 +136,8 @@ bool hr_codec_submit_put(pb_ostream_t *stream, const struct hr_wire_submit *subm
 
 hr_status hr_wire_submit_encode(const struct hr_wire_submit *submit, uint8_t *buffer,
                                 size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
-        pb_ostream_t stream = PB_OSTREAM_SIZING;
+        pb_ostream_t stream = pb_ostream_from_buffer(buffer, capacity);
 
-        if (buffer)
-                stream = pb_ostream_from_buffer(buffer, capacity);
         if (!submit_fill(submit, submit_put_plain, &stream))
                 return hr_codec_too_long(capacity, diag);
         *ret_bytes = stream.bytes_written;

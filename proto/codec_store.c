@@ -6,16 +6,13 @@
 
 #include "headrace.pb.h"
 
+/* diag is not NULL. */
 static hr_status digest_check(uint32_t bytes, struct hr_diag *diag) {
-        hr_status status;
-
         if (bytes == 0 || bytes == HR_WIRE_DIGEST_BYTES)
                 return HR_OK;
-        status = hr_fail_reason(diag, HR_E_INVALID, "DECODE", "a digest has %u bytes, not %u",
-                                bytes, HR_WIRE_DIGEST_BYTES);
-        if (diag)
-                diag->field = "digest";
-        return status;
+        diag->field = "digest";
+        return hr_fail_reason(diag, HR_E_INVALID, "DECODE", "a digest has %u bytes, not %u", bytes,
+                              HR_WIRE_DIGEST_BYTES);
 }
 
 hr_status hr_wire_weights_put_decode(struct hr_wire_span message, struct hr_arena *arena,

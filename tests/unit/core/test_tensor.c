@@ -65,6 +65,44 @@ HR_TEST(tensor_strides_beyond_32_bits_are_exact) {
         HR_EXPECT_EQ(hr_tensor_span(&tensor, &diag, &span), HR_E_INVALID);
 }
 
+HR_TEST(tensor_spans_that_are_none) {
+        static const struct {
+                uint32_t type;
+                int64_t ne0, ne1;
+                uint64_t nb0, nb1;
+                uint64_t span; /* UINT64_MAX: refused */
+        } cases[] = {
+                { HR_TYPE_F32, 4, 3, 4, 16, 48 },
+                { HR_TYPE_F32, 0, 3, 4, 16, 0 },
+                { HR_TYPE_Q4_0, 64, 3, 18, 36, 108 },
+                { HR_TYPE_Q4_0, 16, 3, 18, 36, UINT64_MAX }, /* not a whole block */
+                { HR_TYPE_F32, -1, 3, 4, 16, UINT64_MAX },
+                { HR_TYPE_F32, 4, 3, 4, UINT64_MAX / 2 + 1, UINT64_MAX }, /* the product wraps */
+                { HR_TYPE_F32, 4, 2, 4, UINT64_MAX, UINT64_MAX },         /* the sum wraps */
+                { HR_TYPE_F32, 4, 2, 4, INT64_MAX, UINT64_MAX },
+                { UINT32_MAX, 4, 3, 4, 16, UINT64_MAX },
+        };
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(cases); i++) {
+                const struct hr_tensor tensor = { .type = cases[i].type,
+                                                  .ne = { cases[i].ne0, cases[i].ne1, 1, 1 },
+                                                  .nb = { cases[i].nb0, cases[i].nb1 } };
+                const bool good = cases[i].span != UINT64_MAX;
+                struct hr_diag diag = { 0 };
+                uint64_t span = 0;
+
+                HR_EXPECT_EQ(hr_tensor_span(&tensor, &diag, &span), good ? HR_OK : HR_E_INVALID);
+                if (good)
+                        HR_EXPECT_EQ(span, cases[i].span);
+                else
+                        HR_EXPECT_STREQ(hr_diag_reason(&diag), "SIZE");
+        }
+        /* What hr_tensor_set_contiguous() counts on. */
+        for (uint32_t type = 0; type < 64; type++)
+                HR_EXPECT(!hr_type_info(type) || hr_type_info(type)->block_elements != 1 ||
+                          hr_type_info(type)->block_bytes <= 8);
+}
+
 HR_TEST(tensor_contiguity_looks_only_at_real_neighbours) {
         struct hr_tensor tensor = { .type = HR_TYPE_F32, .ne = { 4, 3, 1, 1 } };
 

@@ -1,5 +1,6 @@
 /* Each case builds a graph that is right but for one thing, and names status, reason and place. */
 #include "core/graph.h"
+#include "core/infer.h"
 #include "core/op.h"
 #include "tests/build.h"
 #include "tests/harness.h"
@@ -13,8 +14,11 @@ static const struct hr_graph_limits limits = { .tensor_bytes_max = UINT64_C(1) <
 /* Frees the graph. */
 static void expect(struct hr_graph *graph, hr_status status, const char *reason, int place) {
         struct hr_diag diag = { 0 };
-        hr_status got = hr_graph_validate(graph, &limits, &diag);
+        hr_status silent = hr_graph_validate(graph, &limits, NULL), got;
 
+        graph->frozen = false;
+        got = hr_graph_validate(graph, &limits, &diag);
+        HR_EXPECT_EQ(got, silent);
         if (got != status || (status && strcmp(hr_diag_reason(&diag), reason) != 0))
                 hr_test_fail(__FILE__, __LINE__, "got %s %s \"%s\", expected %s %s",
                              hr_status_name(got), diag.status ? hr_diag_reason(&diag) : "",
@@ -22,6 +26,12 @@ static void expect(struct hr_graph *graph, hr_status status, const char *reason,
         HR_EXPECT_EQ(graph->frozen, status == HR_OK);
         if (status && place >= 0)
                 HR_EXPECT_EQ(diag.has_node ? diag.node : diag.tensor, place);
+        if (status) { /* the first failure counts, wherever the next one is */
+                const struct hr_diag first = diag;
+
+                HR_EXPECT_EQ(hr_graph_validate(graph, &limits, &diag), status);
+                HR_EXPECT(memcmp(&first, &diag, sizeof diag) == 0);
+        }
         hr_graph_unref(graph);
 }
 
@@ -327,6 +337,242 @@ HR_TEST(validate_leaves) {
         build = hr_build_new();
         (void) hr_build_leaf(build, HR_LEAF_WEIGHT, HR_TYPE_F32, "", 4, 1, 1, 1);
         expect(hr_build_finish(build), HR_E_INVALID, "NAME", 0);
+}
+
+/* One thing about a leaf that only a node may have, or nobody. */
+HR_TEST(validate_leaves_that_are_more) {
+        static const struct {
+                uint32_t op, sources, view_base;
+                uint64_t view_offset;
+                int32_t param;
+                uint32_t reserved;
+                const char *reason;
+        } leaves[] = {
+                { .op = HR_OP_ADD, .view_base = HR_TENSOR_NONE, .reason = "LEAF" },
+                { .sources = 1, .view_base = HR_TENSOR_NONE, .reason = "LEAF" },
+                { .view_base = B, .reason = "LEAF" },
+                { .view_base = HR_TENSOR_NONE, .view_offset = 4, .reason = "LEAF" },
+                { .view_base = HR_TENSOR_NONE, .param = 1, .reason = "PARAM" },
+                { .view_base = HR_TENSOR_NONE, .reserved = 1, .reason = "COLUMN" },
+        };
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(leaves); i++) {
+                struct hr_graph *graph = one(HR_OP_ADD, HR_TYPE_F32, 4, 3, 1, 1, 2, SOURCES(A, A));
+                struct hr_tensor *leaf = &graph->tensors[A];
+
+                leaf->op = leaves[i].op;
+                leaf->source_count = leaves[i].sources;
+                leaf->view_base = leaves[i].view_base;
+                leaf->view_offset = leaves[i].view_offset;
+                leaf->params[HR_OP_PARAM_WORDS - 1] = leaves[i].param;
+                leaf->reserved = leaves[i].reserved;
+                expect(graph, HR_E_INVALID, leaves[i].reason, A);
+        }
+}
+
+/* Lists of sources that are not those of the nodes, one after the other. */
+HR_TEST(validate_source_lists) {
+        struct hr_graph *graph = one(HR_OP_ADD, HR_TYPE_F32, 4, 3, 1, 1, 2, SOURCES(A, A));
+
+        graph->tensors[N0].source_first = 1;
+        expect(graph, HR_E_INVALID, "COLUMN", N0);
+        graph = one(HR_OP_ADD, HR_TYPE_F32, 4, 3, 1, 1, 2, SOURCES(A, A));
+        graph->tensors[N0].source_count = 3;
+        expect(graph, HR_E_INVALID, "COLUMN", N0);
+        graph = one(HR_OP_SQR, HR_TYPE_F32, 4, 3, 1, 1, 2, SOURCES(A, A));
+        graph->tensors[N0].source_count = 1;
+        expect(graph, HR_E_INVALID, "COLUMN", -1);
+        graph = one(HR_OP_SQR, HR_TYPE_F32, 4, 3, 1, 1, 1, SOURCES(A));
+        graph->extra_count = 1;
+        HR_EXPECT_EQ(hr_graph_validate(graph, &limits, NULL), HR_E_INVALID);
+        graph->extra_count = 0;
+        expect(graph, HR_OK, "", -1);
+        /* An optional source may be absent. */
+        expect(one(HR_OP_SOFT_MAX, HR_TYPE_F32, 4, 3, 1, 1, 2, SOURCES(A, HR_TENSOR_NONE)), HR_OK,
+               "", -1);
+}
+
+/* Many states of names of several lengths, of which two are the same, or none. */
+HR_TEST(validate_names_of_many_states) {
+        for (int twice = 0; twice < 2; twice++) {
+                struct hr_build *build = hr_build_new();
+                char name[16];
+
+                for (int i = 0; i < 200; i++) {
+                        (void) snprintf(name, sizeof name, "s%d", twice && i == 150 ? 7 : i * 37);
+                        if (twice && i == 7)
+                                (void) snprintf(name, sizeof name, "s7");
+                        (void) hr_build_leaf(build, HR_LEAF_STATE, HR_TYPE_F32, name, 4, 1, 1, 1);
+                }
+                expect(hr_build_finish(build), twice ? HR_E_INVALID : HR_OK, "NAME",
+                       twice ? 150 : -1);
+        }
+}
+
+/* A node over memory that is, or is not, where its op puts it. */
+HR_TEST(validate_memory_of_nodes) {
+        static const struct {
+                uint32_t op, source, type, base;
+                uint64_t offset;
+                int64_t ne0, ne1;
+                uint64_t nb1; /* 0: as it is */
+                hr_status status;
+                const char *reason;
+        } nodes[] = {
+                { HR_OP_SQR, S, HR_TYPE_F32, S, 0, 4, 3, 0, HR_OK, "" },
+                { HR_OP_SQR, S, HR_TYPE_F32, S, 4, 4, 3, 0, HR_E_INVALID, "VIEW" },
+                { HR_OP_SQR, S, HR_TYPE_F32, A, 0, 4, 3, 0, HR_E_INVALID, "VIEW" },
+                { HR_OP_SQR, S, HR_TYPE_F32, S, 0, 4, 3, 20, HR_E_INVALID, "VIEW" },
+                { HR_OP_SQR, S, HR_TYPE_F32, HR_TENSOR_NONE, 4, 4, 3, 0, HR_E_INVALID, "VIEW" },
+                { HR_OP_SQR, S, HR_TYPE_F32, HR_TENSOR_NONE, 0, 4, 3, 20, HR_E_INVALID, "STRIDE" },
+                { HR_OP_RESHAPE, A, HR_TYPE_F32, A, 0, 6, 2, 0, HR_OK, "" },
+                { HR_OP_RESHAPE, A, HR_TYPE_F32, A, 4, 6, 2, 0, HR_E_INVALID, "VIEW" },
+                { HR_OP_RESHAPE, A, HR_TYPE_F32, B, 0, 6, 2, 0, HR_E_INVALID, "VIEW" },
+                { HR_OP_RESHAPE, A, HR_TYPE_F32, A, 0, 6, 2, 32, HR_E_INVALID, "STRIDE" },
+        };
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(nodes); i++) {
+                struct hr_graph *graph = one(nodes[i].op, nodes[i].type, nodes[i].ne0,
+                                             nodes[i].ne1, 1, 1, 1, SOURCES(nodes[i].source));
+                struct hr_tensor *node = &graph->tensors[N0];
+
+                node->view_base = nodes[i].base;
+                node->view_offset = nodes[i].offset;
+                if (nodes[i].nb1)
+                        node->nb[1] = nodes[i].nb1;
+                expect(graph, nodes[i].status, nodes[i].reason, nodes[i].status ? 0 : -1);
+        }
+}
+
+/* In place over a view: at its offset within the root. */
+HR_TEST(validate_in_place_over_a_view) {
+        for (int wrong = 0; wrong < 5; wrong++) {
+                struct hr_build *build = start();
+                struct hr_tensor *node;
+                uint64_t offset = 16;
+                uint32_t view = hr_build_node(build, HR_OP_VIEW, HR_TYPE_F32, 4, 2, 1, 1, 1,
+                                              SOURCES(S));
+
+                node = hr_build_tensor(build, view);
+                node->view_base = S;
+                node->view_offset = offset;
+                memcpy(node->params, &offset, sizeof offset);
+                (void) hr_build_node(build, HR_OP_SQR, HR_TYPE_F32, 4, 2, 1, 1, 1, SOURCES(view));
+                node = hr_build_tensor(build, N1);
+                node->view_base = wrong == 1 ? A : S;
+                node->view_offset = wrong == 2 ? 0 : offset;
+                if (wrong == 3)
+                        node->nb[1] = 32;
+                if (wrong == 4)
+                        node->leaf_kind = HR_LEAF_INPUT;
+                expect(hr_build_finish(build), wrong ? HR_E_INVALID : HR_OK,
+                       wrong == 4 ? "LEAF" : "VIEW", wrong ? 1 : -1);
+        }
+}
+
+/* A view of a view whose end does not fit 64 bits. */
+HR_TEST(validate_views_that_wrap) {
+        struct hr_build *build = start();
+        const uint64_t offsets[] = { 16, INT64_MAX - 3 };
+        uint32_t source = S;
+        struct hr_tensor *view;
+
+        for (int i = 0; i < 2; i++) {
+                source = hr_build_node(build, HR_OP_VIEW, HR_TYPE_F32, 1, 2, 1, 1, 1,
+                                       SOURCES(source));
+                view = hr_build_tensor(build, source);
+                view->view_base = S;
+                view->view_offset = offsets[0] + (i ? offsets[1] : 0);
+                memcpy(view->params, &offsets[i], sizeof offsets[i]);
+                view->nb[1] = i ? INT64_MAX - 7 : 16;
+                view->nb[2] = view->nb[3] = 16;
+        }
+        expect(hr_build_finish(build), HR_E_INVALID, "VIEW", 1);
+}
+
+HR_TEST(validate_constants_are_not_written) {
+        struct hr_build *build = hr_build_new();
+
+        (void) hr_build_leaf(build, HR_LEAF_CONSTANT, HR_TYPE_F32, "c", 2, 1, 1, 1);
+        hr_build_constant(build, 0, "12345678", 8);
+        (void) hr_build_node(build, HR_OP_SQR, HR_TYPE_F32, 2, 1, 1, 1, 1, SOURCES(0));
+        hr_build_tensor(build, 1)->view_base = 0;
+        expect(hr_build_finish(build), HR_E_INVALID, "ALIAS", 0);
+}
+
+HR_TEST(every_op_of_a_node_has_its_inference) {
+        for (uint32_t op = 0; op < HR_OP_LIMIT + 3; op++)
+                HR_EXPECT_EQ(hr_infer_lookup(op) != NULL, hr_op_info(op) && op != HR_OP_NONE);
+}
+
+/* What is left open is filled in; what cannot be is refused as by validation. */
+HR_TEST(infer_fills_in_or_refuses) {
+        static const struct {
+                uint32_t op, sources[2], source_count;
+                int64_t ne[HR_DIMS]; /* as far as the op leaves them open */
+                hr_status status;
+                const char *reason;
+                uint32_t base;
+        } nodes[] = {
+                { HR_OP_MUL_MAT, { B, A }, 2, { 0 }, HR_OK, "", HR_TENSOR_NONE },
+                { HR_OP_RESHAPE, { A }, 1, { 6, 2, 1, 1 }, HR_OK, "", A },
+                { HR_OP_NONE, { A }, 1, { 0 }, HR_E_INVALID, "OP", 0 },
+                { HR_OP_ADD, { A }, 1, { 0 }, HR_E_INVALID, "ARITY", 0 },
+                { HR_OP_MUL_MAT, { A, Q }, 2, { 0 }, HR_E_INVALID, "SHAPE", 0 },
+                { HR_OP_REPEAT, { A }, 1, { 4, (int64_t) 3 << 60, 1, 1 }, HR_E_INVALID, "SIZE", 0 },
+        };
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(nodes); i++) {
+                struct hr_build *build = start();
+                struct hr_diag diag = { 0 };
+                struct hr_graph *graph;
+                struct hr_tensor *node;
+
+                (void) hr_build_node(build, nodes[i].op, HR_TYPE_F32, 4, 3, 1, 1,
+                                     nodes[i].source_count, nodes[i].sources);
+                graph = hr_build_finish(build);
+                node = &graph->tensors[N0];
+                memcpy(node->ne, nodes[i].ne, sizeof node->ne);
+                HR_EXPECT_EQ(hr_graph_infer(graph, N0, &diag), nodes[i].status);
+                if (nodes[i].status) {
+                        HR_EXPECT_STREQ(hr_diag_reason(&diag), nodes[i].reason);
+                        hr_graph_unref(graph);
+                        continue;
+                }
+                HR_EXPECT_EQ(node->view_base, nodes[i].base);
+                expect(graph, HR_OK, "", -1); /* what it has filled in is what validation demands */
+        }
+}
+
+/* Types, extents and strides of inference's own making. */
+HR_TEST(infer_lays_out_or_refuses) {
+        static const int64_t wide = (int64_t) 1 << 40;
+        struct hr_build *build = hr_build_new();
+        struct hr_diag diag = { 0 };
+        struct hr_graph *graph;
+        uint32_t image, product;
+        struct hr_tensor *node;
+
+        (void) hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "wide", 1, wide, 1, 1);
+        (void) hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "kernel", 3, 3, 1, 8);
+        (void) hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "image", 8, 5, 5, 1);
+        product = hr_build_node(build, HR_OP_MUL_MAT, HR_TYPE_F32, 1, 1, 1, 1, 2, SOURCES(0, 0));
+        image = hr_build_node(build, HR_OP_PERMUTE, HR_TYPE_F32, 5, 5, 8, 1, 1, SOURCES(2));
+        memcpy(hr_build_tensor(build, image)->params, (const int32_t[]) { 2, 0, 1, 3 }, 16);
+        (void) hr_build_node(build, HR_OP_CONV_2D_DW, HR_TYPE_F32, 1, 1, 1, 1, 2, SOURCES(1, image));
+        node = hr_build_tensor(build, image + 1);
+        memcpy(node->params, (const int32_t[]) { 1, 1, 0, 0, 1, 1 }, 24);
+        graph = hr_build_finish(build);
+        HR_EXPECT_EQ(hr_graph_infer(graph, product, &diag), HR_E_INVALID);
+        HR_EXPECT_STREQ(hr_diag_reason(&diag), "SIZE");
+        hr_diag_clear(&diag);
+        HR_EXPECT_OK(hr_graph_infer(graph, image, &diag), &diag);
+        HR_EXPECT_EQ(graph->tensors[image].nb[2], 4);
+        HR_EXPECT_OK(hr_graph_infer(graph, image + 1, &diag), &diag);
+        node = &graph->tensors[image + 1]; /* [3,3,8,1] with the channels next to each other */
+        HR_EXPECT(node->ne[0] == 3 && node->ne[1] == 3 && node->ne[2] == 8);
+        HR_EXPECT(node->nb[2] == 4 && node->nb[0] == 32 && node->nb[1] == 96);
+        hr_graph_unref(graph);
 }
 
 HR_TEST(validate_empty_graphs_and_tensors) {

@@ -516,6 +516,61 @@ HR_TEST(encoder_round_trip) {
         back = hr_graph_unref(back);
 }
 
+/* What the encoder is given need not be sensible: it is the decoder that judges. */
+HR_TEST(encoder_of_nothing_and_of_nonsense) {
+        struct hr_build *build = hr_build_new();
+        struct hr_graph *graph = hr_build_finish(build), *back = NULL;
+        struct hr_diag diag = {0};
+
+        HR_EXPECT_OK(hr_wire_graph_encode(graph, buffer, sizeof buffer, &diag, &used), &diag);
+        HR_EXPECT_EQ(used, 0);
+        graph = hr_graph_unref(graph);
+        HR_EXPECT_OK(decode(&diag, &graph), &diag);
+        HR_EXPECT_EQ(graph->leaf_count + graph->node_count, 0);
+        graph = hr_graph_unref(graph);
+        build = hr_build_new();
+        (void) hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "x", 4, 1, 1, 1);
+        graph = hr_build_finish(build);
+        graph->tensors[0].type = UINT32_MAX; /* has no strides that go without saying */
+        HR_EXPECT_OK(hr_wire_graph_encode(graph, buffer, sizeof buffer, &diag, &used), &diag);
+        graph = hr_graph_unref(graph);
+        HR_EXPECT_EQ(decode(&diag, &back), HR_E_INVALID);
+        HR_EXPECT_STREQ(hr_diag_reason(&diag), "DTYPE");
+        build = hr_build_new();
+        (void) hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "x", 4, 1, 1, 1);
+        graph = hr_build_finish(build);
+        HR_EXPECT_OK(hr_wire_graph_encode(graph, buffer, sizeof buffer, NULL, &used), &diag);
+        graph = hr_graph_unref(graph);
+        hr_diag_clear(&diag);
+        HR_EXPECT_OK(decode(&diag, &back), &diag);
+        back = hr_graph_unref(back);
+        build = hr_build_new(); /* a node alone, without sources, parameters or names */
+        (void) hr_build_node(build, HR_OP_ADD, HR_TYPE_F32, 4, 1, 1, 1, 0, NULL);
+        graph = hr_build_finish(build);
+        HR_EXPECT_OK(hr_wire_graph_encode(graph, buffer, sizeof buffer, NULL, &used), &diag);
+        graph = hr_graph_unref(graph);
+        HR_EXPECT_OK(decode(&diag, &back), &diag);
+        back = hr_graph_unref(back);
+}
+
+HR_TEST(counts_over_every_limit) {
+        static const struct hr_wire_graph_limits none = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
+        static const uint64_t leaves[] = {UINT64_MAX, UINT64_MAX - 1, UINT32_MAX, UINT32_MAX - 1};
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(leaves); i++) {
+                struct hr_graph *graph = NULL;
+                struct hr_diag diag = {0};
+
+                used = 0;
+                put_leaf_count(leaves[i]);
+                PUT_WORDS(2, HR_OP_ADD);
+                HR_EXPECT_EQ(hr_wire_graph_decode((struct hr_wire_span){buffer, used}, &none, &diag,
+                                                  &graph),
+                             HR_E_EXHAUSTED);
+                HR_EXPECT_STREQ(diag.field, "tensors");
+        }
+}
+
 /* Not a benchmark: a decoder that is quadratic, or calls something slow per node, does not pass. */
 HR_TEST(large_graph_decodes_in_linear_time) {
         const uint32_t nodes = 50000;

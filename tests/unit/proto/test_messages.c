@@ -51,7 +51,7 @@ static hr_status not_again(size_t *ret_again) {
 
 static const uint64_t longs[] = {1, UINT64_MAX, 0, 1U << 30};
 static const uint32_t words[] = {7, UINT32_MAX, 0};
-static const struct hr_wire_rule rules[] = {{"blk.*", "cpu0"}, {"*", "fit"}};
+static const struct hr_wire_rule rules[] = {{"blk.*.attn_output.weight", "cpu0"}, {"*", "fit"}};
 static const char trace[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 static const struct hr_wire_hello hello = {
@@ -295,6 +295,11 @@ WRITE(run_reply, hr_wire_run_reply_encode(&run_reply, to, capacity, diag, ret_by
 READ(run_reply, struct hr_wire_run_reply, hr_wire_run_reply_decode(message, arena, diag, &back),
      hr_wire_run_reply_encode(&back, AGAIN))
 
+static const struct hr_wire_run_reply traced = {.run_ns = 1, .traceparent = trace};
+WRITE(traced, hr_wire_run_reply_encode(&traced, to, capacity, diag, ret_bytes))
+READ(traced, struct hr_wire_run_reply, hr_wire_run_reply_decode(message, arena, diag, &back),
+     not_again(ret_again))
+
 static const struct hr_wire_tap_push tap_push = {1, 2, 3};
 WRITE(tap_push, hr_wire_tap_push_encode(&tap_push, to, capacity, diag, ret_bytes))
 READ(tap_push, struct hr_wire_tap_push, hr_wire_tap_push_decode(message, diag, &back),
@@ -336,12 +341,12 @@ READ(stats, struct stats_back, hr_wire_stats_decode(message, arena, diag, &back.
      hr_wire_stats_encode(back.stats, back.count, AGAIN))
 
 static const struct hr_wire_manifest manifest = {
-        .count = 2,
-        .name_lengths = (const uint32_t[]){1, 30},
+        .count = 3,
+        .name_lengths = (const uint32_t[]){1, 30, 0},
         .names = "abcdefghijklmnopqrstuvwxyz12345",
         .names_bytes = 31,
         .types = words,
-        .ne = (const int64_t[]){1, 2, 3, 4, 5, 6, 7, 8},
+        .ne = (const int64_t[]){1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12},
         .leaf_digests_bytes = HR_WIRE_DIGEST_BYTES,
         .leaf_digests = (const uint8_t[HR_WIRE_DIGEST_BYTES]){1},
 };
@@ -429,7 +434,7 @@ static const struct message messages[] = {
         PLAIN(range), BOTH(submit), PLAIN(submit_reply),
         LISTS(reserve), /* whatever is wrong within a Submit is "arguments of a graph" */
         PLAIN(reserve_reply),
-        BOTH(run), LISTS(run_reply), PLAIN(tap_push), PLAIN(tap), PLAIN(ask), BOTH(sequence),
+        BOTH(run), LISTS(run_reply), PLAIN(traced), PLAIN(tap_push), PLAIN(tap), PLAIN(ask), BOTH(sequence),
         LISTS(sequence_reply), BOTH(stats), BOTH(manifest), TEXTS(status), TEXTS(reload),
         PLAIN(drained), TEXTS(evict), PLAIN(evicted), PLAIN(page), PLAIN(explain), BOTH(health),
         BOTH(sessions), BOTH(plans), BOTH(quotas), BOTH(fields),
@@ -558,11 +563,12 @@ HR_TEST(every_byte_replaced) {
                 for (size_t at = 0; at < bytes; at++) {
                         const uint8_t before = written[at];
 
-                        for (size_t i = 0; i < sizeof others; i++) {
+                        for (size_t i = 0; i <= sizeof others; i++) {
                                 struct hr_diag diag = {0};
                                 hr_status found;
 
-                                written[at] = others[i];
+                                /* The last one: of a tag, a field of another wire type. */
+                                written[at] = i < sizeof others ? others[i] : before ^ 2;
                                 found = read_sample(one, bytes, ARENA_BYTES_MAX, &diag);
                                 if (found != HR_OK && found != HR_E_INVALID &&
                                     found != HR_E_EXHAUSTED && found != HR_E_UNSUPPORTED)
@@ -720,7 +726,7 @@ HR_TEST(manifests_at_the_limit) {
         static const struct {
                 uint64_t tensors_max;
                 hr_status status;
-        } cases[] = {{1, HR_E_EXHAUSTED}, {2, HR_OK}, {UINT64_MAX, HR_OK}};
+        } cases[] = {{2, HR_E_EXHAUSTED}, {3, HR_OK}, {UINT64_MAX, HR_OK}};
         const struct hr_wire_manifest nothing = {0};
         struct hr_wire_manifest back;
         struct hr_arena arena;
@@ -737,8 +743,8 @@ HR_TEST(manifests_at_the_limit) {
                 HR_EXPECT_EQ(hr_wire_manifest_decode(span_of(bytes), &most, &arena, &diag, &back),
                              cases[i].status);
                 if (cases[i].status != HR_OK) {
-                        HR_EXPECT_EQ(diag.limit, 1);
-                        HR_EXPECT_EQ(diag.actual, 2);
+                        HR_EXPECT_EQ(diag.limit, 2);
+                        HR_EXPECT_EQ(diag.actual, 3);
                 }
         }
         HR_EXPECT_EQ(hr_wire_manifest_encode(&nothing, written, sizeof written, NULL, &bytes), HR_OK);
