@@ -96,8 +96,7 @@ static const hr_infer_fn infer_table[HR_OP_LIMIT] = {
 };
 
 hr_infer_fn hr_infer_lookup(uint32_t op) {
-        HR_ASSERT(op < HR_OP_LIMIT);
-        return infer_table[op];
+        return op < HR_OP_LIMIT ? infer_table[op] : NULL;
 }
 
 hr_status hr_infer_refuse(struct hr_infer *infer, const char *reason, const char *format, ...) {
