@@ -1,9 +1,11 @@
 /*
- * Waiting is done in the loop, so that signals are taken; sockets are not open yet, except those
- * that the service manager holds, where clients wait.
+ * Waiting is done in the loop, so that signals are taken and HTTP answers; sockets are not open yet,
+ * except those that the service manager holds, where clients wait: until its devices are known the
+ * daemon has no plans to make, no limits to tell and nobody to charge.
  */
 #include "daemon/devices.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,9 +81,10 @@ static hr_status device_wait(struct hr_server *server, const struct hr_config_de
                                diag->words);
                         said_ns = now_ns;
                 }
-                hr_notify_waiting(2 * server->config->device_retry_ns,
-                                  "Not ready: required device %s is not there: %s", device->name,
-                                  diag->words);
+                (void) snprintf(server->waiting, sizeof server->waiting,
+                                "required device %s is not there: %s", device->name, diag->words);
+                hr_notify_waiting(2 * server->config->device_retry_ns, "Not ready: %s",
+                                  server->waiting);
                 is_due = false;
                 hr_timer_start(timer, again_cb, retry_ms, 0);
                 while (!is_due && !server->stopping)
@@ -90,6 +93,7 @@ static hr_status device_wait(struct hr_server *server, const struct hr_config_de
                 status = server->stopping ? HR_OK : device_new(device, diag, ret_device);
         }
         (void) hr_timer_free(timer);
+        server->waiting[0] = '\0';
         if (status == HR_OK && !server->stopping)
                 hr_log(HR_LOG_NOTICE, "server", "required device %s is there after %.1f s",
                        device->name, (double) (hr_clock_now_ns() - started_ns) / 1e9);

@@ -2,7 +2,7 @@
  * The devices of a server, as the configuration names them.
  *
  * One that is not there (no driver, no such GPU) and that is required is waited for: the server is
- * not ready, says so loudly, and tries again until it is there. One that is not required is left
+ * not ready, says so loudly (log, STATUS=, /ready over HTTP), and tries again until it is there. One that is not required is left
  * out: the server is degraded from then on.
  *
  * Thread: loop.

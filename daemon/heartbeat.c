@@ -1,7 +1,8 @@
 /*
- * One tick of a timer: the beat that has come back is judged, the watchdog is fed, the next beat is
- * sent: a job of the engine that queues, on every device, a write, a computation and a read of a few
- * floats, and a notification behind them. Sums, or a product on a device that only multiplies, of
+ * One tick of a timer: what has come back is judged, the watchdog is fed, the next beat is sent to
+ * the devices that have answered the one before: a job of the engine that queues, on each of them, a
+ * write, a computation and a read of a few floats, and a notification behind them. So one that does
+ * not answer keeps nobody from asking the others. Sums, or a product on a device that only multiplies, of
  * small whole numbers: they are exact whatever the order.
  */
 #include "daemon/heartbeat.h"
@@ -22,6 +23,9 @@
 #define LATE_TICKS 2U
 #define FIRST_LOOK_MS 10 /* for the first beat, until it has come back */
 
+_Static_assert((LATE_TICKS + 1) * HR_DEFAULT_HEARTBEAT_MS < 5000,
+               "a device that stands still just after a beat is late within five seconds");
+
 struct pulse {
         struct hr_heartbeat *heartbeat;
         struct hr_device *device;
@@ -33,12 +37,15 @@ struct pulse {
         int32_t params[HR_OP_PARAM_WORDS];
         struct hr_outcome outcome;
         float sent[2][FLOATS], received[FLOATS];
-        atomic_bool back;   /* of the beat under way */
+        atomic_bool back;   /* of its latest beat */
         uint64_t moves;     /* of the device, when looked at last */
+        uint64_t moved_ns;  /* when it was seen to have come further */
         bool only_notifies; /* likewise a device that is slowed down for tests */
         bool submitted;     /* the engine's: the latest beat reached the queue */
         /* The loop's. */
-        bool asked; /* it has part in the beat under way */
+        bool is_due;      /* it has part in the beat that is with the engine */
+        bool asked;       /* its latest beat has not been judged */
+        uint64_t sent_ns; /* ... was sent then */
         bool has_beaten, is_wrong;
         uint64_t right_ns, beats, failures;
 };
@@ -50,11 +57,11 @@ struct hr_heartbeat {
         uint64_t period_ns, due_ns, lag_ns;
         bool feeds;     /* a watchdog waits to be fed */
         bool is_astray; /* nobody new can connect */
+        bool is_first;  /* the first beat has not come back from all, nor has a period passed */
+        uint64_t first_ns; /* when it was sent */
         struct hr_job job;
         bool job_is_out;
-        atomic_uint outstanding; /* devices whose notification has not come */
-        uint64_t beat;           /* number of the beat under way, from 1 on */
-        uint64_t sent_ns;
+        uint64_t beat; /* number of the latest, from 1 on */
         struct pulse *pulses;
         uint32_t pulse_count;
 };
@@ -116,7 +123,6 @@ static void pulse_back(void *arg) {
         struct pulse *pulse = arg;
 
         atomic_store(&pulse->back, true);
-        (void) atomic_fetch_sub(&pulse->heartbeat->outstanding, 1);
 }
 
 static hr_status pulse_submit(struct pulse *pulse, struct hr_queue *queue, struct hr_diag *diag) {
@@ -140,7 +146,7 @@ static void beat_work(struct hr_job *job) {
                 struct hr_queue *queue = hr_fleet_queue(fleet, i);
                 struct hr_diag diag = {0};
 
-                if (!pulse->asked)
+                if (!pulse->is_due)
                         continue;
                 pulse->submitted = pulse_submit(pulse, queue, &diag) == HR_OK;
                 if (hr_queue_notify(queue, pulse_back, pulse, &diag) != HR_OK) {
@@ -160,8 +166,9 @@ static void beat_done(struct hr_job *job) {
 
 /* ---- ticks ----------------------------------------------------------------------------------- */
 
-static bool beat_is_under_way(const struct hr_heartbeat *heartbeat) {
-        return heartbeat->job_is_out || atomic_load(&heartbeat->outstanding) > 0;
+/* Its latest beat has not come back. */
+static bool pulse_is_out(const struct pulse *pulse) {
+        return pulse->asked && !atomic_load(&pulse->back);
 }
 
 static void pulse_judge(struct pulse *pulse, uint64_t now_ns) {
@@ -181,21 +188,27 @@ static void pulse_judge(struct pulse *pulse, uint64_t now_ns) {
         pulse->failures += !right;
 }
 
-static void beat_judge(struct hr_heartbeat *heartbeat, uint64_t now_ns) {
-        for (uint32_t i = 0; i < heartbeat->pulse_count; i++)
-                if (heartbeat->pulses[i].asked)
+/* True when all have answered. */
+static bool beat_judge(struct hr_heartbeat *heartbeat, uint64_t now_ns) {
+        bool all_back = true;
+
+        for (uint32_t i = 0; i < heartbeat->pulse_count; i++) {
+                if (pulse_is_out(&heartbeat->pulses[i]))
+                        all_back = false;
+                else if (heartbeat->pulses[i].asked)
                         pulse_judge(&heartbeat->pulses[i], now_ns);
+        }
+        return all_back;
 }
 
 static void beat_send(struct hr_heartbeat *heartbeat, uint64_t now_ns) {
-        unsigned asked = 0;
-
         heartbeat->beat++;
-        heartbeat->sent_ns = now_ns;
         for (uint32_t i = 0; i < heartbeat->pulse_count; i++) {
                 struct pulse *pulse = &heartbeat->pulses[i];
 
-                if (hr_device_is_lost(pulse->device) || (!pulse->program && !pulse->only_notifies))
+                pulse->is_due = !pulse->asked && !hr_device_is_lost(pulse->device) &&
+                                (pulse->program || pulse->only_notifies);
+                if (!pulse->is_due)
                         continue;
                 for (unsigned f = 0; f < FLOATS; f++) {
                         pulse->sent[0][f] = (float) ((heartbeat->beat + f) % 1024);
@@ -205,9 +218,8 @@ static void beat_send(struct hr_heartbeat *heartbeat, uint64_t now_ns) {
                 pulse->outcome = (struct hr_outcome){0};
                 atomic_store(&pulse->back, false);
                 pulse->asked = true;
-                asked++;
+                pulse->sent_ns = now_ns;
         }
-        atomic_store(&heartbeat->outstanding, asked);
         heartbeat->job = (struct hr_job){
                 .kind = HR_JOB_WORK, .work = beat_work, .done = beat_done, .arg = heartbeat};
         heartbeat->job_is_out = true;
@@ -216,16 +228,18 @@ static void beat_send(struct hr_heartbeat *heartbeat, uint64_t now_ns) {
 
 /* Every device has answered, or has come a step further since it was looked at last: busy, not
  * stuck. */
-static bool devices_move(struct hr_heartbeat *heartbeat) {
+static bool devices_move(struct hr_heartbeat *heartbeat, uint64_t now_ns) {
         bool all_move = true;
 
         for (uint32_t i = 0; i < heartbeat->pulse_count; i++) {
                 struct pulse *pulse = &heartbeat->pulses[i];
                 uint64_t moves = atomic_load_explicit(&pulse->device->moves, memory_order_relaxed);
 
-                if (pulse->asked && !atomic_load(&pulse->back) && moves == pulse->moves &&
+                if (pulse_is_out(pulse) && moves == pulse->moves &&
                     !hr_device_is_lost(pulse->device))
                         all_move = false;
+                if (moves != pulse->moves)
+                        pulse->moved_ns = now_ns;
                 pulse->moves = moves;
         }
         return all_move;
@@ -234,26 +248,28 @@ static bool devices_move(struct hr_heartbeat *heartbeat) {
 static void tick_cb(void *arg) {
         struct hr_heartbeat *heartbeat = arg;
         uint64_t now_ns = hr_clock_now_ns();
-        bool moves = devices_move(heartbeat);
+        bool moves = devices_move(heartbeat, now_ns), all_back;
 
         if (heartbeat->due_ns && now_ns > heartbeat->due_ns)
                 heartbeat->lag_ns = HR_MAX(heartbeat->lag_ns, now_ns - heartbeat->due_ns);
         heartbeat->due_ns = now_ns + heartbeat->period_ns;
-        if (!beat_is_under_way(heartbeat)) {
-                beat_judge(heartbeat, now_ns);
-                if (heartbeat->beat == 1) {
-                        hr_timer_start(heartbeat->timer, tick_cb, FIRST_LOOK_MS,
-                                       heartbeat->period_ns / HR_NS_PER_MS);
-                        heartbeat->due_ns = 0;
-                }
-                heartbeat->is_astray = hr_server_is_astray(heartbeat->server);
-                if (heartbeat->feeds && !heartbeat->is_astray)
-                        hr_notify_watchdog();
-                if (!heartbeat->stopping)
-                        beat_send(heartbeat, now_ns);
-        } else if (moves && !heartbeat->job_is_out && heartbeat->feeds && !heartbeat->is_astray) {
-                hr_notify_watchdog();
+        if (heartbeat->job_is_out) /* the engine does not come to it */
+                return;
+        all_back = beat_judge(heartbeat, now_ns);
+        if (heartbeat->is_first && heartbeat->beat > 0 &&
+            (all_back || now_ns - heartbeat->first_ns >= heartbeat->period_ns)) {
+                heartbeat->is_first = false;
+                hr_timer_start(heartbeat->timer, tick_cb, FIRST_LOOK_MS,
+                               heartbeat->period_ns / HR_NS_PER_MS);
+                heartbeat->due_ns = 0;
         }
+        heartbeat->is_astray = hr_server_is_astray(heartbeat->server);
+        if (moves && heartbeat->feeds && !heartbeat->is_astray)
+                hr_notify_watchdog();
+        if (heartbeat->beat == 0)
+                heartbeat->first_ns = now_ns;
+        if (!heartbeat->stopping && (heartbeat->beat == 0 || !heartbeat->is_first))
+                beat_send(heartbeat, now_ns);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -275,6 +291,7 @@ hr_status hr_heartbeat_new(struct hr_server *server, struct hr_diag *diag,
         heartbeat->pulse_count = server->device_count;
         heartbeat->period_ns = server->config->heartbeat_ns;
         heartbeat->feeds = watchdog_ns > 0;
+        heartbeat->is_first = true;
         if (heartbeat->feeds)
                 heartbeat->period_ns =
                         HR_MAX(HR_MIN(heartbeat->period_ns, watchdog_ns / 3), HR_NS_PER_MS);
@@ -338,11 +355,12 @@ const char *hr_health_name(hr_health health) {
 
 static hr_health pulse_health(const struct pulse *pulse) {
         const struct hr_heartbeat *heartbeat = pulse->heartbeat;
-        uint64_t late_ns = heartbeat->sent_ns + LATE_TICKS * heartbeat->period_ns;
+        uint64_t late_ns = HR_MAX(pulse->sent_ns, pulse->moved_ns) +
+                           LATE_TICKS * heartbeat->period_ns;
 
         if (hr_device_is_lost(pulse->device))
                 return HR_HEALTH_LOST;
-        if (pulse->asked && beat_is_under_way(heartbeat) && hr_clock_now_ns() > late_ns)
+        if (pulse_is_out(pulse) && hr_clock_now_ns() > late_ns)
                 return HR_HEALTH_LATE;
         if (!pulse->has_beaten)
                 return HR_HEALTH_STARTING;
@@ -374,6 +392,10 @@ bool hr_server_is_ready(const struct hr_server *server, const char **ret_words) 
         };
 
         *ret_words = "ready";
+        if (!server->heartbeat) {
+                *ret_words = server->waiting[0] ? server->waiting : "starting";
+                return false;
+        }
         if (server->draining) {
                 *ret_words = "draining";
                 return false;
@@ -397,7 +419,7 @@ bool hr_server_is_ready(const struct hr_server *server, const char **ret_words) 
 }
 
 bool hr_server_is_degraded(const struct hr_server *server) {
-        if (server->missing_count > 0 || hr_pressure_words(server->pressure))
+        if (!server->heartbeat || server->missing_count > 0 || hr_pressure_words(server->pressure))
                 return true;
         for (uint32_t i = 0; i < server->device_count; i++) {
                 struct hr_device_health health;

@@ -19,7 +19,7 @@ struct hr_heartbeat;
 typedef enum hr_health {
         HR_HEALTH_STARTING, /* no beat has come back yet */
         HR_HEALTH_OK,
-        HR_HEALTH_LATE,  /* the beat is outstanding for longer than two ticks */
+        HR_HEALTH_LATE,  /* for two ticks its beat has been outstanding and it has come no further */
         HR_HEALTH_WRONG, /* its latest result was wrong, or could not be computed */
         HR_HEALTH_LOST,
 } hr_health;
@@ -48,9 +48,9 @@ void hr_heartbeat_device(const struct hr_heartbeat *heartbeat, uint32_t device,
 /* "ok"...; never NULL. */
 const char *hr_health_name(hr_health health);
 /* New requests are taken and every required device is well. words: why not, or what is given up for
- * lack of memory; static. */
+ * lack of memory; they stay while the server waits no longer. At the start: not yet. */
 bool hr_server_is_ready(const struct hr_server *server, const char **ret_words);
-/* Some device is not well, or is not there, required or not; or memory is short. */
+/* Some device is not well, or is not there (yet), required or not; or memory is short. */
 bool hr_server_is_degraded(const struct hr_server *server);
 /* The longest that a tick has come late: the loop was busy for so long. */
 uint64_t hr_heartbeat_lag_ns(const struct hr_heartbeat *heartbeat);

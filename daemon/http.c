@@ -147,7 +147,7 @@ static enum MHD_Result ready_answer(struct hr_http *http, struct MHD_Connection 
                      "text/plain; charset=utf-8", text, strlen(text), MHD_RESPMEM_MUST_FREE);
 }
 
-/* A line per device that is not well, and one when memory is short. */
+/* A line per device that is not well or waited for, and one when memory is short. */
 static enum MHD_Result degraded_answer(struct hr_http *http, struct MHD_Connection *connection) {
         struct hr_server *server = http->server;
         char *text = NULL;
@@ -161,7 +161,9 @@ static enum MHD_Result degraded_answer(struct hr_http *http, struct MHD_Connecti
                 return MHD_NO;
         if (hr_pressure_words(server->pressure))
                 fprintf(out, "%s\n", hr_pressure_words(server->pressure));
-        for (uint32_t i = 0; i < server->device_count; i++) {
+        if (server->waiting[0])
+                fprintf(out, "%s\n", server->waiting);
+        for (uint32_t i = 0; server->heartbeat && i < server->device_count; i++) {
                 struct hr_device_health health;
 
                 hr_heartbeat_device(server->heartbeat, i, &health);
@@ -205,6 +207,8 @@ static enum MHD_Result request_cb(void *arg, struct MHD_Connection *connection, 
                         return metrics_answer(connection, answer);
                 if (http->server->stopping)
                         return reply_words(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "ending\n");
+                if (!http->server->heartbeat) /* no engine yet */
+                        return reply_words(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "starting\n");
                 return metrics_ask(http, connection, answer);
         }
         if (strcmp(url, "/live") == 0)

@@ -52,9 +52,9 @@
 /* ---- Health
  * ----------------------------------------------------------------------------------- */
 
-/* Between two beats of the heart: a stuck device is seen within three, at a cost that no run
- * notices. */
-#define HR_DEFAULT_HEARTBEAT_MS 5000
+/* Between two beats of the heart: a stuck device is seen within three, which is less than five
+ * seconds, at a cost that no run notices. */
+#define HR_DEFAULT_HEARTBEAT_MS 1500
 
 /* ---- Runs
  * ------------------------------------------------------------------------------------- */

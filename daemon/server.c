@@ -1,7 +1,7 @@
 /*
  * The loop and everything below it. Start-up is one list, read backwards at the end:
  *
- *   loop, signals, timers -> devices -> fleet -> engine, graphs -> listeners
+ *   loop, signals, timers -> HTTP -> devices -> fleet -> engine, graphs -> listeners
  *
  * The loop spins for a configured time after the last activity (events are polled without sleeping,
  * news of the engine is looked for in memory) and then sleeps in the kernel. Before it sleeps it
@@ -482,13 +482,13 @@ static hr_status server_open(struct hr_server *server, struct hr_diag *diag) {
         HR_TRY(hr_random(&server->span_seed, sizeof server->span_seed, diag));
         server->span_seed >>= 1; /* no sum is 0 */
         HR_TRY(loop_init(server, diag));
+        HR_TRY(hr_http_open(server, diag, &server->http)); /* says what is waited for */
         HR_TRY(hr_devices_open(server, diag));
         if (server->stopping) /* told to end while a device was waited for */
                 return HR_OK;
         HR_TRY(engine_open(server, diag));
         HR_TRY(hr_heartbeat_new(server, diag, &server->heartbeat));
         HR_TRY(hr_pressure_new(server, diag, &server->pressure));
-        HR_TRY(hr_http_open(server, diag, &server->http));
         return listeners_open(server, diag);
 }
 

@@ -31,6 +31,7 @@ struct hr_pressure;
 #define HR_WINDOW_BYTES 16384U
 
 #define HR_GRPC_CODES 17U
+#define HR_WAITING_BYTES 256
 #define HR_REQUEST_BUCKETS 4096U
 
 struct hr_server_stats {
@@ -65,6 +66,7 @@ struct hr_server {
         const struct hr_config_device **device_configs; /* of each of them */
         uint32_t device_count;
         uint32_t missing_count; /* configured ones that were not there */
+        char waiting[HR_WAITING_BYTES]; /* at the start: for which required one, and why; "" = for none */
         struct hr_fleet *fleet;
         struct hr_engine *engine;
         struct hr_graphs *graphs; /* by digest; thread: engine */

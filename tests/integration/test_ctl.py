@@ -16,8 +16,9 @@ from typing import Any
 import headrace
 import numpy as np
 import pytest
+from papers import Papers, make_papers
 from raw import eventually
-from run_daemon import Daemon, DaemonError, build_folder, device
+from run_daemon import Daemon, DaemonError, build_folder, device, free_port
 
 DEVICES = (
     device("iso", backend="cpu", threads=1, memory="isolated"),
@@ -358,3 +359,66 @@ def test_no_daemon(tmp_path: Path) -> None:
 def test_version_and_help() -> None:
     assert ctl("", "--version")[0] == f"headracectl {headrace.__version__}\n"
     assert ctl("", "--help")[0].startswith("usage: headracectl")
+
+
+# ---- TLS -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return make_papers(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(scope="module")
+def guarded_by_tls(papers: Papers) -> Iterator[tuple[str, Daemon]]:
+    port = free_port()
+    sections: dict[str, dict[str, object]] = {
+        "listen": {"tls": f"127.0.0.1:{port}"},
+        "tls": {
+            "certificate": papers.file("daemon.pem"), "key": papers.file("daemon.key"),
+            "client_ca": papers.file("ours.pem"),
+        },
+        "principal cert": {"certificate": "known client", "permissions": "run, load, admin"},
+        "principal token": {
+            "token_sha256": hashlib.sha256(b"secret").hexdigest(), "permissions": "run"
+        },
+    }  # fmt: skip
+    with Daemon(devices=DEVICES, sections=sections) as daemon:
+        yield f"tls:localhost:{port}", daemon
+
+
+def test_over_tls(guarded_by_tls: tuple[str, Daemon], papers: Papers, tmp_path: Path) -> None:
+    """Known by a certificate, its key beside it or in the same file, or by a token; the address's name counts."""
+    address, daemon = guarded_by_tls
+    ca = ("--tls-ca", str(papers.file("ours.pem")))
+    shown = ("--tls-certificate", str(papers.file("known.pem")))
+    whole = answer(address, *ca, *shown, "--tls-key", str(papers.file("known.key")), "status")
+    assert whole["principal"] == "cert" and whole["pid"] == daemon.process.pid
+    both = tmp_path / "both.pem"
+    both.write_text(papers.file("known.pem").read_text() + papers.file("known.key").read_text())
+    assert answer(address, *ca, "--tls-certificate", str(both), "status")["principal"] == "cert"
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    assert answer(address, *ca, "--token-file", str(token), "status")["principal"] == "token"
+    other = address.replace("localhost", "127.0.0.1")
+    named = (*ca, "--tls-name", "localhost", "--token-file", str(token), "status")
+    assert answer(other, *named)["principal"] == "token"
+    said = ctl(address, *ca, "--tls-name", "elsewhere.example", "status", code=NO_DAEMON)[1]
+    assert said.startswith("headracectl: TLS: ")
+
+
+def test_tls_that_is_refused(guarded_by_tls: tuple[str, Daemon], papers: Papers) -> None:
+    """Each with its exit code: not trusted, nobody known, files that are none, no TLS there."""
+    address, daemon = guarded_by_tls
+    ca = ("--tls-ca", str(papers.file("ours.pem")))
+    assert "TLS" in ctl(address, "--tls-ca", str(papers.file("theirs.pem")), "status", code=NO_DAEMON)[1]
+    assert "UNAUTHENTICATED" in ctl(address, *ca, "status", code=NO_DAEMON)[1]
+    shown = ("--tls-certificate", str(papers.file("stranger.pem")))
+    ctl(address, *ca, *shown, "--tls-key", str(papers.file("stranger.key")), "status", code=NO_DAEMON)
+    for wrong in (
+        ("--tls-ca", str(papers.folder / "none.pem")),
+        (*ca, "--tls-certificate", str(papers.file("known.key"))),
+        (*ca, *shown, "--tls-key", str(papers.file("known.key"))),
+    ):
+        assert "TLS" in ctl(address, *wrong, "status", code=BAD_FILE)[1]
+    ctl(f"unix:{daemon.socket_path}", "--tls-ca", "", "status", code=NO_DAEMON)  # the paper is not looked at

@@ -4,6 +4,7 @@ without one that is not required the daemon serves, and says that it is degraded
 from __future__ import annotations
 
 import socket
+import subprocess
 from pathlib import Path
 
 import headrace
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 import raw
 from manager import Manager
-from run_daemon import Device, build_folder, device
+from run_daemon import Device, build_folder, device, free_port
+from test_metrics import get
 from test_notify import built_with_systemd
 
 pytestmark = pytest.mark.skipif(not built_with_systemd(), reason="built without libsystemd")
@@ -31,10 +33,10 @@ class World:
             (folder / name).touch()
         monkeypatch.setenv("HEADRACE_FAKE_NEED", str(folder))
 
-    def manager(self, devices: list[Device], retry: str = "20ms") -> Manager:
+    def manager(self, devices: list[Device], retry: str = "20ms", **keys: object) -> Manager:
         return Manager(
             devices=[*devices, device("cpu0", threads=1)],
-            sections={"daemon": {"device_retry": retry, "heartbeat": "20ms"}},
+            sections={"daemon": {"device_retry": retry, "heartbeat": "20ms", **keys}},
             program=FAKE,
         )
 
@@ -79,6 +81,53 @@ def test_b093_a_required_device_is_waited_for(world: World) -> None:
             assert [one.name for one in client.devices()] == ["gpu0", "cpu0"]
             assert doubled(client) == [2, 2, 2, 2]
             assert client.stats().value("degraded") == 0
+
+
+def test_health_while_a_device_is_waited_for(world: World) -> None:
+    """HTTP answers, names the device, and is not ready; headracectl waits at the manager's socket as long as it is told
+    to. The same questions are answered well as soon as the device is there."""
+    port = free_port()
+    at = f"http://127.0.0.1:{port}"
+    ctl = build_folder() / "client" / "c" / "headracectl"
+
+    def health(seconds: str) -> int:
+        command = [ctl, "--connect", manager.address, "--timeout", seconds, "health"]
+        return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode
+
+    with world.manager([device("gpu0", backend="fake")], metrics=f"127.0.0.1:{port}") as manager:
+        manager.stop()
+        (world.folder / "gpu0").unlink()
+        manager.launch()
+        waits(manager, "gpu0")
+        assert get(f"{at}/live") == (200, "live\n")
+        for path in ("ready", "degraded"):
+            code, words = get(f"{at}/{path}")
+            assert code == 503 and words.startswith("required device gpu0 is not there: ")
+        assert get(f"{at}/metrics") == (503, "starting\n")
+        if ctl.exists():
+            assert health("0.3") == 3
+        (world.folder / "gpu0").touch()
+        if ctl.exists():
+            raw.eventually(lambda: health("20") == 0)
+        manager.wait_ready()
+        raw.eventually(lambda: get(f"{at}/ready") == (200, "ready\n"))
+        assert get(f"{at}/degraded") == (200, "not degraded\n")
+        assert "headrace_ready 1" in get(f"{at}/metrics")[1]
+
+
+def test_it_ends_while_it_answers(world: World) -> None:
+    """With a scraper that has said half of its request."""
+    port = free_port()
+    with world.manager([device("gpu0", backend="fake")], metrics=f"127.0.0.1:{port}") as manager:
+        manager.stop()
+        (world.folder / "gpu0").unlink()
+        manager.launch()
+        waits(manager, "gpu0")
+        with socket.create_connection(("127.0.0.1", port)) as half:
+            half.sendall(b"GET /metrics HTTP/1.1\r\n")
+            manager.stop()
+        (world.folder / "gpu0").touch()
+        manager.start()
 
 
 def test_several_are_waited_for_in_turn(world: World) -> None:

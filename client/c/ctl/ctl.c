@@ -56,9 +56,18 @@ static const struct option {
         const char *words;
 } options[] = {
         {"--connect", "ADDRESS", TEXT, offsetof(struct ctl, address), "",
-         "unix:/path or tcp:host:port (default: $HEADRACE_ADDRESS, else " DEFAULT_ADDRESS ")"},
+         "unix:/path, tcp:host:port or tls:host:port (default: $HEADRACE_ADDRESS, else " DEFAULT_ADDRESS
+         ")"},
         {"--token-file", "FILE", TEXT, offsetof(struct ctl, token_file), "",
          "holds the token to show to the daemon (default: $HEADRACE_TOKEN)"},
+        {"--tls-ca", "FILE", TEXT, offsetof(struct ctl, tls_ca), "",
+         "PEM: who signed the daemon's certificate (default: whom the system trusts)"},
+        {"--tls-certificate", "FILE", TEXT, offsetof(struct ctl, tls_certificate), "",
+         "PEM: the certificate to show to the daemon"},
+        {"--tls-key", "FILE", TEXT, offsetof(struct ctl, tls_key), "",
+         "PEM: its key (default: in the same file)"},
+        {"--tls-name", "NAME", TEXT, offsetof(struct ctl, tls_name), "",
+         "whose the daemon's certificate must be (default: the host's)"},
         {"--timeout", "SECONDS", SECONDS, offsetof(struct ctl, timeout_s), "",
          "how long an answer may take (default: 10)"},
         {"--json", "", FLAG, offsetof(struct ctl, json), "", "one JSON object in place of text"},
@@ -86,10 +95,10 @@ static const struct {
         {CTL_OK, "done; health: ready"},
         {CTL_REFUSED, "the daemon refused or failed, or there is no such principal"},
         {CTL_USAGE, "wrong usage"},
-        {CTL_NO_DAEMON, "no daemon, or the connection was lost"},
+        {CTL_NO_DAEMON, "no daemon (or none yet), none that is trusted, or the connection was lost"},
         {CTL_BAD_FILE, "a file cannot be read or written"},
         {CTL_NOT_READY, "health: not ready"},
-        {CTL_DEGRADED, "health: ready, but a device is lost, late or wrong"},
+        {CTL_DEGRADED, "health: ready, but a device is missing, lost, late or wrong, or memory is short"},
 };
 
 static const char *const evictable[] = {"plans", "graphs", "experts", "uploads", "sessions",
@@ -100,7 +109,8 @@ static const char *const evictable[] = {"plans", "graphs", "experts", "uploads",
 int ctl_fail(const struct ctl *ctl) {
         const struct headrace_error *error = &ctl->error;
         bool lost = error->status == HEADRACE_UNAVAILABLE &&
-                    (strcmp(error->reason, "CONNECT") == 0 || strcmp(error->reason, "EOF") == 0);
+                    (strcmp(error->reason, "CONNECT") == 0 || strcmp(error->reason, "EOF") == 0 ||
+                     strcmp(error->reason, "TLS") == 0);
 
         if (ctl->json) {
                 fputs("{\"error\":{\"status\":", stderr);
@@ -510,6 +520,10 @@ static int run_connected(struct ctl *ctl, const struct ctl_command *command) {
                 .client_name = name,
                 .credentials = token,
                 .credentials_bytes = token_bytes > 0 ? (size_t) token_bytes : 0,
+                .tls_ca = ctl->tls_ca,
+                .tls_certificate = ctl->tls_certificate,
+                .tls_key = ctl->tls_key,
+                .tls_name = ctl->tls_name,
         };
 
         if (token_bytes < 0) {
@@ -520,9 +534,9 @@ static int run_connected(struct ctl *ctl, const struct ctl_command *command) {
         (void) snprintf(name, sizeof name, "headracectl %s", command->name);
         if (headrace_connect(ctl->address, &how, &ctl->error, &ctl->client) != HEADRACE_OK) {
                 code = ctl_fail(ctl);
-                return ctl->error.status == HEADRACE_INVALID ? CTL_USAGE
-                       : ctl->error.status == HEADRACE_DEADLINE ? CTL_NO_DAEMON
-                                                                : code;
+                if (ctl->error.status == HEADRACE_INVALID)
+                        return strcmp(ctl->error.reason, "TLS") == 0 ? CTL_BAD_FILE : CTL_USAGE;
+                return ctl->error.status == HEADRACE_DEADLINE ? CTL_NO_DAEMON : code;
         }
         code = command->run(ctl);
         headrace_close(ctl->client);

@@ -75,6 +75,7 @@ struct ctl {
         struct ctl_output out;
         /* What the command line says. */
         const char *address, *token_file, *output;
+        const char *tls_ca, *tls_certificate, *tls_key, *tls_name;
         double timeout_s, interval_s, limit_s;
         uint64_t samples, latest_ms;
         bool json, wait, all, own;
