@@ -65,6 +65,7 @@ struct hr_conn {
         uint64_t body_left;
         struct hr_request *body_request;
         uint64_t opened_ns, read_ns, closing_ns;
+        uint64_t asked_ns; /* when a request that had nothing left to send was last granted some */
         /* Requests in flight. */
         struct hr_list requests;
         uint32_t request_count;

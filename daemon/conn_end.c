@@ -206,7 +206,8 @@ void hr_conn_tick(struct hr_conn *conn, uint64_t now_ns) {
                         (unsigned long long) (limits->hello_timeout_ns / HR_NS_PER_MS));
                 hr_conn_fail(conn, &diag);
         } else if (conn->session && !hr_conn_is_clogged(conn) &&
-                   is_past(conn->read_ns, limits->progress_timeout_ns, now_ns) &&
+                   is_past(HR_MAX(conn->read_ns, conn->asked_ns), limits->progress_timeout_ns,
+                           now_ns) &&
                    conn_expects_bytes(conn)) {
                 (void) hr_fail_reason(&diag, HR_E_DEADLINE, "PROGRESS",
                                       "a frame or an upload stopped half-way");

@@ -131,12 +131,15 @@ hr_status hr_request_expect_body(struct hr_request *request, uint64_t total, uin
 }
 
 void hr_request_grant(struct hr_request *request, uint64_t bytes, uint64_t offset) {
+        const bool was_idle = request->body_granted == request->body_received;
         uint8_t message[32];
         size_t message_bytes = 0;
 
         request->body_granted += bytes;
         if (!request->conn || bytes == 0)
                 return;
+        if (was_idle) /* it may have waited for this: its time begins now */
+                request->conn->asked_ns = hr_clock_now_ns();
         if (hr_wire_credit_encode(bytes, offset, message, sizeof message, NULL, &message_bytes) !=
             HR_OK)
                 HR_ASSERT(false); /* two numbers always fit */

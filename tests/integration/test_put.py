@@ -191,6 +191,20 @@ def test_d01_the_others_take_over_from_one_that_breaks(served: Any) -> None:
         assert stays.reply(mine)[0].set.digest == what.digest
 
 
+def test_who_waits_for_anothers_leaf_has_not_stopped_half_way(launch: Callable[..., Any]) -> None:
+    """The one that was asked for the leaf falls silent and is cut off; the other, which had nothing to send all the
+    time, is asked then, and its own time begins then."""
+    daemon = launch(sections={"limits": {"progress_timeout": "1s"}})
+    what = Contents("patience", LEAF)
+    with Conn(daemon.address) as silent, Conn(daemon.address) as waits:
+        call = what.put(silent)
+        assert silent.pull(call, what.data, LEAF // 2) == LEAF // 2
+        mine = what.put(waits)
+        assert waits.pull(mine, what.data) > 0
+        assert waits.reply(mine)[0].set.digest == what.digest
+        assert refusal(silent, call).code == CANCELLED
+
+
 def test_a_set_that_is_there_costs_no_transfer(door: str) -> None:
     what = Contents(f"there {door[:4]}", LEAF + 4096)
     with Conn(door) as conn:
