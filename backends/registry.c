@@ -87,6 +87,7 @@ static hr_status cuda_device_new(const struct hr_backend_config *config, struct 
                 .gpu = config->gpu,
                 .memory_cap = config->memory_cap,
                 .spin_us = config->spin_us,
+                .batch_min = config->batch_min,
                 .deny_ops = config->deny_ops,
         };
 

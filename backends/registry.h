@@ -16,7 +16,7 @@ struct hr_backend_config {
         const char *deny_ops;
         uint32_t delay_us;
         bool wake_all;
-        uint32_t batch_min;      /* blas */
+        uint32_t batch_min;      /* blas, cuda */
         uint32_t gpu;            /* cuda: its number, as the driver counts */
 };
 

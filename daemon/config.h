@@ -64,7 +64,7 @@ struct hr_config_device {
         const char *isa;      /* "auto", "portable", "avx2", "avx512", "avx512bf16" */
         char *deny_ops;       /* see core/deny.h, checked; NULL = none */
         uint64_t delay_ns;    /* added before each split */
-        uint64_t batch_min;   /* blas: columns from which it takes a product; 0 = its default */
+        uint64_t batch_min;   /* blas: columns from which it takes a product; cuda: see hr_cuda_config; 0 = default */
         bool required;        /* without it the daemon is not ready */
         uint64_t gpu;         /* cuda: the GPU's number, as the driver counts */
         bool given[HR_SECTION_KEYS_MAX]; /* keys given, by position in the table; private */

@@ -171,7 +171,8 @@ static hr_status device_event_new(struct hr_device *device, struct hr_diag *diag
 
 static hr_status device_program_new(struct hr_device *device, const struct hr_steps *steps,
                                     struct hr_diag *diag, struct hr_program **ret_program) {
-        return cuda_program_new(device, device_cast(device)->gpu, steps, diag, ret_program);
+        return cuda_program_new(device, device_cast(device)->gpu, &device_cast(device)->options, steps,
+                                diag, ret_program);
 }
 
 /* Steps have the same scratch, one after the other. */
@@ -183,7 +184,8 @@ static uint64_t device_program_bytes(const struct hr_device *device, const struc
 
         for (uint32_t i = 0; i < node_count; i++)
                 if (step_of_tensor(graph, graph->leaf_count + nodes[i], sources, &step))
-                        most = HR_MAX(most, cuda_step_scratch(&step));
+                        most = HR_MAX(most, cuda_step_scratch(
+                                                    &step, &device_cast_const(device)->options));
         return most;
 }
 
@@ -241,6 +243,7 @@ static void device_init(struct cuda_device *device, const struct hr_cuda_config 
         (void) snprintf(device->kind_name, sizeof device->kind_name, "%s memory", device->name);
         device_describe(device);
         device->spin_us = config->spin_us;
+        device->options.batch_min = config->batch_min ? config->batch_min : CUDA_BATCH_MIN;
         device->kind = (struct hr_buffer_kind) { .name = device->kind_name,
                                                  .alignment = ALIGNMENT };
         device->device.ops = &device_ops;

@@ -3,6 +3,7 @@
 
 #include "backends/cuda/backend.h"
 #include "backends/cuda/gpu.h"
+#include "backends/cuda/ops.h"
 #include "core/deny.h"
 
 struct cuda_device {
@@ -11,6 +12,7 @@ struct cuda_device {
         char name[32], description[256], kind_name[48];
         struct hr_buffer_kind kind;
         uint32_t spin_us;
+        struct cuda_options options;
         struct hr_deny deny;
         struct cuda_device *next; /* of all devices */
 };

@@ -30,6 +30,10 @@ uint64_t cuda_builder_step(const struct cuda_builder *builder) {
         return builder->step;
 }
 
+const struct cuda_options *cuda_builder_options(const struct cuda_builder *builder) {
+        return builder->program->options;
+}
+
 uint64_t cuda_builder_scratch(const struct cuda_builder *builder) {
         return (uint64_t) builder->program->scratch;
 }
@@ -141,10 +145,10 @@ static bool is_empty(const struct hr_operand *operand) {
         return !operand->ne[0] || !operand->ne[1] || !operand->ne[2] || !operand->ne[3];
 }
 
-uint64_t cuda_step_scratch(const struct hr_step *step) {
+uint64_t cuda_step_scratch(const struct hr_step *step, const struct cuda_options *options) {
         const struct cuda_op *op = is_empty(&step->result) ? NULL : cuda_op_find(step);
 
-        return op && op->scratch ? op->scratch(step) : 0;
+        return op && op->scratch ? op->scratch(step, options) : 0;
 }
 
 static hr_status program_take_scratch(struct cuda_program *program, struct hr_diag *diag) {
@@ -152,7 +156,7 @@ static hr_status program_take_scratch(struct cuda_program *program, struct hr_di
         uint64_t bytes = 0;
 
         for (uint32_t i = 0; i < steps->count; i++)
-                bytes = HR_MAX(bytes, cuda_step_scratch(&steps->steps[i]));
+                bytes = HR_MAX(bytes, cuda_step_scratch(&steps->steps[i], program->options));
         if (!bytes)
                 return HR_OK;
         HR_TRY(cuda_gpu_memory_take(program->gpu, program->program.device->props.name, bytes, diag,
@@ -213,14 +217,15 @@ static hr_status program_build(struct cuda_program *program, struct hr_diag *dia
 }
 
 hr_status cuda_program_new(struct hr_device *device, struct cuda_gpu *gpu,
-                           const struct hr_steps *steps, struct hr_diag *diag,
-                           struct hr_program **ret_program) {
+                           const struct cuda_options *options, const struct hr_steps *steps,
+                           struct hr_diag *diag, struct hr_program **ret_program) {
         struct cuda_program *program = calloc(1, sizeof *program);
         hr_status status;
 
         if (!program)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a program");
         program->gpu = gpu;
+        program->options = options;
         program->program = (struct hr_program) {
                 .ops = &program_ops,
                 .device = device,

@@ -9,6 +9,7 @@
 #include "core/device.h"
 
 struct cuda_matmul;
+struct cuda_options;
 
 /* One launch. Its argument is a struct of `argument_bytes` bytes in the program's block. */
 struct cuda_launch {
@@ -23,6 +24,7 @@ struct cuda_launch {
 struct cuda_program {
         struct hr_program program;
         struct cuda_gpu *gpu;
+        const struct cuda_options *options; /* the device's */
         struct cuda_launch *launches;
         uint64_t launch_count;
         uint32_t *first; /* of step i: launches first[i] .. first[i + 1] - 1 */
@@ -45,8 +47,9 @@ struct cuda_program {
 
 /* Takes the steps apart into launches. HR_E_UNSUPPORTED (reason OP) for a step without a kernel. */
 HR_NODISCARD hr_status cuda_program_new(struct hr_device *device, struct cuda_gpu *gpu,
+                                        const struct cuda_options *options,
                                         const struct hr_steps *steps, struct hr_diag *diag,
                                         struct hr_program **ret_program);
 /* Bytes of scratch that one step needs; its operands may have no addresses yet. */
-uint64_t cuda_step_scratch(const struct hr_step *step);
+uint64_t cuda_step_scratch(const struct hr_step *step, const struct cuda_options *options);
 struct cuda_program *cuda_program_cast(struct hr_program *program);

@@ -39,6 +39,19 @@ bool cuda_is_dense(const struct hr_operand *operand) {
         return operand->nb[0] == hr_type_info(operand->type)->block_bytes;
 }
 
+bool cuda_is_contiguous(const struct hr_operand *operand) {
+        uint64_t bytes = hr_type_info(operand->type)->block_bytes;
+
+        for (int i = 0; i < HR_DIMS; i++) {
+                if (operand->ne[i] != 1 && operand->nb[i] != bytes)
+                        return false;
+                bytes *= (uint64_t) (i ? operand->ne[i]
+                                       : operand->ne[i] /
+                                                 hr_type_info(operand->type)->block_elements);
+        }
+        return true;
+}
+
 bool cuda_same_shape(const struct hr_operand *a, const struct hr_operand *b) {
         return memcmp(a->ne, b->ne, sizeof a->ne) == 0;
 }
@@ -86,7 +99,8 @@ static const struct cuda_op *find_in(const struct cuda_op *ops, uint32_t op) {
 const struct cuda_op *cuda_op_find(const struct hr_step *step) {
         static const struct cuda_op *const families[] = { cuda_ops_elements, cuda_ops_rows,
                                                           cuda_ops_norm, cuda_ops_product,
-                                                          cuda_ops_attention, cuda_ops_shape };
+                                                          cuda_ops_attention, cuda_ops_shape,
+                                                          cuda_ops_window, cuda_ops_recurrent };
         const struct cuda_op *found = NULL;
 
         if (!is_aligned(&step->result))

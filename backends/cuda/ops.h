@@ -12,6 +12,13 @@
 /* Where prepare() puts launches. */
 struct cuda_builder;
 
+/* What a device is told about its ways of computing. */
+struct cuda_options {
+        int64_t batch_min; /* columns from which weights in blocks go to the library */
+};
+
+#define CUDA_BATCH_MIN 128
+
 struct cuda_op {
         uint32_t op;
         bool may_fault; /* uses values as indices */
@@ -19,11 +26,12 @@ struct cuda_op {
         void (*prepare)(const struct hr_step *step, struct cuda_builder *builder);
         /* Bytes that the step needs besides its tensors, or NULL: none. A function of types and
          * shapes. */
-        uint64_t (*scratch)(const struct hr_step *step);
+        uint64_t (*scratch)(const struct hr_step *step, const struct cuda_options *options);
 };
 
 extern const struct cuda_op cuda_ops_elements[], cuda_ops_rows[], cuda_ops_norm[],
-        cuda_ops_product[], cuda_ops_attention[], cuda_ops_shape[]; /* each ends with op NONE */
+        cuda_ops_product[], cuda_ops_attention[], cuda_ops_shape[], cuda_ops_window[],
+        cuda_ops_recurrent[]; /* each ends with op NONE */
 
 /* The operator of a step if it is supported, or NULL. */
 const struct cuda_op *cuda_op_find(const struct hr_step *step);
@@ -39,6 +47,7 @@ bool cuda_builder_matmul(struct cuda_builder *builder, const struct cuda_matmul_
 /* Where the GPU writes a bad index, and what. */
 uint64_t cuda_builder_fault(const struct cuda_builder *builder);
 uint64_t cuda_builder_step(const struct cuda_builder *builder);
+const struct cuda_options *cuda_builder_options(const struct cuda_builder *builder);
 /* The step's scratch, aligned to 256. Steps have the same, one after the other. */
 uint64_t cuda_builder_scratch(const struct cuda_builder *builder);
 
@@ -61,6 +70,7 @@ bool cuda_is_float(const struct hr_operand *operand);   /* f32, f16, bf16 */
 bool cuda_is_block(const struct hr_operand *operand);   /* a block type that weights have */
 bool cuda_is_encoded(const struct hr_operand *operand); /* one of those that kernels also write */
 bool cuda_is_dense(const struct hr_operand *operand);   /* dimension 0 without gaps */
+bool cuda_is_contiguous(const struct hr_operand *operand);
 bool cuda_same_shape(const struct hr_operand *a, const struct hr_operand *b);
 bool cuda_repeats(const struct hr_operand *part, const struct hr_operand *whole);
 int64_t cuda_rows(const struct hr_operand *operand);

@@ -62,7 +62,7 @@ static int64_t split_count(const struct hr_step *step) {
         return HR_MAX(1, HR_MIN(keys, wanted));
 }
 
-static uint64_t attention_scratch(const struct hr_step *step) {
+static uint64_t attention_scratch(const struct hr_step *step, const struct cuda_options *options) {
         if (!attention_has_tiles(step) || split_count(step) == 1)
                 return 0;
         return (uint64_t) (split_count(step) * cuda_rows(&step->sources[0]) *

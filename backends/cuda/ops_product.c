@@ -6,7 +6,10 @@
  * by types and shapes alone, so that scratch can be told before there are addresses.
  *
  * Large products of floats are the library's, where there is one. It is given halves on both sides,
- * rounded as the own kernels round them, and scratch of its own.
+ * rounded as the own kernels round them, and scratch of its own. So are, from some number of columns
+ * on, products of weights in blocks: rows of them are expanded to bf16 in scratch, as many at a time as
+ * it holds, and multiplied. Expanding costs the same for any number of columns, and the units for
+ * halves are the ones that the library keeps busy.
  */
 #include "backends/cuda/blas.h"
 #include "backends/cuda/ops.h"
@@ -83,15 +86,20 @@ static enum cuda_kernel many_kernel(const struct hr_operand *a, const struct hr_
 #define LARGE_EXTENT 32
 #define WORKSPACE (UINT64_C(32) << 20)
 
+/* Bytes of expanded weights that lie in scratch at most, but for a few rows that are very long: what an
+ * H200's second-level cache holds, so that the product reads them from there. */
+#define EXPANDED (INT64_C(32) << 20)
+#define EXPANDED_ROWS 128
+
 /* Is it the library's? One matrix, whose columns lie as the library wants them. */
-static bool is_large(const struct hr_step *step) {
+static bool is_large(const struct hr_step *step, const struct cuda_options *options) {
         const struct hr_operand *a = &step->sources[0], *b = &step->sources[1],
                                 *out = &step->result;
         int64_t most = LARGE_EXTENT;
 
-        if (has_experts(step) || !cuda_is_float(a) || b->type != HR_TYPE_F32 ||
-            out->ne[2] * out->ne[3] != 1 || a->nb[1] % 16 || out->nb[1] % 16 || a->ne[0] % 8 ||
-            (a->type == HR_TYPE_F32 && b->nb[1] % 16))
+        if (has_experts(step) || b->type != HR_TYPE_F32 || out->ne[2] * out->ne[3] != 1 ||
+            out->nb[1] % 16 || a->ne[0] % 8 || (a->type == HR_TYPE_F32 && b->nb[1] % 16) ||
+            (cuda_is_block(a) ? out->ne[1] < options->batch_min : a->nb[1] % 16 != 0))
                 return false;
         return out->ne[0] >= most && out->ne[1] >= most && a->ne[0] >= most &&
                out->ne[0] <= INT32_MAX && out->ne[1] <= INT32_MAX && a->ne[0] <= INT32_MAX &&
@@ -101,7 +109,7 @@ static bool is_large(const struct hr_step *step) {
 /* ---- Scratch --------------------------------------------------------------------------------- */
 
 struct layout {
-        uint64_t bytes, scales, group, list, counts, halves, workspace; /* offsets */
+        uint64_t bytes, scales, group, list, counts, halves, expanded, workspace; /* offsets */
         uint64_t total;
 };
 
@@ -122,7 +130,15 @@ static int64_t group_count(const struct hr_step *step) {
                HR_MIN(pair_count(step), step->sources[0].ne[2]);
 }
 
-static struct layout layout_of(const struct hr_step *step) {
+/* Rows of weights that are expanded at a time. */
+static int64_t expanded_rows(const struct hr_step *step) {
+        const struct hr_operand *a = &step->sources[0];
+        int64_t rows = EXPANDED / (2 * a->ne[0]) / EXPANDED_ROWS * EXPANDED_ROWS;
+
+        return HR_MIN(HR_MAX(rows, EXPANDED_ROWS), a->ne[1]);
+}
+
+static struct layout layout_of(const struct hr_step *step, const struct cuda_options *options) {
         const struct hr_operand *a = &step->sources[0], *b = &step->sources[1];
         struct layout layout = { 0 };
 
@@ -139,7 +155,11 @@ static struct layout layout_of(const struct hr_step *step) {
                 layout.list = layout_take(&layout, (uint64_t) pair_count(step) * sizeof(int32_t));
                 layout.counts = layout_take(&layout, (uint64_t) a->ne[2] * sizeof(int32_t));
         }
-        if (is_large(step)) {
+        if (is_large(step, options)) {
+                if (cuda_is_block(a))
+                        layout.expanded = layout_take(&layout, (uint64_t) (expanded_rows(step) *
+                                                                           a->ne[0]) *
+                                                                       sizeof(uint16_t));
                 layout.workspace = layout_take(&layout, WORKSPACE);
                 if (a->type != HR_TYPE_F32)
                         layout.halves = layout_take(&layout, (uint64_t) (b->ne[0] * cuda_rows(b)) *
@@ -148,8 +168,8 @@ static struct layout layout_of(const struct hr_step *step) {
         return layout;
 }
 
-static uint64_t product_scratch(const struct hr_step *step) {
-        return layout_of(step).total;
+static uint64_t product_scratch(const struct hr_step *step, const struct cuda_options *options) {
+        return layout_of(step, options).total;
 }
 
 /* ---- Launches -------------------------------------------------------------------------------- */
@@ -211,42 +231,78 @@ static void many_launch(const struct hr_step *step, const struct cuda_product_ar
                             sizeof *args);
 }
 
+/* The columns as the library takes them: halves of that type in scratch, or as they are. */
+static void columns_launch(const struct hr_step *step, uint32_t type, uint64_t halves,
+                           struct cuda_builder *builder, struct cuda_matmul_spec *spec) {
+        const struct hr_operand *b = &step->sources[1];
+        struct cuda_narrow_args narrow = {
+                .in = cuda_tensor_of(b),
+                .halves = halves,
+                .type = type,
+        };
+
+        if (type == HR_TYPE_F32) {
+                spec->b = (uint64_t) (uintptr_t) b->data;
+                spec->b_stride = (int64_t) b->nb[1] / 4;
+                return;
+        }
+        spec->b = halves;
+        spec->b_stride = b->ne[0];
+        cuda_builder_launch(builder, CUDA_KERNEL_narrow_rows, (uint64_t) cuda_rows(b), &narrow,
+                            sizeof narrow);
+}
+
+/* Weights in blocks, expanded part by part. False: as large_launch; whoever then makes the product
+ * writes over what was. */
+static bool expanded_launch(const struct hr_step *step, uint64_t halves, struct cuda_matmul_spec spec,
+                            struct cuda_builder *builder) {
+        const struct hr_operand *a = &step->sources[0];
+        struct cuda_expand_args expand = { .in = cuda_tensor_of(a), .halves = halves };
+        const uint64_t out = spec.out;
+        bool has_way = true;
+
+        spec.a = halves;
+        spec.a_stride = spec.k;
+        for (; expand.first < a->ne[1] && has_way; expand.first += expand.rows) {
+                expand.rows = HR_MIN(expanded_rows(step), a->ne[1] - expand.first);
+                cuda_builder_launch(builder, CUDA_KERNEL_expand_rows,
+                                    parts_of(expand.rows * (a->ne[0] / 32), CUDA_THREADS), &expand,
+                                    sizeof expand);
+                spec.m = expand.rows;
+                spec.out = out + (uint64_t) expand.first * sizeof(float);
+                has_way = cuda_builder_matmul(builder, &spec);
+        }
+        return has_way;
+}
+
 /* False: the library has no way for it. */
 static bool large_launch(const struct hr_step *step, const struct layout *layout,
                          struct cuda_builder *builder) {
-        const struct hr_operand *a = &step->sources[0], *b = &step->sources[1],
-                                *out = &step->result;
+        const struct hr_operand *a = &step->sources[0], *out = &step->result;
         uint64_t scratch = cuda_builder_scratch(builder);
-        bool is_half = a->type != HR_TYPE_F32;
         struct cuda_matmul_spec spec = {
-                .type = a->type,
+                .type = cuda_is_block(a) ? HR_TYPE_BF16 : a->type,
                 .m = out->ne[0],
                 .n = out->ne[1],
                 .k = a->ne[0],
-                .a_stride = (int64_t) a->nb[1] / (is_half ? 2 : 4),
-                .b_stride = is_half ? a->ne[0] : (int64_t) b->nb[1] / 4,
+                .a_stride = (int64_t) a->nb[1] / (a->type == HR_TYPE_F32 ? 4 : 2),
                 .out_stride = (int64_t) out->nb[1] / 4,
                 .a = (uint64_t) (uintptr_t) a->data,
-                .b = is_half ? scratch + layout->halves : (uint64_t) (uintptr_t) b->data,
                 .out = (uint64_t) (uintptr_t) out->data,
                 .workspace = scratch + layout->workspace,
                 .workspace_bytes = WORKSPACE,
         };
-        struct cuda_narrow_args narrow = {
-                .in = cuda_tensor_of(b),
-                .halves = spec.b,
-                .type = a->type,
-        };
 
-        if (is_half)
-                cuda_builder_launch(builder, CUDA_KERNEL_narrow_rows, (uint64_t) cuda_rows(b),
-                                    &narrow, sizeof narrow);
+        columns_launch(step, spec.type, scratch + layout->halves, builder, &spec);
+        if (cuda_is_block(a))
+                return expanded_launch(step, scratch + layout->expanded, spec, builder);
         return cuda_builder_matmul(builder, &spec);
 }
 
 static void product_prepare(const struct hr_step *step, struct cuda_builder *builder) {
         uint64_t scratch = cuda_builder_scratch(builder);
-        struct layout layout = layout_of(step);
+        const struct cuda_options *options = cuda_builder_options(builder);
+        struct layout layout = layout_of(step, options);
         struct cuda_product_args args = {
                 .out = cuda_tensor_of(&step->result),
                 .a = cuda_tensor_of(&step->sources[0]),
@@ -258,7 +314,7 @@ static void product_prepare(const struct hr_step *step, struct cuda_builder *bui
                 .list = scratch + layout.list,
         };
 
-        if (is_large(step) && large_launch(step, &layout, builder))
+        if (is_large(step, options) && large_launch(step, &layout, builder))
                 return;
         if (has_experts(step)) {
                 args.fault = cuda_builder_fault(builder);

@@ -12,6 +12,8 @@
 /* Each program is computed TURNS times: launched, captured, replayed. */
 enum { M = 64, N = 128, K = 256, WAIT_S = 20, TURNS = 3 };
 
+static uint32_t batch_min; /* of devices made from now on; 0 = the default */
+
 struct product {
         struct hr_device *device;
         struct hr_queue *queue;
@@ -57,24 +59,42 @@ static void a_put(struct product *product, uint32_t type, int i) {
                 memcpy(product->a_bytes + 2 * (size_t) i, &half, sizeof half);
 }
 
+/* A row of K weights in blocks of 32 bytes with a scale, whose values are those of value_of(). */
+static void blocks_put(struct product *product) {
+        for (int i = 0; i < M * K; i++) {
+                uint8_t *block = product->a_bytes + 34 * (size_t) (i / 32);
+
+                block[0] = 0x00; /* 1/8 */
+                block[1] = 0x30;
+                block[2 + i % 32] = (uint8_t) (int8_t) (8 * value_of(i));
+        }
+}
+
+static uint64_t row_bytes(uint32_t type, int64_t n) {
+        const struct hr_type_info *info = hr_type_info(type);
+
+        return (uint64_t) n / info->block_elements * info->block_bytes;
+}
+
 static struct hr_operand operand(uint32_t type, int64_t n0, int64_t n1, struct hr_buffer *buffer) {
-        uint64_t bytes = type == HR_TYPE_F32 ? 4 : 2;
+        uint64_t bytes = row_bytes(type, n0);
 
         return (struct hr_operand) { .type = type,
                                      .ne = { n0, n1, 1, 1 },
-                                     .nb = { bytes, (uint64_t) n0 * bytes,
-                                             (uint64_t) (n0 * n1) * bytes,
-                                             (uint64_t) (n0 * n1) * bytes },
+                                     .nb = { hr_type_info(type)->block_bytes, bytes,
+                                             (uint64_t) n1 * bytes, (uint64_t) n1 * bytes },
                                      .data = buffer->base,
                                      .room = buffer->bytes };
 }
 
 static hr_status product_set_up(struct product *product, uint32_t type) {
-        struct hr_cuda_config config = { .name = "gpu" };
+        struct hr_cuda_config config = { .name = "gpu", .batch_min = batch_min };
         struct hr_diag *diag = &product->diag;
-        uint64_t a_bytes = (uint64_t) M * K * (type == HR_TYPE_F32 ? 4 : 2);
+        uint64_t a_bytes = M * row_bytes(type, K);
 
-        for (int i = 0; i < M * K; i++)
+        if (type == HR_TYPE_Q8_0)
+                blocks_put(product);
+        for (int i = 0; i < M * K && type != HR_TYPE_Q8_0; i++)
                 a_put(product, type, i);
         for (int i = 0; i < K * N; i++)
                 product->b_values[i] = value_of(3 * i + 1);
@@ -169,6 +189,105 @@ HR_TEST(every_type_is_multiplied_by_the_library) {
                  * turn's is caught, the third needs none. */
                 HR_EXPECT_EQ(fake_products(), types[i] == HR_TYPE_F32 ? TURNS : 2);
         }
+}
+
+/* From batch_min columns on; fewer are multiplied as bytes by a kernel. */
+HR_TEST(blocks_are_expanded_for_many_columns) {
+        static const uint32_t columns[] = { 0, 1, N, N + 1 };
+        uint64_t scratch = 0, first;
+        bool is_right = false;
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(columns); i++) {
+                bool expands = columns[i] <= N;
+
+                batch_min = columns[i];
+                fake_begin(0);
+                HR_EXPECT_EQ(product_make(HR_TYPE_Q8_0, &is_right, &scratch, &first), HR_OK);
+                HR_EXPECT_EQ(fake_products(), expands ? 2 : 0);
+                HR_EXPECT(expands ? is_right && scratch >= UINT64_C(32) << 20
+                                  : scratch < UINT64_C(1) << 20);
+        }
+        batch_min = 1;
+        fake_begin(0);
+        fake_without_ways();
+        HR_EXPECT_EQ(product_make(HR_TYPE_Q8_0, &is_right, &scratch, &first), HR_OK);
+        HR_EXPECT_EQ(fake_products(), 0);
+        batch_min = 0;
+}
+
+/* More rows than are expanded at a time: several products, side by side in one result. */
+HR_TEST(blocks_are_expanded_part_by_part) {
+        enum { LONG = 8192, TALL = 2300, WIDE = 32 }; /* 2048 rows of that length at a time */
+        struct hr_cuda_config config = { .name = "gpu", .batch_min = 1 };
+        static const uint32_t rows[] = { 0, 2047, 2048, TALL - 1 };
+        struct hr_device *device = NULL;
+        struct hr_buffer *buffers[3] = { NULL };
+        struct hr_program *program = NULL;
+        struct hr_queue *queue = NULL;
+        struct hr_event *event = NULL;
+        struct hr_outcome outcome = { 0 };
+        struct hr_operand sources[2];
+        struct hr_step step;
+        struct hr_steps list = { .count = 1, .steps = &step };
+        int32_t params[HR_OP_PARAM_WORDS] = { 0 };
+        uint64_t sizes[3] = { TALL * row_bytes(HR_TYPE_Q8_0, LONG), LONG * WIDE * 4,
+                              TALL * WIDE * 4 };
+        uint8_t *a = calloc(1, sizes[0]);
+        float *b = calloc(1, sizes[1]), *out = calloc(1, sizes[2]);
+        struct hr_diag diag = { 0 };
+
+        HR_EXPECT(a && b && out);
+        for (int row = 0; row < TALL; row++) { /* one block that is not zero, elsewhere in each */
+                uint8_t *block = a + (uint64_t) row * row_bytes(HR_TYPE_Q8_0, LONG) +
+                                 34 * (size_t) (row % (LONG / 32));
+
+                block[1] = 0x3c; /* 1 */
+                block[2 + row % 32] = (uint8_t) (row % 100 + 1);
+        }
+        for (int i = 0; i < LONG * WIDE; i++)
+                b[i] = (float) (i % LONG % 3 + i / LONG);
+        fake_begin(0);
+        HR_EXPECT_OK(hr_cuda_device_new(&config, &diag, &device), &diag);
+        HR_EXPECT_OK(hr_queue_new(device, &diag, &queue), &diag);
+        HR_EXPECT_OK(hr_event_new(device, &diag, &event), &diag);
+        for (int i = 0; i < 3; i++)
+                HR_EXPECT_OK(hr_buffer_new(device, sizes[i], HR_USAGE_ANY, &diag, &buffers[i]),
+                             &diag);
+        sources[0] = operand(HR_TYPE_Q8_0, LONG, TALL, buffers[0]);
+        sources[1] = operand(HR_TYPE_F32, LONG, WIDE, buffers[1]);
+        step = (struct hr_step) { .op = HR_OP_MUL_MAT,
+                                  .params = params,
+                                  .result = operand(HR_TYPE_F32, TALL, WIDE, buffers[2]),
+                                  .source_count = 2,
+                                  .sources = sources };
+        HR_EXPECT_OK(hr_program_new(device, &list, &diag, &program), &diag);
+        HR_EXPECT(program->scratch_bytes < (UINT64_C(32) + 32 + 2) << 20);
+        HR_EXPECT_OK(hr_queue_write(queue, buffers[0]->base, a, sizes[0], &outcome, &diag), &diag);
+        HR_EXPECT_OK(hr_queue_write(queue, buffers[1]->base, b, sizes[1], &outcome, &diag), &diag);
+        HR_EXPECT_OK(hr_queue_compute(queue, program, 0, 1, &outcome, &diag), &diag);
+        HR_EXPECT_OK(hr_queue_read(queue, buffers[2]->base, out, sizes[2], &outcome, &diag), &diag);
+        HR_EXPECT_OK(hr_queue_record(queue, event, &diag), &diag);
+        HR_EXPECT_OK(hr_event_synchronize(event, WAIT_S * UINT64_C(1000000000), &diag), &diag);
+        HR_EXPECT(!hr_outcome_failed(&outcome));
+        HR_EXPECT_EQ(fake_products(), 2);
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(rows); i++)
+                for (int n = 0; n < WIDE; n++) {
+                        uint32_t row = rows[i], k = row % (LONG / 32) * 32 + row % 32;
+
+                        HR_EXPECT(out[(uint32_t) n * TALL + row] ==
+                                  (float) (row % 100 + 1) * b[(uint32_t) n * LONG + k]);
+                }
+        program = hr_program_free(program);
+        queue = hr_queue_free(queue);
+        event = hr_event_free(event);
+        for (int i = 0; i < 3; i++)
+                buffers[i] = hr_buffer_unref(buffers[i]);
+        device = hr_device_unref(device);
+        free(a);
+        free(b);
+        free(out);
+        HR_EXPECT_EQ(fake_leaks(), 0);
+        HR_EXPECT_EQ(fake_violations(), 0);
 }
 
 HR_TEST(the_kernels_do_what_the_library_has_no_way_for) {

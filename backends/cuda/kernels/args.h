@@ -167,6 +167,13 @@ struct cuda_narrow_args {
         uint64_t type;
 };
 
+/* Rows first .. first + rows - 1 of a matrix of blocks to rows of bf16 without gaps. */
+struct cuda_expand_args {
+        struct cuda_tensor in;
+        uint64_t halves;
+        int64_t first, rows;
+};
+
 /* Columns of one expert, in `list`. */
 struct cuda_group {
         int32_t expert, first, count, unused;
@@ -190,6 +197,26 @@ struct cuda_group_args {
         uint64_t step;
         uint64_t group, list, counts; /* counts: an int32 for each expert */
         int64_t groups, experts;
+};
+
+/* A window on a volume of three axes, with channels and a batch; what lies between elements in bytes. */
+struct cuda_window_args {
+        struct cuda_tensor out, filters, in;
+        int64_t extent[3], places[3], kernel[3], stride[3], pad[3], dilation[3], nb[3];
+        int64_t channels, channel_nb, batch, batch_nb;
+        int64_t count; /* filters, or channels of a transposed result */
+        int64_t tap_nb, out_nb, in_nb; /* of transposed filters: rows, and both kinds of channels */
+        uint64_t is_deep; /* filters have three axes, and channels times filters */
+};
+
+/* What each source is, the kernels say. */
+struct cuda_recurrent_args {
+        struct cuda_tensor out, sources[7];
+        uint64_t fault;
+        uint64_t step;
+        int64_t snapshots;
+        uint32_t op;
+        float scale;
 };
 
 /* Elements of keys and values, and rows of a tile, that the matrix units take. */

@@ -30,6 +30,7 @@
 #define FLAT_KERNEL(name, type) KERNEL(name, type)
 #define SHARED __shared__
 #define DEVICE static __device__ __forceinline__
+#define METHOD __device__ __forceinline__
 #define OUTLINE static __device__ __noinline__
 #define CONSTANT static __device__ const
 #else

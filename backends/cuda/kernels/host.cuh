@@ -10,6 +10,7 @@
 
 #define SHARED static
 #define DEVICE static inline
+#define METHOD inline
 #define OUTLINE static
 #define CONSTANT static const
 

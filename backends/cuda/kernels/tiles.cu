@@ -4,6 +4,10 @@
  * and multiply on the matrix units. Which columns a tile has, products.cuh tells: MUL_MAT_ID's are
  * gathered by expert.
  *
+ * There are two stages of shared memory: while the warps multiply what lies in one, the next bytes are
+ * on their way into the other, what needs no change by copies that nobody waits for. A warp that has
+ * brought its part multiplies at once; all meet once a stage.
+ *
  * Blocks: weights as signed bytes with the scales of units, columns as round_columns makes them,
  * sums of 32 (or 16, for types whose scales change there) in integers. F16 and BF16: columns are
  * rounded to the weights' type. F32 has no such unit that keeps its digits: plain_tile adds up
@@ -78,9 +82,70 @@ DEVICE void load_columns(const uint32_t (*from)[STRIDE], warp_place place, int j
         ret[1] = words[4];
 }
 
+/* Eight words of a stage, of a row that begins at sixteen bytes. */
+DEVICE void copy32(uint32_t *to, const byte *from) {
+        copy_begin((piece *) to, from);
+        copy_begin((piece *) to + 1, from + 16);
+}
+
+DEVICE void clear32(uint32_t *to) {
+        for (int j = 0; j < 8; j++)
+                to[j] = 0;
+}
+
+/* One tile. WAY has a stage, brings a step's part of it, and multiplies fragments of it. */
+template <typename WAY>
+DEVICE void tile_make(const cuda_product_args &args, const tile_columns &tile, int64_t row,
+                      int64_t steps, typename WAY::stage *stages) {
+        warp_place place = place_of_warp(args.out.ne[0] - row, tile.count);
+        const WAY way(args, tile, row);
+        tile_sums sums = {};
+
+        way.bring(args, tile, 0, &stages[0]);
+        copy_group();
+        for (int64_t step = 0; step < steps; step++) {
+                const typename WAY::stage &stage = stages[step % 2];
+
+                copy_wait<0>();
+                __syncthreads(); /* the step is here, and nobody needs the one before it */
+                if (step + 1 < steps)
+                        way.bring(args, tile, step + 1, &stages[(step + 1) % 2]);
+                copy_group();
+                for (int n = 0; n < 2 && !place.is_idle; n++) {
+                        uint32_t a[2][4], b[2];
+
+                        for (int i = 0; i < 2; i++)
+                                load_rows(stage.a, place, i, 8 * n, a[i]);
+                        for (int j = 0; j < 4; j++) {
+                                load_columns(stage.b, place, j, 8 * n, b);
+                                for (int i = 0; i < 2; i++)
+                                        way.multiply(stage, place, n, i, j, a[i], b, sums[i][j]);
+                        }
+                }
+        }
+        __syncthreads();
+        if (!place.is_idle)
+                write_sums(args, tile, row, place, sums);
+}
+
+/* All tiles of a block; a step takes `elements`. */
+template <typename WAY>
+DEVICE void tiles(const cuda_product_args &args, int64_t elements, typename WAY::stage *stages) {
+        int64_t row_tiles = (args.out.ne[0] + ROWS - 1) / ROWS;
+        int64_t steps = (args.a.ne[0] + elements - 1) / elements;
+
+        for (int64_t i = blockIdx.x; i < row_tiles * column_tiles(args); i += gridDim.x) {
+                int64_t t = quotient(i, row_tiles);
+                tile_columns tile;
+
+                if (tile_find(args, t, &tile))
+                        tile_make<WAY>(args, tile, (i - t * row_tiles) * ROWS, steps, stages);
+        }
+}
+
 /* ---- Blocks ---------------------------------------------------------------------------------- */
 
-struct block_stage {
+struct alignas(16) block_stage {
         uint32_t a[ROWS][STRIDE], b[COLUMNS][STRIDE];
         float scale[2][ROWS][2], offset[2][ROWS][2]; /* by unit, row, half */
         struct cuda_activation with[2][COLUMNS];
@@ -106,7 +171,6 @@ DEVICE void stage_bytes(const cuda_product_args &args, const tile_columns &tile,
                         block_stage *to) {
         int c = (int) (threadIdx.x / 2), n = (int) (threadIdx.x % 2);
         struct cuda_activation with = { 0, { 0, 0 } };
-        piece bytes[2] = {};
 
         if (c >= COLUMNS)
                 return;
@@ -114,12 +178,11 @@ DEVICE void stage_bytes(const cuda_product_args &args, const tile_columns &tile,
                 int64_t at = column_of_b(args, tile_column(tile, c)) * args.a.ne[0] +
                              32 * (first_unit + n);
 
+                copy32(&to->b[c][8 * n], (const byte *) (uintptr_t) (args.bytes + at));
                 with = ((const struct cuda_activation *) (uintptr_t) args.scales)[at / 32];
-                bytes[0] = ((const piece *) (uintptr_t) (args.bytes + at))[0];
-                bytes[1] = ((const piece *) (uintptr_t) (args.bytes + at))[1];
+        } else {
+                clear32(&to->b[c][8 * n]);
         }
-        for (int j = 0; j < 8; j++)
-                to->b[c][8 * n + j] = bytes[j / 4].word[j % 4];
         to->with[n][c] = with;
 }
 
@@ -152,64 +215,41 @@ DEVICE void multiply_stage(const block_stage &stage, warp_place place, int n, in
         }
 }
 
-template <bool BY_HALVES>
-DEVICE void block_tile(const cuda_product_args &args, const tile_columns &tile, int64_t row,
-                       block_stage *stage) {
-        warp_place place = place_of_warp(args.out.ne[0] - row, tile.count);
-        tile_sums sums = {};
+template <bool BY_HALVES> struct block_way {
+        typedef block_stage stage;
+        int64_t row;
 
-        for (int64_t first = 0; 32 * first < args.a.ne[0]; first += 2) {
-                stage_weights(args, tile, row, first, stage);
-                stage_bytes(args, tile, first, stage);
-                __syncthreads();
-                for (int n = 0; n < 2 && !place.is_idle; n++) {
-                        uint32_t a[2][4], b[2];
+        METHOD block_way(const cuda_product_args &, const tile_columns &, int64_t row_) : row(row_) {}
 
-                        for (int i = 0; i < 2; i++)
-                                load_rows(stage->a, place, i, 8 * n, a[i]);
-                        for (int j = 0; j < 4; j++) {
-                                load_columns(stage->b, place, j, 8 * n, b);
-                                for (int i = 0; i < 2; i++)
-                                        multiply_stage<BY_HALVES>(*stage, place, n, i, j, a[i], b,
-                                                                  sums[i][j]);
-                        }
-                }
-                __syncthreads();
+        METHOD void bring(const cuda_product_args &args, const tile_columns &tile, int64_t step,
+                          stage *to) const {
+                stage_bytes(args, tile, 2 * step, to);
+                stage_weights(args, tile, row, 2 * step, to);
         }
-        if (!place.is_idle)
-                write_sums(args, tile, row, place, sums);
-}
 
-template <bool BY_HALVES>
-DEVICE void block_tiles(const cuda_product_args &args, block_stage *stage) {
-        int64_t row_tiles = (args.out.ne[0] + ROWS - 1) / ROWS;
-
-        for (int64_t i = blockIdx.x; i < row_tiles * column_tiles(args); i += gridDim.x) {
-                int64_t t = quotient(i, row_tiles);
-                tile_columns tile;
-
-                if (tile_find(args, t, &tile))
-                        block_tile<BY_HALVES>(args, tile, (i - t * row_tiles) * ROWS, stage);
+        METHOD void multiply(const stage &from, warp_place place, int n, int i, int j,
+                             const uint32_t *a, const uint32_t *b, float *sums) const {
+                multiply_stage<BY_HALVES>(from, place, n, i, j, a, b, sums);
         }
-}
+};
 
 /* One scale for 32 elements. */
 KERNEL(block_tiles_whole, struct cuda_product_args) {
-        SHARED block_stage stage;
+        SHARED block_stage stages[2];
 
-        block_tiles<false>(args, &stage);
+        tiles<block_way<false>>(args, K_BYTES, stages);
 }
 
 /* One for 16. */
 KERNEL(block_tiles_halves, struct cuda_product_args) {
-        SHARED block_stage stage;
+        SHARED block_stage stages[2];
 
-        block_tiles<true>(args, &stage);
+        tiles<block_way<true>>(args, K_BYTES, stages);
 }
 
 /* ---- F16 and BF16 ---------------------------------------------------------------------------- */
 
-struct half_stage {
+struct alignas(16) half_stage {
         uint32_t a[ROWS][STRIDE], b[COLUMNS][STRIDE];
 };
 
@@ -218,12 +258,7 @@ DEVICE void stage_halves(const byte *row, int64_t k, int64_t end, uint32_t *to) 
         const uint16_t *from = (const uint16_t *) row + k;
 
         if (k + 16 <= end && (uintptr_t) from % 16 == 0) {
-                for (int i = 0; i < 2; i++) {
-                        piece p = ((const piece *) from)[i];
-
-                        for (int j = 0; j < 4; j++)
-                                to[4 * i + j] = p.word[j];
-                }
+                copy32(to, (const byte *) from);
                 return;
         }
         for (int j = 0; j < 8; j++) {
@@ -258,70 +293,54 @@ DEVICE void stage_floats(const byte *row, int64_t k, int64_t end, uint32_t *to) 
                 to[j] = narrow<IS_BF16>(x[2 * j]) | narrow<IS_BF16>(x[2 * j + 1]) << 16;
 }
 
-template <bool IS_BF16>
-DEVICE void half_tile(const cuda_product_args &args, const tile_columns &tile, int64_t row,
-                      half_stage *stage) {
-        warp_place place = place_of_warp(args.out.ne[0] - row, tile.count);
-        int64_t end = args.a.ne[0], own = row + threadIdx.x / 2;
-        int r = (int) (threadIdx.x / 2), h = (int) (threadIdx.x % 2);
-        const byte *column = NULL;
-        tile_sums sums = {};
+template <bool IS_BF16> struct half_way {
+        typedef half_stage stage;
+        const byte *own, *column; /* of this thread; NULL beyond the ends */
 
-        if (r < tile.count)
-                column = row_at(args.b, index_of_row(args.b, column_of_b(args, tile_column(tile,
-                                                                                           r))));
-        for (int64_t k = 0; k < end; k += K_BYTES / 2) {
-                stage_halves(tile.a + own * args.a.nb[1], k + 16 * h,
-                             own < args.a.ne[1] ? end : 0, stage->a[r] + 8 * h);
-                if (r < COLUMNS && args.b.type == HR_TYPE_F32)
-                        stage_floats<IS_BF16>(column, k + 16 * h, column ? end : 0,
-                                              stage->b[r] + 8 * h);
-                else if (r < COLUMNS)
-                        stage_halves(column, k + 16 * h, column ? end : 0, stage->b[r] + 8 * h);
-                __syncthreads();
-                for (int n = 0; n < 2 && !place.is_idle; n++) {
-                        uint32_t a[2][4], b[2];
+        METHOD half_way(const cuda_product_args &args, const tile_columns &tile, int64_t row)
+            : own(NULL), column(NULL) {
+                int r = (int) (threadIdx.x / 2);
 
-                        for (int i = 0; i < 2; i++)
-                                load_rows(stage->a, place, i, 8 * n, a[i]);
-                        for (int j = 0; j < 4; j++) {
-                                load_columns(stage->b, place, j, 8 * n, b);
-                                for (int i = 0; i < 2; i++)
-                                        if (IS_BF16)
-                                                multiply_bf16(sums[i][j], a[i], b);
-                                        else
-                                                multiply_f16(sums[i][j], a[i], b);
-                        }
-                }
-                __syncthreads();
+                if (row + r < args.a.ne[1])
+                        own = tile.a + (row + r) * args.a.nb[1];
+                if (r < tile.count)
+                        column = row_at(args.b, index_of_row(args.b, column_of_b(args, tile_column(
+                                                                                               tile, r))));
         }
-        if (!place.is_idle)
-                write_sums(args, tile, row, place, sums);
-}
 
-template <bool IS_BF16>
-DEVICE void half_tiles(const cuda_product_args &args, half_stage *stage) {
-        int64_t row_tiles = (args.out.ne[0] + ROWS - 1) / ROWS;
+        METHOD void bring(const cuda_product_args &args, const tile_columns &, int64_t step,
+                          stage *to) const {
+                int r = (int) (threadIdx.x / 2), h = (int) (threadIdx.x % 2);
+                int64_t k = step * (K_BYTES / 2) + 16 * h, end = args.a.ne[0];
 
-        for (int64_t i = blockIdx.x; i < row_tiles * column_tiles(args); i += gridDim.x) {
-                int64_t t = quotient(i, row_tiles);
-                tile_columns tile;
-
-                if (tile_find(args, t, &tile))
-                        half_tile<IS_BF16>(args, tile, (i - t * row_tiles) * ROWS, stage);
+                stage_halves(own, k, own ? end : 0, to->a[r] + 8 * h);
+                if (r >= COLUMNS)
+                        return;
+                if (args.b.type == HR_TYPE_F32)
+                        stage_floats<IS_BF16>(column, k, column ? end : 0, to->b[r] + 8 * h);
+                else
+                        stage_halves(column, k, column ? end : 0, to->b[r] + 8 * h);
         }
-}
+
+        METHOD void multiply(const stage &, warp_place, int, int, int, const uint32_t *a,
+                             const uint32_t *b, float *sums) const {
+                if (IS_BF16)
+                        multiply_bf16(sums, a, b);
+                else
+                        multiply_f16(sums, a, b);
+        }
+};
 
 KERNEL(half_tiles_f16, struct cuda_product_args) {
-        SHARED half_stage stage;
+        SHARED half_stage stages[2];
 
-        half_tiles<false>(args, &stage);
+        tiles<half_way<false>>(args, K_BYTES / 2, stages);
 }
 
 KERNEL(half_tiles_bf16, struct cuda_product_args) {
-        SHARED half_stage stage;
+        SHARED half_stage stages[2];
 
-        half_tiles<true>(args, &stage);
+        tiles<half_way<true>>(args, K_BYTES / 2, stages);
 }
 
 /* ---- Other floats: 4 x 4 results a thread ----------------------------------------------------- */
