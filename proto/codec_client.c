@@ -106,9 +106,14 @@ hr_status hr_wire_weights_query_reply_decode(struct hr_wire_span message, struct
                                              struct hr_diag *diag, uint32_t *ret_state) {
         struct hr_codec_list states = {.arena = arena};
         headrace_v1_WeightsQueryReply wire = headrace_v1_WeightsQueryReply_init_zero;
+        struct hr_diag local = {0};
+        hr_status status;
 
+        if (!diag)
+                diag = &local;
         wire.state = hr_codec_list_fixed32(&states);
-        HR_TRY(hr_codec_decode(message, headrace_v1_WeightsQueryReply_fields, &wire, diag));
+        status = hr_codec_decode(message, headrace_v1_WeightsQueryReply_fields, &wire, diag);
+        HR_TRY(hr_codec_list_check(&states, status, diag));
         *ret_state = states.count > 0 ? *(const uint32_t *) states.items : 0;
         return HR_OK;
 }

@@ -3,11 +3,14 @@
 The bare side sends as many bytes, over as many connections, with the same calls, to a process that
 receives them into memory it uses again and does nothing with them; it is what the link can do here. The
 daemon also verifies: it hashes all that comes. Sides take turns. Digests are computed before the clock
-starts, but for the row that says so.
+starts, but for the row that says so. The rows about processor time say what bounds the first one: what a
+byte takes of the client and of the daemon, and how many bytes this machine's processors have time for.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import socket
 import subprocess
 import sys
@@ -75,6 +78,36 @@ def send_bare(port: int, data: memoryview, lanes: int) -> None:
         thread.join()
 
 
+def processor_s(pid: int) -> float:
+    """What a process has used so far, in its own code and in the kernel's."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def hash_rate(data: memoryview) -> float:
+    """Bytes that one processor hashes in a second of its time."""
+    before = time.process_time()
+    hashlib.sha256(data[: 64 * MIB]).digest()
+    return min(len(data), 64 * MIB) / (time.process_time() - before)
+
+
+def arithmetic(data: memoryview, daemon_s: float, client_s: float, uploads: int) -> list[Row]:
+    sent, processors = len(data) * uploads, len(os.sched_getaffinity(0))
+    daemon_ns, client_ns = daemon_s * 1e9 / sent, client_s * 1e9 / sent
+    hashing = hash_rate(data) / 1e6
+    return [
+        Row("one processor hashes", hashing, "MB/s"),
+        Row("processor time of the daemon", daemon_ns, "ns/byte"),
+        Row("    of it for the hash", 1e3 / hashing, "ns/byte"),
+        Row("processor time of the client", client_ns, "ns/byte"),
+        Row(
+            f"{processors} processors have time for",
+            processors * 1e3 / (daemon_ns + client_ns),
+            "MB/s",
+        ),
+    ]
+
+
 class Contents:
     """The same size, other bytes each time."""
 
@@ -92,6 +125,7 @@ class Contents:
 def over_tcp(daemon: Daemon, contents: Contents, repetitions: int) -> list[Row]:
     lanes = blocking.LANES
     receiver = subprocess.Popen([sys.executable, "-c", RECEIVER], stdout=subprocess.PIPE, text=True)
+    daemon_s = client_s = 0.0
     ours: list[float] = []
     hashed: list[float] = []
     bare: list[float] = []
@@ -105,6 +139,7 @@ def over_tcp(daemon: Daemon, contents: Contents, repetitions: int) -> list[Row]:
                 bare.append(timed(lambda data=data: send_bare(port, data, lanes)))
                 for times, known in ((ours, digest), (hashed, True)):
                     sets: list[Any] = []
+                    used = processor_s(daemon.process.pid), time.process_time()
                     times.append(
                         timed(
                             lambda known=known, tensors=tensors, sets=sets: sets.append(
@@ -112,6 +147,9 @@ def over_tcp(daemon: Daemon, contents: Contents, repetitions: int) -> list[Row]:
                             )
                         )
                     )
+                    if times is ours:
+                        daemon_s += processor_s(daemon.process.pid) - used[0]
+                        client_s += time.process_time() - used[1]
                     client.drop(sets[0])
     finally:
         receiver.kill()
@@ -121,6 +159,7 @@ def over_tcp(daemon: Daemon, contents: Contents, repetitions: int) -> list[Row]:
     return [
         Row(f"TCP, {len(data) // MIB} MiB", size / median(ours), "MB/s", peer, rate, ">= 0.8"),
         Row("the same, the client computes the digest", size / median(hashed), "MB/s", peer, rate),
+        *arithmetic(data, daemon_s, client_s, repetitions),
     ]
 
 

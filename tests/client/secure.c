@@ -1,8 +1,8 @@
 /*
  * TLS between the C client library and a running daemon: who is let in, whom the client believes.
  * HEADRACE_TEST_ADDRESS is one of TLS, HEADRACE_TEST_PLAIN another of the daemon's of TCP, and
- * HEADRACE_TEST_PAPERS a folder of certificates (tests/integration/papers.py); without them every test
- * is skipped. tests/integration/test_client_c.py starts the daemon, which lets in whoever has
+ * HEADRACE_TEST_PAPERS a folder of certificates (tests/integration/papers.py); without them every
+ * test is skipped. tests/integration/test_client_c.py starts the daemon, which lets in whoever has
  * HEADRACE_TEST_TOKEN or the certificate `known`.
  */
 #include "client/c/headrace.h"
@@ -37,7 +37,8 @@ static const char *paper(const char *name, char place[PATH_BYTES]) {
 }
 
 static enum headrace_status enter(const char *address, const struct attempt *how,
-                                  struct headrace_error *error, struct headrace_client **ret_client) {
+                                  struct headrace_error *error,
+                                  struct headrace_client **ret_client) {
         char places[3][PATH_BYTES];
         const char *token = how->token ? variable("HEADRACE_TEST_TOKEN") : "";
         const struct headrace_options options = {
@@ -92,7 +93,8 @@ HR_TEST(who_is_let_in) {
 
 HR_TEST(whom_the_client_believes) {
         static const struct attempt attempts[] = {
-                {.ca = "theirs.pem", .token = true,
+                {.ca = "theirs.pem",
+                 .token = true,
                  REFUSED(UNAVAILABLE, "TLS", "certificate verify failed")},
                 {.token = true, /* by the system's authorities */
                  REFUSED(UNAVAILABLE, "TLS", "certificate verify failed")},

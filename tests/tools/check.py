@@ -238,6 +238,18 @@ def fuzz_suite(
     return Suite(name, run)
 
 
+def coverage_suite() -> Suite:
+    """Every branch of what reads a client's bytes is taken by its own tests; tests/tools/coverage.py."""
+
+    def run() -> Result:
+        log = LOGS / "coverage.log"
+        command = [sys.executable, ROOT / "tests" / "tools" / "coverage.py", "--lines"]
+        code = execute(command, log, environment())
+        return Result(Count(int(code == 0), int(code != 0)), log, tail(log) if code else [])
+
+    return Suite("coverage", run)
+
+
 # ---- Python ------------------------------------------------------------------------------------
 
 
@@ -387,6 +399,7 @@ def suites(full: bool) -> list[Suite]:
     ]
     if full:
         found += [
+            coverage_suite(),
             fuzz_suite(
                 "fuzz", ROOT / "build-fuzz", ["-Db_sanitize=address,undefined"],
                 ["--seconds", "180"],

@@ -6,8 +6,8 @@
  *   the caller's memory --SSL_write--> BIO `out` --send--> socket
  *
  * One thread may read while another sends, but OpenSSL's state is one: `lock` is held for moments.
- * At most BATCH_BYTES are encrypted before they have been sent; what then waits goes with flush(). The
- * first failure ends it: OpenSSL's state is of no use after one.
+ * At most BATCH_BYTES are encrypted before they have been sent; what then waits goes with flush().
+ * The first failure ends it: OpenSSL's state is of no use after one.
  */
 #include <errno.h>
 #include <openssl/err.h>
@@ -86,7 +86,8 @@ static int send_ciphertext(struct tls *tls) {
                 if (sent < 0)
                         return -1;
                 while (sent > 0) {
-                        int taken = BIO_read(tls->out, sink, (int) HR_MIN((size_t) sent, sizeof sink));
+                        int taken =
+                                BIO_read(tls->out, sink, (int) HR_MIN((size_t) sent, sizeof sink));
 
                         if (taken <= 0)
                                 return tls_fail(tls);
@@ -96,8 +97,8 @@ static int send_ciphertext(struct tls *tls) {
         return 0;
 }
 
-/* At most a record's bytes from the socket into OpenSSL: how many, or 0 at the end of what comes, or
- * -1 with errno. */
+/* At most a record's bytes from the socket into OpenSSL: how many, or 0 at the end of what comes,
+ * or -1 with errno. */
 static ssize_t take_ciphertext(struct tls *tls) {
         uint8_t bytes[RECORD_BYTES];
         ssize_t got = recv(tls->fd, bytes, sizeof bytes, MSG_DONTWAIT);
@@ -253,8 +254,8 @@ static enum headrace_status tls_fill(struct tls *tls, const char *host,
                                      struct headrace_error *error) {
         const char *name = options->tls_name ? options->tls_name : host;
         SSL_CTX *context = SSL_CTX_new(TLS_client_method());
-        enum headrace_status status = context ? context_fill(context, options, error)
-                                              : hr_client_fail_memory(error);
+        enum headrace_status status =
+                context ? context_fill(context, options, error) : hr_client_fail_memory(error);
 
         if (status == HEADRACE_OK) {
                 tls->ssl = SSL_new(context); /* holds the context */
@@ -300,7 +301,8 @@ static int handshake_step(struct tls *tls, short *ret_events) {
         taken = take_ciphertext(tls);
         if (taken == 0)
                 errno = ECONNRESET;
-        return taken > 0 || (taken < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+        return taken > 0 || (taken < 0 &&
+                             (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
                        ? 0
                        : -1;
 }

@@ -34,9 +34,8 @@ static int64_t socket_send_with(void *data, const struct iovec *parts, size_t co
                                  .msg_controllen = CMSG_SPACE(bytes)};
 
         HR_ASSERT(fd_count > 0 && fd_count <= FDS_MAX);
-        control.head = (struct cmsghdr){.cmsg_len = CMSG_LEN(bytes),
-                                        .cmsg_level = SOL_SOCKET,
-                                        .cmsg_type = SCM_RIGHTS};
+        control.head = (struct cmsghdr){
+                .cmsg_len = CMSG_LEN(bytes), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
         memcpy(CMSG_DATA(&control.head), fds, bytes);
         return sendmsg((int) (intptr_t) data, &message, MSG_NOSIGNAL);
 }

@@ -11,15 +11,16 @@
 
 #include "client/c/client_priv.h"
 
-/* The functions return -1 with errno where they fail, EAGAIN where they would block: poll_fd is then
- * polled, for POLLIN after receive(), for POLLOUT after the other two. */
+/* The functions return -1 with errno where they fail, EAGAIN where they would block: poll_fd is
+ * then polled, for POLLIN after receive(), for POLLOUT after the other two. */
 struct hr_transport {
         void *data;
         int poll_fd;
         bool holds_received; /* bytes may wait here that poll() does not know of */
         /* Bytes received; 0: the peer sends nothing more. */
         int64_t (*receive)(void *data, void *buffer, size_t bytes);
-        /* Takes as many bytes from the front of the parts as it can; at least one part is not empty. */
+        /* Takes as many bytes from the front of the parts as it can; at least one part is not
+         * empty. */
         int64_t (*send)(void *data, const struct iovec *parts, size_t count);
         /* send(), with descriptors beside the first byte. NULL: none can be passed. */
         int64_t (*send_with)(void *data, const struct iovec *parts, size_t count, const int *fds,
@@ -31,8 +32,8 @@ struct hr_transport {
         void (*close)(void *data); /* once */
 };
 
-/* Connects to an address of the public header's, and shakes hands where it is one of TLS; takes over
- * options->stream instead where there is one. */
+/* Connects to an address of the public header's, and shakes hands where it is one of TLS; takes
+ * over options->stream instead where there is one. */
 enum headrace_status hr_transport_open(const char *address, const struct headrace_options *options,
                                        int64_t deadline_ns, struct headrace_error *error,
                                        struct hr_transport *ret_transport);

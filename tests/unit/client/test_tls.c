@@ -1,6 +1,6 @@
 /*
- * TLS against listeners that do not speak it: each attempt ends in a typed error, within its deadline.
- * Handshakes that succeed are tests/client/live.c's and tests/client/secure.c's.
+ * TLS against listeners that do not speak it: each attempt ends in a typed error, within its
+ * deadline. Handshakes that succeed are tests/client/live.c's and tests/client/secure.c's.
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -72,7 +72,8 @@ HR_TEST(peers_that_do_not_shake_hands) {
         } cases[] = {
                 {NULL, 0, HEADRACE_DEADLINE, "DEADLINE", "not connected in time"},
                 {"", 0, HEADRACE_UNAVAILABLE, "TLS", "reset by peer"},
-                {"HTTP/1.1 400 Bad Request\r\n\r\n", 28, HEADRACE_UNAVAILABLE, "TLS", "wrong version"},
+                {"HTTP/1.1 400 Bad Request\r\n\r\n", 28, HEADRACE_UNAVAILABLE, "TLS",
+                 "wrong version"},
                 {"\x16\x03\x03", 3, HEADRACE_UNAVAILABLE, "TLS", "reset by peer"}, /* cut off */
                 {ALERT, sizeof ALERT - 1, HEADRACE_UNAVAILABLE, "TLS", "handshake failure"},
         };

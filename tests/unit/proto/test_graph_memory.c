@@ -1,6 +1,7 @@
 /*
  * Graphs and manifests whose columns come in pieces, which takes memory, with the n-th allocation
- * failing for every n until none does: HR_E_EXHAUSTED each time, nothing kept, and then all is well.
+ * failing for every n until none does: HR_E_EXHAUSTED each time, nothing kept, and then all is
+ * well.
  */
 #include "proto/codec.h"
 
@@ -46,8 +47,8 @@ static hr_status read_graph(struct hr_diag *diag) {
         static const struct hr_wire_graph_limits limits = {100, 100, 4096};
         static const struct hr_graph_limits graph_limits = {.tensor_bytes_max = 1 << 20};
         struct hr_graph *graph = NULL;
-        hr_status status = hr_wire_graph_decode((struct hr_wire_span){pieces, pieces_bytes}, &limits,
-                                                diag, &graph);
+        hr_status status = hr_wire_graph_decode((struct hr_wire_span){pieces, pieces_bytes},
+                                                &limits, diag, &graph);
 
         if (status == HR_OK)
                 status = hr_graph_validate(graph, &graph_limits, diag);
@@ -62,8 +63,8 @@ static hr_status read_manifest(struct hr_diag *diag) {
         hr_status status;
 
         hr_arena_init(&arena, 0);
-        status = hr_wire_manifest_decode((struct hr_wire_span){pieces, pieces_bytes}, &limits, &arena,
-                                         diag, &back);
+        status = hr_wire_manifest_decode((struct hr_wire_span){pieces, pieces_bytes}, &limits,
+                                         &arena, diag, &back);
         hr_arena_deinit(&arena);
         return status;
 }
@@ -92,7 +93,8 @@ static void every_allocation(hr_status (*read)(struct hr_diag *diag), uint64_t l
 }
 
 HR_TEST(graphs_in_pieces) {
-        static const uint8_t widths[32] = {0, 0, 4, 4, 4, 8, 4, 4, 4, 4, 4, 4, 4, 8, 4, 8, 1, 1, 1, 1};
+        static const uint8_t widths[32] = {0, 0, 4, 4, 4, 8, 4, 4, 4, 4,
+                                           4, 4, 4, 8, 4, 8, 1, 1, 1, 1};
         struct hr_build *build = hr_build_new();
         struct hr_graph *graph;
         struct hr_diag diag = {0};
@@ -100,7 +102,8 @@ HR_TEST(graphs_in_pieces) {
         size_t bytes = 0;
 
         (void) hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "", 8, 1, 1, 1);
-        (void) hr_build_node(build, HR_OP_ADD, HR_TYPE_F32, 8, 1, 1, 1, 2, (const uint32_t[]){0, 0});
+        (void) hr_build_node(build, HR_OP_ADD, HR_TYPE_F32, 8, 1, 1, 1, 2,
+                             (const uint32_t[]){0, 0});
         graph = hr_build_finish(build);
         HR_EXPECT_OK(hr_wire_graph_encode(graph, NULL, 0, &diag, &bytes), &diag);
         HR_EXPECT(bytes < sizeof whole);

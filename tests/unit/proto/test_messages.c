@@ -1,7 +1,7 @@
 /*
- * Every message of the codec under the same treatment: written and read back, into every buffer that
- * is too small for it, out of every arena that is too small, cut at every byte, with every byte
- * replaced; each with and without somewhere to put the words of a failure.
+ * Every message of the codec under the same treatment: written and read back, into every buffer
+ * that is too small for it, out of every arena that is too small, cut at every byte, with every
+ * byte replaced; each with and without somewhere to put the words of a failure.
  */
 #include "proto/codec_priv.h"
 
@@ -100,7 +100,8 @@ WRITE(devices, hr_wire_devices_reply_encode(0, devices, 2, to, capacity, diag, r
 READ(devices, struct hr_wire_hello_reply, devices_decode(message, arena, diag, &back),
      hr_wire_devices_reply_encode(0, back.devices, back.device_count, AGAIN))
 
-static hr_status error_encode(uint8_t *to, size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
+static hr_status error_encode(uint8_t *to, size_t capacity, struct hr_diag *diag,
+                              size_t *ret_bytes) {
         static const uint8_t digest[HR_WIRE_DIGEST_BYTES] = {1, 2, 3};
         struct hr_diag failure = {0};
 
@@ -115,7 +116,8 @@ static hr_status error_encode(uint8_t *to, size_t capacity, struct hr_diag *diag
 WRITE(error, error_encode(to, capacity, diag, ret_bytes))
 READ(error, struct hr_wire_error, hr_wire_error_decode(message, diag, &back), not_again(ret_again))
 
-static const struct hr_wire_progress progress = {.done_bytes = 5, .total_bytes = 6, .phase = "read"};
+static const struct hr_wire_progress progress = {
+        .done_bytes = 5, .total_bytes = 6, .phase = "read"};
 WRITE(progress, hr_wire_progress_encode(&progress, to, capacity, diag, ret_bytes))
 READ(progress, struct hr_wire_progress, hr_wire_progress_decode(message, diag, &back),
      not_again(ret_again))
@@ -126,6 +128,13 @@ READ(fixed64, uint64_t, hr_wire_fixed64_decode(message, diag, &back),
 WRITE(varint, hr_wire_varint_encode(7777, to, capacity, diag, ret_bytes))
 READ(varint, uint64_t, hr_wire_varint_decode(message, diag, &back),
      hr_wire_varint_encode(back, AGAIN))
+
+struct credit_back {
+        uint64_t bytes, offset;
+};
+WRITE(credit, hr_wire_credit_encode(7, 1000, to, capacity, diag, ret_bytes))
+READ(credit, struct credit_back, hr_wire_credit_decode(message, diag, &back.bytes, &back.offset),
+     hr_wire_credit_encode(back.bytes, back.offset, AGAIN))
 
 static const struct hr_wire_weights_put put = {
         .name = "a set",
@@ -190,20 +199,24 @@ static hr_status bytes_encode(const void *bytes, size_t size, uint8_t *to, size_
         *ret_bytes = size;
         return HR_OK;
 }
-static const char query[] = "\x0a\x20" "01234567890123456789012345678901"; /* WeightsQuery */
+static const uint8_t query_digest[HR_WIRE_DIGEST_BYTES] = {1, 2, 3};
 struct query_back {
         const uint8_t *digests;
         uint32_t count;
 };
-WRITE(query, bytes_encode(query, sizeof query - 1, to, capacity, diag, ret_bytes))
+WRITE(query, hr_wire_weights_query_encode(query_digest, to, capacity, diag, ret_bytes))
 READ(query, struct query_back,
      hr_wire_weights_query_decode(message, arena, diag, &back.digests, &back.count),
+     hr_wire_weights_query_encode(back.digests, AGAIN))
+static const char query_reply[] = "\x0a\x08\x02\0\0\0\x01\0\0\0"; /* of two sets */
+WRITE(query_reply, bytes_encode(query_reply, sizeof query_reply - 1, to, capacity, diag, ret_bytes))
+READ(query_reply, uint32_t, hr_wire_weights_query_reply_decode(message, arena, diag, &back),
      not_again(ret_again))
 
-static const char region[] = "\x08\x80\x20\x10\x01"; /* RegionAdd: 4096 bytes, writable */
-WRITE(region, bytes_encode(region, sizeof region - 1, to, capacity, diag, ret_bytes))
+static const struct hr_wire_region_add region = {4096, true};
+WRITE(region, hr_wire_region_add_encode(&region, to, capacity, diag, ret_bytes))
 READ(region, struct hr_wire_region_add, hr_wire_region_add_decode(message, diag, &back),
-     not_again(ret_again))
+     hr_wire_region_add_encode(&back, AGAIN))
 
 static const struct hr_wire_state_alloc state_alloc = {100, rules, 2};
 WRITE(state_alloc, hr_wire_state_alloc_encode(&state_alloc, to, capacity, diag, ret_bytes))
@@ -356,8 +369,11 @@ READ(manifest, struct hr_wire_manifest,
      hr_wire_manifest_decode(message, &manifest_limits, arena, diag, &back),
      hr_wire_manifest_encode(&back, AGAIN))
 
-static const struct hr_wire_status status = {
-        .boot_id = {1, 2}, .version = "0.1.0", .state = "ready", .words = "fine", .principal = "us"};
+static const struct hr_wire_status status = {.boot_id = {1, 2},
+                                             .version = "0.1.0",
+                                             .state = "ready",
+                                             .words = "fine",
+                                             .principal = "us"};
 static const struct hr_wire_reload reload = {"one", "two"};
 static const struct hr_wire_drained drained = {1, 2, 3};
 static const struct hr_wire_evict evict = {"plans", "all"};
@@ -384,10 +400,10 @@ READ(health, struct hr_wire_health, hr_wire_health_decode(message, arena, diag, 
 
 static const struct hr_wire_session sessions[] = {{.number = 1, .principal = "us", .name = "n"},
                                                   {.number = 2, .client = "c"}};
-static const struct hr_wire_plan plans[] = {{.session = 1, .principal = "us", .digest = "ab",
-                                             .origin = "cache", .devices = "cpu0"}};
-static const struct hr_wire_quota quotas[] = {{"us", "run", 1, 2, {{"runs", 1, 2}, {"graphs", 3, 4}}},
-                                              {.weight = 1}};
+static const struct hr_wire_plan plans[] = {
+        {.session = 1, .principal = "us", .digest = "ab", .origin = "cache", .devices = "cpu0"}};
+static const struct hr_wire_quota quotas[] = {
+        {"us", "run", 1, 2, {{"runs", 1, 2}, {"graphs", 3, 4}}}, {.weight = 1}};
 #define LIST(name)                                                                                 \
         struct name##s_back {                                                                      \
                 const struct hr_wire_##name *rows;                                                 \
@@ -404,10 +420,10 @@ LIST(quota)
 
 static const char *const names[] = {"one", "two"};
 static const struct hr_wire_field fields[] = {
-        {1, HR_WIRE_NUMBER, NULL, 7},     {2, HR_WIRE_TEXT, "a text", 0},
-        {3, HR_WIRE_TEXTS, names, 2},     {4, HR_WIRE_BYTES, "bytes", 5},
-        {5, HR_WIRE_WORDS, words, 3},     {6, HR_WIRE_LONGS, longs, 4},
-        {7, HR_WIRE_NUMBER, NULL, 0},     {8, HR_WIRE_WORDS, NULL, 0},
+        {1, HR_WIRE_NUMBER, NULL, 7}, {2, HR_WIRE_TEXT, "a text", 0},
+        {3, HR_WIRE_TEXTS, names, 2}, {4, HR_WIRE_BYTES, "bytes", 5},
+        {5, HR_WIRE_WORDS, words, 3}, {6, HR_WIRE_LONGS, longs, 4},
+        {7, HR_WIRE_NUMBER, NULL, 0}, {8, HR_WIRE_WORDS, NULL, 0},
         {9, HR_WIRE_TEXTS, NULL, 0},
 };
 struct fields_back {
@@ -422,22 +438,33 @@ WRITE(fields, hr_wire_fields_encode(fields, HR_ARRAY_LENGTH(fields), to, capacit
 READ(fields, struct fields_back, fields_decode(message, arena, diag, &back),
      hr_wire_fields_encode(back.fields, HR_ARRAY_LENGTH(fields), AGAIN))
 
-#define PLAIN(name) {#name, name##_write, name##_read, false, false}
-#define TEXTS(name) {#name, name##_write, name##_read, false, true}
-#define LISTS(name) {#name, name##_write, name##_read, true, false}
-#define BOTH(name) {#name, name##_write, name##_read, true, true}
+#define PLAIN(name)                                                                                \
+        { #name, name##_write, name##_read, false, false }
+#define TEXTS(name)                                                                                \
+        { #name, name##_write, name##_read, false, true }
+#define LISTS(name)                                                                                \
+        { #name, name##_write, name##_read, true, false }
+#define BOTH(name)                                                                                 \
+        { #name, name##_write, name##_read, true, true }
 
 static const struct message messages[] = {
-        TEXTS(hello), TEXTS(hello_reply), BOTH(devices), TEXTS(error), PLAIN(progress),
-        PLAIN(fixed64), PLAIN(varint), BOTH(put), BOTH(load), BOTH(sets), PLAIN(put_reply),
-        PLAIN(load_reply), LISTS(query), PLAIN(region), BOTH(state_alloc), BOTH(state_restore), PLAIN(state_reply),
-        PLAIN(range), BOTH(submit), PLAIN(submit_reply),
-        LISTS(reserve), /* whatever is wrong within a Submit is "arguments of a graph" */
-        PLAIN(reserve_reply),
-        BOTH(run), LISTS(run_reply), PLAIN(traced), PLAIN(tap_push), PLAIN(tap), PLAIN(ask), BOTH(sequence),
-        LISTS(sequence_reply), BOTH(stats), BOTH(manifest), TEXTS(status), TEXTS(reload),
-        PLAIN(drained), TEXTS(evict), PLAIN(evicted), PLAIN(page), PLAIN(explain), BOTH(health),
-        BOTH(sessions), BOTH(plans), BOTH(quotas), BOTH(fields),
+        TEXTS(hello),         TEXTS(hello_reply), BOTH(devices),
+        TEXTS(error),         PLAIN(progress),    PLAIN(fixed64),
+        PLAIN(varint),        PLAIN(credit),      BOTH(put),
+        BOTH(load),           BOTH(sets),         PLAIN(put_reply),
+        PLAIN(load_reply),    LISTS(query),       LISTS(query_reply),
+        PLAIN(region),        BOTH(state_alloc),  BOTH(state_restore),
+        PLAIN(state_reply),   PLAIN(range),       BOTH(submit),
+        PLAIN(submit_reply),  LISTS(reserve), /* whatever is wrong within a Submit is "arguments of
+                                                 a graph" */
+        PLAIN(reserve_reply), BOTH(run),          LISTS(run_reply),
+        PLAIN(traced),        PLAIN(tap_push),    PLAIN(tap),
+        PLAIN(ask),           BOTH(sequence),     LISTS(sequence_reply),
+        BOTH(stats),          BOTH(manifest),     TEXTS(status),
+        TEXTS(reload),        PLAIN(drained),     TEXTS(evict),
+        PLAIN(evicted),       PLAIN(page),        PLAIN(explain),
+        BOTH(health),         BOTH(sessions),     BOTH(plans),
+        BOTH(quotas),         BOTH(fields),
 };
 
 /* ---- the treatment --------------------------------------------------------------------------- */
@@ -445,7 +472,8 @@ static const struct message messages[] = {
 static uint8_t written[BYTES_MAX], again[BYTES_MAX];
 
 #define FOR_MESSAGES(one)                                                                          \
-        for (const struct message *one = messages; one < messages + HR_ARRAY_LENGTH(messages); one++)
+        for (const struct message *one = messages; one < messages + HR_ARRAY_LENGTH(messages);     \
+             one++)
 
 static void fail(const struct message *one, const char *what, uint64_t where, hr_status found,
                  const struct hr_diag *diag) {
@@ -462,7 +490,8 @@ static size_t sample(const struct message *one) {
         return bytes;
 }
 
-/* Reads `bytes` bytes of what is written, in an arena of `cap` bytes, twice: with and without words. */
+/* Reads `bytes` bytes of what is written, in an arena of `cap` bytes, twice: with and without
+ * words. */
 static hr_status read_sample(const struct message *one, size_t bytes, uint64_t cap,
                              struct hr_diag *diag) {
         hr_status found[2];
@@ -471,8 +500,8 @@ static hr_status read_sample(const struct message *one, size_t bytes, uint64_t c
                 struct hr_arena arena;
 
                 hr_arena_init(&arena, cap);
-                found[i] = one->read((struct hr_wire_span){written, bytes}, &arena,
-                                     i ? NULL : diag, NULL, NULL);
+                found[i] = one->read((struct hr_wire_span){written, bytes}, &arena, i ? NULL : diag,
+                                     NULL, NULL);
                 hr_arena_deinit(&arena);
         }
         if (found[0] != found[1] || found[0] != diag->status)
@@ -490,8 +519,7 @@ HR_TEST(what_is_read_is_what_was_written) {
                 HR_EXPECT_OK(one->read((struct hr_wire_span){written, bytes}, &arena, &diag, again,
                                        &bytes_again),
                              &diag);
-                if (bytes_again > 0 &&
-                    (bytes_again != bytes || memcmp(written, again, bytes) != 0))
+                if (bytes_again > 0 && (bytes_again != bytes || memcmp(written, again, bytes) != 0))
                         fail(one, "written again, bytes", bytes_again, HR_OK, &diag);
                 hr_arena_deinit(&arena);
         }
@@ -505,7 +533,8 @@ HR_TEST(every_buffer_that_is_too_small) {
                         struct hr_diag diag = {0};
                         hr_status found = one->write(again, capacity, &diag, &found_bytes);
 
-                        if (found != HR_E_EXHAUSTED || strcmp(hr_diag_reason(&diag), "MESSAGE") != 0)
+                        if (found != HR_E_EXHAUSTED ||
+                            strcmp(hr_diag_reason(&diag), "MESSAGE") != 0)
                                 fail(one, "capacity", capacity, found, &diag);
                         HR_EXPECT_EQ(one->write(again, capacity, NULL, &found_bytes),
                                      HR_E_EXHAUSTED);
@@ -607,8 +636,9 @@ HR_TEST(what_clients_are_told) {
 
         hr_arena_init(&arena, 0);
         HR_EXPECT_OK(devices_write(written, sizeof written, &diag, &bytes), &diag);
-        HR_EXPECT_OK(hr_wire_devices_reply_decode(span_of(bytes), &arena, &diag, &devices_back,
-                                                  &count), &diag);
+        HR_EXPECT_OK(
+                hr_wire_devices_reply_decode(span_of(bytes), &arena, &diag, &devices_back, &count),
+                &diag);
         HR_EXPECT_EQ(count, 2);
         HR_EXPECT_STREQ(devices_back[1].name, "cuda0");
         HR_EXPECT_STREQ(devices_back[0].memory_kind, "host");
@@ -634,6 +664,12 @@ HR_TEST(what_clients_are_told) {
         HR_EXPECT_OK(reserve_reply_write(written, sizeof written, &diag, &bytes), &diag);
         HR_EXPECT_OK(hr_wire_reserve_reply_decode(span_of(bytes), &diag, &handle), &diag);
         HR_EXPECT_EQ(handle, 5);
+        HR_EXPECT_OK(query_reply_write(written, sizeof written, &diag, &bytes), &diag);
+        HR_EXPECT_OK(hr_wire_weights_query_reply_decode(span_of(bytes), &arena, &diag, &count),
+                     &diag);
+        HR_EXPECT_EQ(count, 2); /* the state of the first set */
+        HR_EXPECT_OK(hr_wire_weights_query_reply_decode(span_of(0), &arena, &diag, &count), &diag);
+        HR_EXPECT_EQ(count, 0);
         HR_EXPECT_OK(put_reply_write(written, sizeof written, &diag, &bytes), &diag);
         HR_EXPECT_OK(hr_wire_set_reply_decode(span_of(bytes), false, &diag, &set_back, &already),
                      &diag);
@@ -662,8 +698,9 @@ HR_TEST(digests_of_another_length) {
                 size_t bytes = 0;
 
                 odd.digest_bytes = size;
-                HR_EXPECT_OK(hr_wire_weights_put_encode(&odd, written, sizeof written, &diag, &bytes),
-                             &diag);
+                HR_EXPECT_OK(
+                        hr_wire_weights_put_encode(&odd, written, sizeof written, &diag, &bytes),
+                        &diag);
                 HR_EXPECT_EQ(hr_wire_weights_put_decode(span_of(bytes), &arena, NULL, &back),
                              whole ? HR_OK : HR_E_INVALID);
                 HR_EXPECT_EQ(hr_wire_weights_put_decode(span_of(bytes), &arena, &diag, &back),
@@ -671,11 +708,11 @@ HR_TEST(digests_of_another_length) {
                 if (!whole)
                         HR_EXPECT_STREQ(diag.field, "digest");
                 hr_diag_clear(&diag);
-                written[0] = query[0]; /* WeightsQuery */
+                written[0] = 1 << 3 | 2; /* WeightsQuery */
                 written[1] = (uint8_t) size;
                 memset(written + 2, 'x', size);
-                HR_EXPECT_EQ(hr_wire_weights_query_decode(span_of(size + 2), &arena, &diag, &digests,
-                                                          &count),
+                HR_EXPECT_EQ(hr_wire_weights_query_decode(span_of(size + 2), &arena, &diag,
+                                                          &digests, &count),
                              whole ? HR_OK : HR_E_INVALID);
                 if (whole)
                         HR_EXPECT_EQ(count, size / HR_WIRE_DIGEST_BYTES);
@@ -685,9 +722,7 @@ HR_TEST(digests_of_another_length) {
 
 /* Parts of replies that are there or not. */
 HR_TEST(parts_that_may_be_absent) {
-        const struct {
-                uint64_t hits, misses;
-        } experts[] = {{0, 0}, {1, 0}, {0, 2}, {3, 4}};
+        const struct { uint64_t hits, misses; } experts[] = {{0, 0}, {1, 0}, {0, 2}, {3, 4}};
         struct hr_wire_submit_reply plain = submit_reply, plain_back;
         struct hr_wire_run_reply reply = run_reply, back;
         struct hr_diag diag = {0}, failure = {.has_step = true, .step = 7};
@@ -699,8 +734,9 @@ HR_TEST(parts_that_may_be_absent) {
         for (size_t i = 0; i < HR_ARRAY_LENGTH(experts); i++) {
                 reply.expert_hits = experts[i].hits;
                 reply.expert_misses = experts[i].misses;
-                HR_EXPECT_OK(hr_wire_run_reply_encode(&reply, written, sizeof written, &diag, &bytes),
-                             &diag);
+                HR_EXPECT_OK(
+                        hr_wire_run_reply_encode(&reply, written, sizeof written, &diag, &bytes),
+                        &diag);
                 HR_EXPECT_OK(hr_wire_run_reply_decode(span_of(bytes), &arena, &diag, &back), &diag);
                 HR_EXPECT_EQ(back.expert_hits, experts[i].hits);
                 HR_EXPECT_EQ(back.expert_misses, experts[i].misses);
@@ -747,7 +783,8 @@ HR_TEST(manifests_at_the_limit) {
                         HR_EXPECT_EQ(diag.actual, 3);
                 }
         }
-        HR_EXPECT_EQ(hr_wire_manifest_encode(&nothing, written, sizeof written, NULL, &bytes), HR_OK);
+        HR_EXPECT_EQ(hr_wire_manifest_encode(&nothing, written, sizeof written, NULL, &bytes),
+                     HR_OK);
         HR_EXPECT_EQ(bytes, 0);
         HR_EXPECT_EQ(hr_wire_manifest_decode(span_of(0), &manifest_limits, &arena, NULL, &back),
                      HR_OK);
