@@ -361,12 +361,26 @@ static hr_status pass_rest(struct hr_planner *planner) {
         return HR_OK;
 }
 
+/* Writers into a leaf that had no device yet when their turn came: it has one from a later reader,
+ * or from its views. */
+static hr_status ask_late_writers(struct hr_planner *planner) {
+        for (uint32_t i = 0; planner->late_writers && i < planner->graph->node_count; ++i) {
+                uint32_t id = planner->graph->leaf_count + i;
+
+                if (planner_writes_given(planner, id) &&
+                    !(planner->write_back && planner->write_back[i]))
+                        HR_TRY(hr_rule_writer(planner, id));
+        }
+        return HR_OK;
+}
+
 static hr_status run_passes(struct hr_planner *planner) {
         memset(planner->plan->rule_count, 0, sizeof planner->plan->rule_count);
         memset(planner->plan->notes, 0,
                hr_graph_tensor_count(planner->graph) * sizeof *planner->plan->notes);
         if (planner->write_back)
                 memset(planner->write_back, 0, planner->graph->node_count);
+        planner->late_writers = false;
         HR_TRY(pass_memory(planner));
         sweep(planner, true, true, HR_CAUSE_GPU_DOWN);
         sweep(planner, false, true, HR_CAUSE_GPU_UP);
@@ -374,9 +388,10 @@ static hr_status run_passes(struct hr_planner *planner) {
         sweep(planner, false, false, HR_CAUSE_REST_UP);
         pass_best(planner);
         HR_TRY(pass_rest(planner));
-        if (planner->headrace)
-                hr_rule_view_leaves(planner);
-        return HR_OK;
+        if (!planner->headrace)
+                return HR_OK;
+        hr_rule_view_leaves(planner);
+        return ask_late_writers(planner);
 }
 
 /* Repeats the passes without the devices that hold labels but no node. Where they turn out to be

@@ -395,6 +395,7 @@ struct hr_planner {
         uint32_t open_count;      /* nodes, views apart, that no device has been given so far */
         uint32_t open_first, open_end; /* ... and where they lie */
         bool *write_back;         /* per node, or NULL */
+        bool late_writers;        /* some write into leaves that had no device at that time */
         struct hr_plan_use *uses; /* by nodes that compute, in their order: sources, then result */
         uint32_t use_count;
         struct hr_plan_use *tap_uses; /* per tap: its root, and the turn until which it lives;

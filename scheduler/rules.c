@@ -118,6 +118,7 @@ hr_status hr_rule_writer(struct hr_planner *planner, uint32_t tensor) {
         uint32_t root = plan->root[tensor];
         int64_t kind = planner_root_kind(planner, root), target = -1;
 
+        planner->late_writers = planner->late_writers || kind < 0;
         if (kind < 0 || planner_reads(planner, (uint32_t) plan->device[tensor], (uint32_t) kind))
                 return HR_OK;
         if (!planner_pinned(planner, tensor)) {

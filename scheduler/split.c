@@ -377,6 +377,18 @@ static hr_status take_node(struct cutter *cutter, uint32_t node) {
         return HR_OK;
 }
 
+/* A buffer of weights is one object to whoever orders what happens to it: a node that writes into
+ * one of them writes into all. */
+static void write_weights(struct hr_planner *planner, uint32_t root) {
+        const struct hr_plan_input *in = planner->in;
+        uint32_t buffer = in->tensor_buffer[root];
+
+        if (buffer == HR_NO_BUFFER || in->buffers[buffer].usage != HR_USAGE_WEIGHTS)
+                return;
+        for (uint32_t i = 0; i < planner->plan->tensor_count; ++i)
+                planner->written[i] = planner->written[i] || in->tensor_buffer[i] == buffer;
+}
+
 static hr_status prepare(struct cutter *cutter) {
         struct hr_planner *planner = cutter->planner;
         struct hr_plan *plan = cutter->plan;
@@ -392,12 +404,15 @@ static hr_status prepare(struct cutter *cutter) {
                 return planner_out_of_memory(planner);
         for (uint32_t i = 0; i < nodes; ++i) {
                 const struct hr_plan_tensor *t = planner_tensor(planner, plan->leaf_count + i);
+                uint32_t root = plan->root[plan->leaf_count + i];
 
                 plan->source_start[i] = total;
                 if (t->flags & HR_PLAN_IS_VIEW)
                         continue;
-                if (t->flags & HR_PLAN_WRITES_GIVEN)
-                        planner->written[plan->root[plan->leaf_count + i]] = true;
+                if ((t->flags & HR_PLAN_WRITES_GIVEN) && !planner->written[root]) {
+                        planner->written[root] = true;
+                        write_weights(planner, root);
+                }
                 total += t->source_count;
         }
         plan->source_start[nodes] = total;

@@ -1,9 +1,10 @@
 /* The brute-force oracle: its making and its word. See happens_before.h and oracle.h. */
-#include "tests/unit/scheduler/oracle.h"
+#include "tests/unit/scheduler/happens_before.h"
 
 #include <stdlib.h>
 
 #include "tests/harness.h"
+#include "tests/unit/scheduler/oracle.h"
 
 void *oracle_zeroed(uint64_t count, uint64_t bytes) {
         void *memory = calloc(count + 1, bytes);

@@ -217,6 +217,66 @@ HR_TEST(rule_writer_follows_its_base_not_its_weight) {
         world_deinit(&world);
 }
 
+/* A leaf that has no memory until a later reader, or a view, gives it a device: only then it is
+ * known that its writer cannot reach it. */
+HR_TEST(rule_writer_is_asked_once_its_leaf_has_a_device) {
+        for (int viewed = 0; viewed < 2; ++viewed) {
+                struct sketch sketch;
+                uint32_t leaf, y, z, writer;
+                struct world world;
+
+                sketch_init(&sketch, 8);
+                leaf = sketch_leaf(&sketch, HR_LEAF_INPUT, "leaf");
+                y = sketch_leaf(&sketch, HR_LEAF_INPUT, "y");
+                if (viewed) {
+                        z = sketch_node(&sketch, HR_OP_VIEW, leaf, HR_TENSOR_NONE, HR_NO_PIN);
+                        hr_build_tensor(sketch.build, z)->view_base = leaf;
+                }
+                writer = sketch_node(&sketch, HR_OP_MUL, y, y, 1);
+                z = sketch_node(&sketch, HR_OP_ADD, viewed ? z : leaf, y, 0);
+                sketch_output(&sketch, z);
+                world_init(&world, sketch_finish(&sketch), 1, false);
+                memcpy(world.pins, sketch.pins, sketch.tensor_count * sizeof *sketch.pins);
+                /* Made up: no client's graph has such a leaf, or such a writer. */
+                world.graph->tensors[leaf].leaf_kind = HR_LEAF_NOT;
+                world.graph->tensors[leaf].flags = 0;
+                world.graph->tensors[writer].view_base = leaf;
+                HR_EXPECT_EQ(world_plan(&world, HR_RULES_HEADRACE)->device[leaf], 0);
+                HR_EXPECT_EQ(world.plan->rule_count[HR_RULE_WRITE_BACK], 1);
+                HR_EXPECT_EQ(world.plan->rule_count[HR_RULE_VIEW_LEAF], viewed);
+                sketch_deinit(&sketch);
+                world_deinit(&world);
+        }
+}
+
+/* Somebody writes into one of two weights that lie in one buffer: the other one's copy is ordered
+ * after that, too. */
+HR_TEST(weights_beside_a_written_one_are_not_constant) {
+        for (int written = 0; written < 2; ++written) {
+                struct sketch sketch;
+                uint32_t a, b, x, writer;
+                struct world world;
+
+                sketch_init(&sketch, 8);
+                a = sketch_leaf(&sketch, HR_LEAF_WEIGHT, "a");
+                b = sketch_leaf(&sketch, HR_LEAF_WEIGHT, "b");
+                x = sketch_leaf(&sketch, HR_LEAF_INPUT, "x");
+                writer = sketch_node(&sketch, HR_OP_MUL, x, x, 1);
+                sketch_output(&sketch, sketch_node(&sketch, HR_OP_ADD, b, x, 0));
+                world_init(&world, sketch_finish(&sketch), 1, false);
+                memcpy(world.pins, sketch.pins, sketch.tensor_count * sizeof *sketch.pins);
+                world.tensor_buffer[a] = world_buffer(&world, 0, HR_USAGE_WEIGHTS);
+                world.tensor_buffer[b] = world.tensor_buffer[a];
+                if (written)
+                        world.graph->tensors[writer].view_base = a;
+                (void) world_plan(&world, HR_RULES_HEADRACE);
+                HR_EXPECT_EQ(world.plan->copies[0].tensor, b);
+                HR_EXPECT_EQ(world.plan->copies[0].method == HR_COPY_HOST_WEIGHT, !written);
+                sketch_deinit(&sketch);
+                world_deinit(&world);
+        }
+}
+
 /* A view of GPU memory with the CPU's label: memory decides that the CPU's reader needs a copy. */
 HR_TEST(rule_reach_asks_memory_not_the_label) {
         struct sketch sketch;
