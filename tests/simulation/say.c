@@ -298,7 +298,6 @@ static void say_reserve(struct client *client, struct request *request) {
                                           .graph_count = 1 + (uint32_t) sim_random(2)};
         uint8_t body[8192], message[512];
         size_t body_bytes = 0, bytes = 0;
-        struct hr_arena arena;
 
         for (uint32_t i = 0; i < reserve.graph_count; i++) {
                 struct hr_graph *made = recipe_graph(i ? RECIPE_CHAIN : RECIPE_DOUBLE,
@@ -314,10 +313,8 @@ static void say_reserve(struct client *client, struct request *request) {
         }
         if (body_bytes > sim.traits.body_bytes)
                 reserve.body_bytes = body_bytes;
-        hr_arena_init(&arena, 1U << 16);
-        HR_ASSERT(hr_wire_reserve_encode(&reserve, &arena, message, sizeof message, NULL, &bytes) ==
+        HR_ASSERT(hr_wire_reserve_encode(&reserve, message, sizeof message, NULL, &bytes) ==
                   HR_OK);
-        hr_arena_deinit(&arena);
         client_request(client, request, HR_FRAME_RESERVE, span(message, bytes),
                        span(body, body_bytes), NULL, 0);
 }
