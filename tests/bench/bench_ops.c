@@ -148,6 +148,7 @@ static bool mul_mat_open(struct bench *bench, const char *line) {
             !device_open(bench, &(struct hr_backend_config) {.backend = is_fast ? "cpu" : way,
                                                              .name = "bench",
                                                              .fast = is_fast,
+                                                             .batch_min = 1,
                                                              .threads = threads,
                                                              .spin_us = SPIN_US}))
                 return false;

@@ -7,7 +7,7 @@ of threads and take turns in every repetition; rows are medians.
 
 One column reads weights at the speed of memory: those of 4096 x 4096 are compared with what plain reading
 reaches in the same run. 512 columns of block types are compared with the dot products of bytes that the
-processor can do at most; types of 32 also with `arithmetic = fast`.
+processor can do at most; types of 32 also with `arithmetic = fast`, and f32 with OpenBLAS.
 
     ./bench ops --only 'q4_K n=8' --only 'f32 576x576 n=1 '      rows that hold all of these words
     ./bench ops --quick                                           few repetitions, one thread
@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -48,6 +47,9 @@ LAYERS = 30
 BURST_NS = 30e6  # what one turn takes at least
 PAUSE_S = 0.004  # threads of the other side stop spinning
 NOT_SLOWER, FASTER, FASTER_SHARE = 0.98, 1.2, 0.7
+GGML = {"ggml": "ggml", "repack": "ggml repack"}  # its ways, and what rows call them
+OPENBLAS = "OpenBLAS"  # our BLAS device's way
+AS_BLAS = 0.95
 
 
 class Side:
@@ -73,19 +75,27 @@ class Side:
         self.process.wait(30)
 
 
-@contextmanager
-def sides() -> Iterator[tuple[Side, Side | None]]:
-    ours = Side([build_folder() / "tests" / "bench" / "bench_ops"])
-    python = os.environ.get("HEADRACE_LLAMA_PYTHON")
-    peer = None
-    if python:
-        peer = Side([python, Path(__file__).with_name("ggml_ops_peer.py")])
-    try:
-        yield ours, peer
-    finally:
-        ours.close()
-        if peer:
-            peer.close()
+class Sides:
+    """Ours, and whom it is measured beside."""
+
+    def __init__(self) -> None:
+        program = build_folder() / "tests" / "bench" / "bench_ops"
+        python = os.environ.get("HEADRACE_LLAMA_PYTHON")
+        self.ours, self.blas, self.ggml = Side([program]), Side([program]), None
+        if python:
+            self.ggml = Side([python, Path(__file__).with_name("ggml_ops_peer.py")])
+
+    def peer(self, way: str | None) -> Side | None:
+        return self.blas if way == OPENBLAS else self.ggml if way else None
+
+    def ways(self, case: Case) -> list[str | None]:
+        """Those that there is a side for; with none at all ours is measured alone."""
+        return [way for way in case.peers if self.peer(way)] or [None]
+
+    def close(self) -> None:
+        for side in (self.ours, self.blas, self.ggml):
+            if side:
+                side.close()
 
 
 @dataclass(frozen=True)
@@ -116,10 +126,13 @@ def product(name: str, m: int, k: int, n: int, threads: int, way: str) -> Case:
             goal = ""
     if way == "fast":
         what += " fast"
+    peers = {peer: f"mul_mat {peer} {shape}" for peer in GGML}
+    if name == "f32" and n == 512:
+        peers[OPENBLAS] = f"mul_mat blas {shape}"
     return Case(
         what,
         f"mul_mat {way} {shape}",
-        {way: f"mul_mat {way} {shape}" for way in ("ggml", "repack")},
+        peers,
         bytes_all if n == 1 else operations,
         "GB/s" if n == 1 else "GFLOP/s",
         yardstick,
@@ -168,8 +181,9 @@ def turns(side: Side, count: int) -> Callable[[], float]:
     return lambda: float(side.ask(f"run {passes}"))
 
 
-def measure(case: Case, way: str | None, ours: Side, peer: Side | None) -> tuple[float, ...] | None:
+def measure(case: Case, way: str | None, sides: Sides) -> tuple[float, ...] | None:
     """Medians of our ns, the peer's and the yardstick (0 without one), or None where there is no way."""
+    ours, peer = sides.ours, sides.peer(way)
     count = opened(ours, case.ours)
     if not count:
         return None
@@ -191,19 +205,19 @@ def measure(case: Case, way: str | None, ours: Side, peer: Side | None) -> tuple
     return tuple(median(values) if values else 0.0 for values in times)
 
 
-def rows_of(case: Case, ours: Side, peer: Side | None) -> list[Row]:
+def rows_of(case: Case, sides: Sides) -> list[Row]:
     rows: list[Row] = []
-    for way in case.peers if peer else [None]:
-        found = measure(case, way, ours, peer)
+    for index, way in enumerate(sides.ways(case)):
+        found = measure(case, way, sides)
         if not found:
             continue
         value, other, yardstick = found
         speed = case.amount / value
         against = case.amount / other if other else None
-        name = None if way is None else f"ggml {way}".replace("ggml ggml", "ggml")
-        goal = f">= {NOT_SLOWER}" if way else None
+        name = GGML.get(way, way) if way else None
+        goal = f">= {AS_BLAS if way == OPENBLAS else NOT_SLOWER}" if way else None
         rows.append(Row(case.what, speed, case.unit, name, against, goal))
-        if yardstick and way in ("ggml", None):
+        if yardstick and index == 0:
             what, goal = f"{case.what} {case.share}", case.goal or None
             rows.append(Row(what, speed, case.unit, "yardstick", yardstick, goal))
         print(f"{case.what}: {speed:.1f} {case.unit}, {name} {against}", file=sys.stderr)
@@ -211,7 +225,7 @@ def rows_of(case: Case, ours: Side, peer: Side | None) -> list[Row]:
 
 
 def summary(rows: list[Row]) -> list[Row]:
-    ratios = [row.ratio for row in rows if row.ratio and row.peer != "yardstick"]
+    ratios = [row.ratio for row in rows if row.ratio and row.peer in GGML.values()]
     if not ratios:
         return []
     good = sum(ratio >= NOT_SLOWER for ratio in ratios) / len(ratios)
@@ -227,8 +241,11 @@ def run() -> list[Row]:
     cores = len(os.sched_getaffinity(0))
     threads = [count for count in ((1,) if is_quick() else (1, 2)) if count <= cores]
     rows: list[Row] = []
-    with sides() as (ours, peer):
+    sides = Sides()
+    try:
         for case in cases(threads):
             if is_wanted(case.what):
-                rows += rows_of(case, ours, peer)
+                rows += rows_of(case, sides)
+    finally:
+        sides.close()
     return rows + summary(rows)
