@@ -547,6 +547,12 @@ uint32_t fake_violations(void) {
         return count;
 }
 
+void fake_forgive(void) {
+        (void) pthread_mutex_lock(&fake.lock);
+        fake.violations = 0;
+        (void) pthread_mutex_unlock(&fake.lock);
+}
+
 uint64_t fake_products(void) {
         uint64_t count;
 

@@ -6,7 +6,8 @@
  * It is stricter than the real one: copies between host and device take pinned memory only, device
  * addresses have to lie in one allocation, fresh memory holds rubbish, an executable graph takes
  * only updates of the same kernels, and a host function that calls the driver is counted as a
- * violation.
+ * violation, as is every call but launches while the thread captures a stream, the use of the legacy
+ * stream, and virtual memory that is not mapped, cut or given back piece by piece as it was made.
  */
 #pragma once
 
@@ -22,6 +23,8 @@ void fake_begin(uint32_t seed);
 uint32_t fake_leaks(void);
 /* Times that the rules of the driver were broken. */
 uint32_t fake_violations(void);
+/* Forgets them: the test broke them itself. */
+void fake_forgive(void);
 /* Calls that could fail, since the beginning. */
 uint64_t fake_calls(void);
 /* Call number `call` (the first one has 0) returns `result` and does nothing. A sticky result loses

@@ -251,3 +251,45 @@ HR_TEST(an_update_that_fails_is_made_anew) {
         expect_counts(&stage, 3, 0, 12, 0);
         stage_close(&stage);
 }
+
+/* What may not happen while a stream is captured: the fake driver sees it, so no test passes that does
+ * it. */
+HR_TEST(a_capture_allows_nothing_that_waits_or_takes_memory) {
+        const struct cuda_syms *cu = NULL;
+        struct stage stage = { 0 };
+        struct hr_diag diag = { 0 };
+        CUcontext context = NULL;
+
+        fake_begin(1);
+        stage_open(&stage);
+        HR_EXPECT_OK(cuda_syms_open(&diag, &cu), &diag);
+        HR_EXPECT_EQ(cu->cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+        HR_EXPECT_EQ(cu->cuCtxSetCurrent(context), CUDA_SUCCESS);
+        for (int which = 0; which < 4; which++) {
+                uint32_t before = fake_violations();
+                CUdeviceptr memory = 0;
+                CUstream stream = NULL;
+                CUgraph graph = NULL;
+
+                HR_EXPECT_EQ(cu->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+                HR_EXPECT_EQ(cu->cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+                             CUDA_SUCCESS);
+                if (which == 0)
+                        (void) cu->cuMemAlloc(&memory, 64);
+                else if (which == 1)
+                        (void) cu->cuStreamQuery(stream);
+                else if (which == 2)
+                        (void) cu->cuStreamSynchronize(stream);
+                HR_EXPECT_EQ(cu->cuStreamEndCapture(stream, &graph),
+                             which < 3 ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS);
+                HR_EXPECT_EQ(fake_violations() > before, which < 3);
+                if (graph)
+                        (void) cu->cuGraphDestroy(graph);
+                if (memory)
+                        (void) cu->cuMemFree(memory);
+                (void) cu->cuStreamDestroy(stream);
+        }
+        HR_EXPECT_EQ(cu->cuDevicePrimaryCtxRelease(0), CUDA_SUCCESS);
+        fake_forgive();
+        stage_close(&stage);
+}
