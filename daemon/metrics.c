@@ -89,7 +89,8 @@ static void put_usage(struct hr_metrics *list, const char *set, const char *tens
 static void put_usages(struct hr_metrics *list, struct hr_weights_store *store) {
         for (struct hr_weights *set = hr_weights_store_next(store, NULL); set;
              set = hr_weights_store_next(store, set))
-                for (uint32_t i = 0; i < set->manifest->tensor_count; i++) {
+                /* The names of those that only their owner finds are nobody else's business. */
+                for (uint32_t i = 0; set->owner == 0 && i < set->manifest->tensor_count; i++) {
                         const struct hr_weights_home *home = &set->homes[i];
                         const struct hr_expert_usage *usage =
                                 home->buffer ? home->buffer->expert_usages : NULL;

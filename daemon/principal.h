@@ -39,6 +39,11 @@ struct hr_principal {
         char name[HR_DEVICE_NAME_BYTES_MAX + 1];
 };
 
+/* As the owner of weight sets; never 0. */
+static inline uint32_t hr_principal_owner(const struct hr_principal *principal) {
+        return principal->id + 1;
+}
+
 /* devices: what all of them have shares of. */
 HR_NODISCARD hr_status hr_principals_new(const struct hr_config *config, struct hr_share *devices,
                                          struct hr_diag *diag,

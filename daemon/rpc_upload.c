@@ -108,6 +108,8 @@ static hr_status put_try(struct hr_request *request, struct hr_diag *diag) {
                                &manifest_limits, diag, &upload.manifest));
         making->store_job.done = hr_making_done;
         making->store_job.arg = request;
+        making->store_job.owner =
+                making->put.is_own ? hr_principal_owner(request->session->principal) : 0;
         return hr_weights_put(hr_engine_store(request->server->engine), &upload, &making->store_job,
                               diag, &making->upload);
 }
@@ -364,6 +366,7 @@ static void query_work(struct hr_job *job) {
         for (uint32_t i = 0; i < query->count; i++)
                 query->states[i] =
                         hr_weights_store_has(hr_engine_store(request->server->engine),
+                                             hr_principal_owner(request->session->principal),
                                              query->digests + (size_t) i * HR_DIGEST_BYTES);
         hr_engine_job_end(job);
 }

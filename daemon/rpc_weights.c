@@ -230,7 +230,9 @@ static hr_status load_begin(struct hr_request *request, struct hr_wire_span mess
 static hr_status load_by_name(struct hr_request *request, struct hr_diag *diag) {
         struct making *making = request->context;
         struct hr_weights *set =
-                hr_weights_store_find(hr_engine_store(request->server->engine), making->load.name);
+                hr_weights_store_find(hr_engine_store(request->server->engine),
+                                      hr_principal_owner(request->session->principal),
+                                      making->load.name);
 
         if (!set)
                 return hr_fail_reason(diag, HR_E_NOT_FOUND, "WEIGHTS", "no set of that name");
@@ -296,6 +298,8 @@ static void load_place_work(struct hr_job *job) {
 
         making->store_job.done = hr_making_done;
         making->store_job.arg = request;
+        making->store_job.owner =
+                making->load.is_own ? hr_principal_owner(request->session->principal) : 0;
         job->status = hr_weights_load(hr_engine_store(request->server->engine),
                                       HR_STEAL(making->file), making->load.name, making->rules,
                                       making->rule_count, &making->store_job, &job->diag);
@@ -402,8 +406,11 @@ static hr_status list_try(struct hr_request *request, struct hr_diag *diag) {
         listing->sets = hr_arena_alloc(&request->arena, count * sizeof *listing->sets, 8);
         while (listing->infos && listing->sets && (set = hr_weights_store_next(store, set))) {
                 struct hr_wire_set_info *info = &listing->infos[listing->count];
-                char *name = hr_arena_alloc(&request->arena, strlen(set->name) + 1, 1);
+                char *name;
 
+                if (!hr_weights_is_seen_by(set, hr_principal_owner(request->session->principal)))
+                        continue;
+                name = hr_arena_alloc(&request->arena, strlen(set->name) + 1, 1);
                 if (!name)
                         return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a listing");
                 HR_ASSERT(listing->count < count);

@@ -201,7 +201,7 @@ bool hr_weights_set_is_lost(const struct hr_weights *set) {
 }
 
 static bool same_file(const struct hr_weights *a, const struct hr_weights *b) {
-        return a->from_file && b->from_file && !hr_weights_set_is_lost(a) &&
+        return a->from_file && b->from_file && a->owner == b->owner && !hr_weights_set_is_lost(a) &&
                !hr_weights_set_is_lost(b) &&
                memcmp(&a->identity, &b->identity, sizeof a->identity) == 0 &&
                strcmp(a->path, b->path) == 0 && strcmp(a->name, b->name) == 0 &&
@@ -239,6 +239,7 @@ hr_status hr_weights_load(struct hr_weights_store *store, struct hr_weights_file
                 .rules = rules,
                 .rule_count = rule_count,
                 .contents_bytes = file->image->bytes,
+                .owner = job->owner,
         };
 
         HR_TRY(hr_weights_set_begin(&plan, diag, &set));
@@ -376,7 +377,8 @@ static void set_finish(struct hr_weights *set) {
         store->stats.working_bytes -= set->bytes;
         store->stats.sets++;
         store->stats.bytes += set->bytes;
-        if (!set->from_file && set->has_digest && work->image && !work->is_cached)
+        if (!set->from_file && set->owner == 0 && set->has_digest && work->image &&
+            !work->is_cached)
                 hr_disk_cache_put(store->cache, set->digest, work->image, set->contents_bytes);
         set->work = NULL;
         hr_weights_give(set); /* first: what has been answered for outlives the process */
@@ -536,13 +538,17 @@ void hr_weights_store_purge(struct hr_weights_store *store, uint64_t *ret_entrie
         hr_disk_cache_purge(store->cache, ret_entries, ret_bytes);
 }
 
-struct hr_weights *hr_weights_store_find(struct hr_weights_store *store, const char *name) {
+struct hr_weights *hr_weights_store_find(struct hr_weights_store *store, uint32_t viewer,
+                                         const char *name) {
         struct hr_weights *found = NULL;
 
         HR_LIST_FOR_EACH(link, &store->ready) {
                 struct hr_weights *set = HR_CONTAINER_OF(link, struct hr_weights, link);
 
-                if (strcmp(set->name, name) == 0 && !set->is_displaced && !hr_weights_is_torn(set))
+                if (strcmp(set->name, name) != 0 || set->is_displaced || hr_weights_is_torn(set) ||
+                    !hr_weights_is_seen_by(set, viewer))
+                        continue;
+                if (!found || set->owner != 0 || found->owner == 0) /* the viewer's own first */
                         found = set;
         }
         return found;

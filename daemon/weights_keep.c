@@ -121,7 +121,8 @@ void hr_weights_give(struct hr_weights *set) {
         const struct hr_weights *shared;
         char name[HR_KEEP_NAME_BYTES];
 
-        if (store->config.keep == HR_KEEP_NONE || set->from_file || !set->has_digest ||
+        if (store->config.keep == HR_KEEP_NONE || set->from_file || set->owner != 0 ||
+            !set->has_digest ||
             !set->image || set->image->fd < 0)
                 return;
         if (store->stats.given >= store->config.kept_sets_max) {

@@ -108,6 +108,7 @@ hr_status hr_weights_set_begin(const struct set_plan *plan, struct hr_diag *diag
         set->number = ++plan->store->numbers;
         set->manifest = plan->manifest;
         set->from_file = !plan->is_upload;
+        set->owner = plan->owner;
         HR_TRY(hr_weights_check_room(plan->store, plan->contents_bytes, diag));
         HR_TRY(set_allocate_tables(set, plan, diag));
         HR_TRY(hr_placement_init(&set->placement, set->manifest, plan->store->config.fleet,

@@ -55,7 +55,8 @@ static struct hr_weights *find_contents(struct hr_weights_store *store,
                 struct hr_weights *set = HR_CONTAINER_OF(link, struct hr_weights, link);
                 const bool placed = !hr_weights_set_is_lost(set) && same_places(set, wanted);
 
-                if (set->from_file || !set->has_digest || !hr_digest_equal(set->digest, digest) ||
+                if (set->from_file || set->owner != wanted->owner || !set->has_digest ||
+                    !hr_digest_equal(set->digest, digest) ||
                     set->contents_bytes != wanted->contents_bytes)
                         continue;
                 if (placed && strcmp(set->name, wanted->name) == 0)
@@ -129,10 +130,11 @@ static struct hr_weights *find_upload(struct hr_weights_store *store,
 static hr_status put_join(struct hr_weights *set, const struct hr_weights *wanted,
                           struct hr_weights_job *job, struct hr_diag *diag,
                           struct hr_upload **ret_upload) {
-        if (set->contents_bytes != wanted->contents_bytes || !same_places(set, wanted))
+        if (set->contents_bytes != wanted->contents_bytes || set->owner != wanted->owner ||
+            !same_places(set, wanted))
                 return hr_fail_reason(diag, HR_E_INVALID, "MANIFEST",
-                                      "these contents are being uploaded as other tensors, or to "
-                                      "other places");
+                                      "these contents are being uploaded as other tensors, to "
+                                      "other places, or for others to find");
         hr_weights_job_join(job, set, false);
         *ret_upload = hr_upload_ref(set->work->upload);
         return HR_OK;
@@ -209,7 +211,7 @@ static hr_status put_new(struct hr_weights *set, const struct hr_upload_request 
         HR_TRY(hr_upload_new(&config, diag, &work->upload));
         if (request->contents)
                 hr_upload_fill(work->upload);
-        else if (request->digest &&
+        else if (request->digest && set->owner == 0 &&
                  hr_disk_cache_has(set->store->cache, request->digest, request->total_bytes))
                 return put_cached(set, diag);
         else
@@ -268,6 +270,7 @@ hr_status hr_weights_put(struct hr_weights_store *store, const struct hr_upload_
                 .rules = request->rules,
                 .rule_count = request->rule_count,
                 .is_upload = true,
+                .owner = job->owner,
         };
 
         HR_TRY(check_upload(request, diag));
@@ -311,14 +314,15 @@ void hr_weights_upload_drop(struct hr_weights_store *store, const struct hr_uplo
         }
 }
 
-hr_contents_state hr_weights_store_has(struct hr_weights_store *store,
+hr_contents_state hr_weights_store_has(struct hr_weights_store *store, uint32_t viewer,
                                        const uint8_t digest[HR_DIGEST_BYTES]) {
         hr_contents_state state = HR_CONTENTS_ABSENT;
 
         HR_LIST_FOR_EACH(link, &store->ready) {
                 const struct hr_weights *set = HR_CONTAINER_OF(link, struct hr_weights, link);
 
-                if (set->from_file || !set->has_digest || !hr_digest_equal(set->digest, digest))
+                if (set->from_file || !hr_weights_is_seen_by(set, viewer) || !set->has_digest ||
+                    !hr_digest_equal(set->digest, digest))
                         continue;
                 if (set->image)
                         return HR_CONTENTS_HELD;
@@ -333,7 +337,8 @@ struct hr_weights *hr_weights_same_upload(const struct hr_weights *set) {
         HR_LIST_FOR_EACH(link, &set->store->ready) {
                 struct hr_weights *other = HR_CONTAINER_OF(link, struct hr_weights, link);
 
-                if (other->has_digest && set->has_digest && !hr_weights_set_is_lost(other) &&
+                if (other->owner == set->owner && other->has_digest && set->has_digest &&
+                    !hr_weights_set_is_lost(other) &&
                     hr_digest_equal(other->digest, set->digest) &&
                     strcmp(other->name, set->name) == 0 && same_places(other, set))
                         return other;

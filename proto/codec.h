@@ -207,6 +207,7 @@ struct hr_wire_weights_put {
         const struct hr_wire_rule *rules;
         uint32_t rule_count;
         bool resume;
+        bool is_own; /* share = principal */
 };
 HR_NODISCARD hr_status hr_wire_weights_put_decode(struct hr_wire_span message,
                                                   struct hr_arena *arena, struct hr_diag *diag,
@@ -243,6 +244,7 @@ struct hr_wire_weights_load {
         char name[HR_WIRE_SET_NAME_BYTES];
         const struct hr_wire_rule *rules;
         uint32_t rule_count;
+        bool is_own; /* share = principal */
 };
 HR_NODISCARD hr_status hr_wire_weights_load_decode(struct hr_wire_span message,
                                                    struct hr_arena *arena, struct hr_diag *diag,

@@ -27,6 +27,7 @@ hr_status hr_wire_weights_put_encode(const struct hr_wire_weights_put *put, uint
         wire.resume = put->resume;
         wire.digest.size = (pb_size_t) put->digest_bytes;
         memcpy(wire.digest.bytes, put->digest, put->digest_bytes);
+        wire.share = (headrace_v1_Share) put->is_own;
         wire.placement = hr_codec_put_items(&rules);
         return hr_codec_encode(headrace_v1_WeightsPut_fields, &wire, buffer, capacity, diag,
                                ret_bytes);
@@ -37,6 +38,7 @@ hr_status hr_wire_weights_load_encode(const struct hr_wire_weights_load *load, u
         struct hr_codec_items rules = {load->rules, load->rule_count, hr_codec_rule_put};
         headrace_v1_WeightsLoad wire = headrace_v1_WeightsLoad_init_zero;
 
+        wire.share = (headrace_v1_Share) load->is_own;
         hr_codec_text_copy(wire.path, sizeof wire.path, load->path);
         hr_codec_text_copy(wire.name, sizeof wire.name, load->name);
         wire.placement = hr_codec_put_items(&rules);

@@ -15,6 +15,12 @@ static hr_status digest_check(uint32_t bytes, struct hr_diag *diag) {
                               HR_WIRE_DIGEST_BYTES);
 }
 
+static hr_status share_check(headrace_v1_Share share, struct hr_diag *diag) {
+        if (share <= _headrace_v1_Share_MAX)
+                return HR_OK;
+        return hr_fail_reason(diag, HR_E_INVALID, "DECODE", "no such share: %d", (int) share);
+}
+
 hr_status hr_wire_weights_put_decode(struct hr_wire_span message, struct hr_arena *arena,
                                      struct hr_diag *diag, struct hr_wire_weights_put *ret_put) {
         struct hr_codec_list rules = {.arena = arena};
@@ -29,10 +35,12 @@ hr_status hr_wire_weights_put_decode(struct hr_wire_span message, struct hr_aren
         HR_TRY(hr_codec_list_check(&rules, status, diag));
         HR_TRY(hr_codec_text_check(wire.name, sizeof wire.name, "name", diag));
         HR_TRY(digest_check(wire.digest.size, diag));
+        HR_TRY(share_check(wire.share, diag));
         *ret_put = (struct hr_wire_weights_put){
                 .total_bytes = wire.total_bytes,
                 .manifest_bytes = wire.manifest_bytes,
                 .resume = wire.resume,
+                .is_own = wire.share == headrace_v1_Share_SHARE_PRINCIPAL,
                 .digest_bytes = wire.digest.size,
                 .rules = rules.items,
                 .rule_count = rules.count,
@@ -75,7 +83,9 @@ hr_status hr_wire_weights_load_decode(struct hr_wire_span message, struct hr_are
         HR_TRY(hr_codec_list_check(&rules, status, diag));
         HR_TRY(hr_codec_text_check(wire.path, sizeof wire.path, "path", diag));
         HR_TRY(hr_codec_text_check(wire.name, sizeof wire.name, "name", diag));
+        HR_TRY(share_check(wire.share, diag));
         *ret_load = (struct hr_wire_weights_load){
+                .is_own = wire.share == headrace_v1_Share_SHARE_PRINCIPAL,
                 .rules = rules.items,
                 .rule_count = rules.count,
         };

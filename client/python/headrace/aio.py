@@ -39,7 +39,7 @@ from headrace.graph import Graph
 from headrace.recovery import Sets, may_resume, remaining, shorter, take_over
 from headrace.regions import LEAST_BYTES, Regions, Shared, sealed_contents
 from headrace.types import Array, TensorInfo, TypeLike
-from headrace.uploads import Content, Upload, prepare
+from headrace.uploads import Content, Share, Upload, prepare
 from headrace.wire import Buffer, Kind, Reply
 
 T = TypeVar("T")
@@ -373,13 +373,14 @@ class AsyncClient:
         name: str = "",
         placement: Placement | None = None,
         *,
+        share: Share = "all",
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> handles.WeightSet:
         """A GGUF file on the daemon's side, as a weight set; progress is called by the loop."""
-        flow = flows.load(path, name, placement, progress)
+        flow = flows.load(path, name, placement, progress, share)
         weights = await self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
-        return self._sets.add(weights, lambda: flows.load(path, name, placement))
+        return self._sets.add(weights, lambda: flows.load(path, name, placement, share=share))
 
     async def put(
         self,
@@ -388,11 +389,12 @@ class AsyncClient:
         placement: Placement | None = None,
         *,
         digest: bool | bytes = True,
+        share: Share = "all",
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> handles.WeightSet:
         """Uploads arrays as a weight set; see client.Client.put()."""
-        upload = await asyncio.to_thread(prepare, name, tensors, digest)
+        upload = await asyncio.to_thread(prepare, name, tensors, digest, share)
         limit = UPLOAD_TIMEOUT_S if timeout is None else timeout
         reconnects = self._reopen is not None
         shared = await self._shared(upload, limit) if self.regions is not None else None

@@ -32,7 +32,7 @@ from headrace.recovery import Sets, may_resume, remaining, shorter, take_over
 from headrace.regions import LEAST_BYTES, Regions
 from headrace.transport import Pending, Transport, open_stream
 from headrace.types import Array, TensorInfo, TypeLike
-from headrace.uploads import Content, Upload, prepare
+from headrace.uploads import Content, Share, Upload, prepare
 from headrace.wire import Buffer, Kind
 
 T = TypeVar("T")
@@ -579,18 +579,20 @@ class Client:
         name: str = "",
         placement: Placement | None = None,
         *,
+        share: Share = "all",
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> handles.WeightSet:
         """A GGUF or .safetensors file below one of the daemon's model directories, as a weight set.
 
         placement: which tensors live where: {glob: device} or pairs, the first match counts; device
-        "fit" spreads by free memory; no match: the last device. progress: is called by this thread
+        "fit" spreads by free memory; no match: the last device. share: "principal" for a set that nobody
+        else finds or shares in. progress: is called by this thread
         with the bytes done and the bytes in all that are read from the file and copied to devices.
         """
-        flow = flows.load(path, name, placement, progress)
+        flow = flows.load(path, name, placement, progress, share)
         weights = self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
-        return self._sets.add(weights, lambda: flows.load(path, name, placement))
+        return self._sets.add(weights, lambda: flows.load(path, name, placement, share=share))
 
     def put(
         self,
@@ -599,6 +601,7 @@ class Client:
         placement: Placement | None = None,
         *,
         digest: bool | bytes = True,
+        share: Share = "all",
         lanes: int | None = None,
         progress: OnProgress | None = None,
         timeout: float | None = None,
@@ -611,20 +614,19 @@ class Client:
         many as help). progress: as in load(), of what is copied to devices once everything has
         arrived.
         """
-        weights = self._put(name, tensors, placement, digest, lanes, progress, timeout)
+        weights = self._put(
+            prepare(name, tensors, digest, share), placement, lanes, progress, timeout
+        )
         return self._sets.add(weights, lambda: flows.load("", name, None))
 
     def _put(
         self,
-        name: str,
-        tensors: Mapping[str, Content],
+        upload: Upload,
         placement: Placement | None,
-        digest: bool | bytes,
         lanes: int | None,
         progress: OnProgress | None,
         timeout: float | None,
     ) -> WeightSet:
-        upload = prepare(name, tensors, digest)
         limit = UPLOAD_TIMEOUT_S if timeout is None else timeout
         reconnects = self._reopen is not None
         if self.regions is not None and lanes is None and len(upload.pieces) >= LEAST_BYTES:

@@ -29,7 +29,7 @@ from headrace.ops.base import Tensor
 from headrace.regions import LEAST_BYTES, Regions, Shared, sealed_contents
 from headrace.trace import Trace
 from headrace.types import Array, TensorInfo, TypeLike, as_bytes, as_type, from_bytes
-from headrace.uploads import Pieces, Upload
+from headrace.uploads import Pieces, Share, Upload, shares
 from headrace.wire import PROTOCOL, Buffer, Kind, Reply, parse
 
 FEATURES = ["progress"]
@@ -177,10 +177,16 @@ def trace(latest: float, own: bool) -> Flow[str]:
 
 
 def load(
-    path: str, name: str, placement: Placement | None, progress: OnProgress | None = None
+    path: str,
+    name: str,
+    placement: Placement | None,
+    progress: OnProgress | None = None,
+    share: Share = "all",
 ) -> Flow[handles.WeightSet]:
     """A file on the daemon's side."""
-    message = pb.WeightsLoad(path=path, name=name, placement=rules(placement))
+    message = pb.WeightsLoad(
+        path=path, name=name, placement=rules(placement), share=shares(share)
+    )
     reply = yield Request(Kind.WEIGHTS_LOAD, message.SerializeToString(), progress=progress)
     loaded = parse(pb.WeightsLoadReply, reply.message)
     tensors = yield from set_tensors(loaded.set.handle)

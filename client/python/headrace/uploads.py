@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,8 @@ PADDING = 64
 LEAF_BYTES = 4 << 20
 HASHERS = 4
 
+# Who may find a set.
+Share = Literal["all", "principal"]
 Content = npt.ArrayLike | tuple[TypeLike, Sequence[int], Buffer]
 
 
@@ -94,6 +97,7 @@ class Upload:
     pieces: Pieces
     digest: bytes
     manifest: bytes
+    share: Share = "all"
 
     def message(self, rules: Sequence[pb.PlacementRule], body_max: int) -> bytes:
         """WeightsPut."""
@@ -104,10 +108,20 @@ class Upload:
             digest=self.digest,
             manifest_bytes=len(self.manifest) if len(self.manifest) > body_max else 0,
             resume=bool(self.digest),
+            share=shares(self.share),
         ).SerializeToString()
 
 
-def prepare(name: str, tensors: Mapping[str, Content], digest: bool | bytes) -> Upload:
+def shares(share: Share) -> str:
+    """By its name: ValueError for another."""
+    if share not in ("all", "principal"):
+        raise ValueError(f"share {share!r}: all or principal")
+    return "SHARE_PRINCIPAL" if share == "principal" else "SHARE_ALL"
+
+
+def prepare(
+    name: str, tensors: Mapping[str, Content], digest: bool | bytes, share: Share = "all"
+) -> Upload:
     """digest: True to compute it; the digest itself where it is known, which saves reading the
     contents when the daemon has them; False for none.
     """
@@ -124,4 +138,4 @@ def prepare(name: str, tensors: Mapping[str, Content], digest: bool | bytes) -> 
         leaves = leaf_digests(pieces)
         manifest.leaf_digests = b"".join(leaves)
         digest = hashlib.sha256(manifest.leaf_digests).digest()
-    return Upload(name, infos, pieces, digest or b"", manifest.SerializeToString())
+    return Upload(name, infos, pieces, digest or b"", manifest.SerializeToString(), share)

@@ -194,11 +194,11 @@ HR_TEST(file_is_used_in_place_on_host_devices) {
         expect_contents(&bench, told.set, "embd", 0, 5);
         expect_contents(&bench, told.set, "blk.0.w", 416, 5);
         expect_contents(&bench, told.set, "blk.1.w", 416 + 4 * LAYER_FLOATS, 5);
-        HR_EXPECT(hr_weights_store_find(bench.store, "m.gguf") == told.set);
+        HR_EXPECT(hr_weights_store_find(bench.store, 0, "m.gguf") == told.set);
         HR_EXPECT(hr_weights_store_next(bench.store, NULL) == told.set);
         HR_EXPECT(!hr_weights_store_next(bench.store, told.set));
         hr_weights_unref(told.set);
-        HR_EXPECT(!hr_weights_store_find(bench.store, "m.gguf"));
+        HR_EXPECT(!hr_weights_store_find(bench.store, 0, "m.gguf"));
         bench_deinit(&bench);
 }
 
@@ -571,12 +571,12 @@ HR_TEST(upload_in_place_and_copied) {
 
                         bench_init(&bench, UINT64_MAX);
                         upload = put(&bench, "up", given ? digest : NULL, devices[i], &told);
-                        HR_EXPECT(!hr_weights_store_find(bench.store, "up"));
+                        HR_EXPECT(!hr_weights_store_find(bench.store, 0, "up"));
                         HR_EXPECT(!send_range(&bench, upload, contents, 0, total - 1));
                         step_all(&bench);
                         HR_EXPECT_EQ(told.count, 0);
                         HR_EXPECT_EQ(hr_upload_received(upload->upload), total - 1);
-                        HR_EXPECT(!hr_weights_store_find(bench.store, "up"));
+                        HR_EXPECT(!hr_weights_store_find(bench.store, 0, "up"));
                         HR_EXPECT(send_range(&bench, upload, contents, total - 1, total));
                         settle(&bench, &told);
                         HR_EXPECT_OK(told.status, &told.diag);

@@ -144,13 +144,14 @@ static const struct hr_wire_weights_put put = {
         .digest = {1, 2, 3},
         .rules = rules,
         .rule_count = 2,
+        .is_own = true,
 };
 WRITE(put, hr_wire_weights_put_encode(&put, to, capacity, diag, ret_bytes))
 READ(put, struct hr_wire_weights_put, hr_wire_weights_put_decode(message, arena, diag, &back),
      hr_wire_weights_put_encode(&back, AGAIN))
 
 static const struct hr_wire_weights_load load = {
-        .path = "a/file.gguf", .name = "a set", .rules = rules, .rule_count = 2};
+        .path = "a/file.gguf", .name = "a set", .rules = rules, .rule_count = 2, .is_own = true};
 WRITE(load, hr_wire_weights_load_encode(&load, to, capacity, diag, ret_bytes))
 READ(load, struct hr_wire_weights_load, hr_wire_weights_load_decode(message, arena, diag, &back),
      hr_wire_weights_load_encode(&back, AGAIN))
