@@ -8,7 +8,8 @@
  * The first failure keeps the rest from starting.
  *
  * Memory is the request's: inputs in the body, results in one piece, those asked for first, step by
- * step, so that the reply is sent from where the devices wrote it. Everything is charged before.
+ * step, so that the reply is sent from where the devices wrote it. Everything is charged before. Inputs
+ * and what is asked for may lie in regions of the client's instead.
  *
  * The request's own job stands for all of them: it is never posted, but ends the request when the
  * last step has been handed back.
@@ -19,6 +20,7 @@
 
 #include "daemon/bind.h"
 #include "daemon/evict.h"
+#include "daemon/region.h"
 #include "daemon/rpc.h"
 
 #define RESULT_ALIGNMENT 64U
@@ -42,6 +44,8 @@ struct sequence {
         struct hr_chain chain;
         uint64_t asked_total, results_total, input_total;
         uint8_t *results;
+        struct hr_object *regions[2]; /* of the inputs, of the outputs; referenced, NULL = none */
+        uint8_t *input_memory, *output_memory;
         uint32_t left; /* steps that have not been handed back */
         uint32_t told; /* steps that have been replied to, with `each` */
         uint64_t charged_runs;
@@ -228,13 +232,42 @@ static hr_status steps_begin(struct hr_request *request, struct sequence *sequen
         return HR_OK;
 }
 
+static hr_status regions_take(struct hr_request *request, struct sequence *sequence,
+                              struct hr_diag *diag) {
+        const struct hr_wire_sequence *wire = &sequence->wire;
+
+        if (wire->input_region != 0)
+                HR_TRY(hr_region_take(request->session, wire->input_region, wire->input_offset,
+                                      sequence->input_total, false, diag, &sequence->regions[0],
+                                      &sequence->input_memory));
+        if (wire->output_region == 0)
+                return HR_OK;
+        if (wire->each)
+                return hr_fail_reason(diag, HR_E_INVALID, "REGION",
+                                      "outputs that are told step by step go into the body");
+        return hr_region_take(request->session, wire->output_region, wire->output_offset,
+                              sequence->asked_total, true, diag, &sequence->regions[1],
+                              &sequence->output_memory);
+}
+
+/* Of what has that offset in the results. */
+static uint8_t *result_at(const struct sequence *sequence, uint64_t offset) {
+        if (!sequence->output_memory)
+                return sequence->results + offset;
+        return offset < sequence->asked_total
+                       ? sequence->output_memory + offset
+                       : sequence->results + (offset - sequence->asked_total);
+}
+
 static hr_status results_take(struct hr_request *request, struct sequence *sequence,
                               struct hr_diag *diag) {
+        const uint64_t own = sequence->results_total -
+                             (sequence->output_memory ? sequence->asked_total : 0);
         uint64_t bytes;
 
-        HR_TRY(hr_session_charge_buffer(request->session, sequence->results_total, diag));
-        request->buffer_charge += sequence->results_total;
-        if (!hr_align_up_u64(sequence->results_total + 1, RESULT_ALIGNMENT, &bytes))
+        HR_TRY(hr_session_charge_buffer(request->session, own, diag));
+        request->buffer_charge += own;
+        if (!hr_align_up_u64(own + 1, RESULT_ALIGNMENT, &bytes))
                 return out_of_memory(diag);
         sequence->results = request->reply_memory = aligned_alloc(RESULT_ALIGNMENT, bytes);
         return sequence->results ? HR_OK : out_of_memory(diag);
@@ -268,9 +301,10 @@ static hr_status sequence_begin(struct hr_request *request, struct hr_wire_span 
                                       "%llu bytes of inputs, the steps take %llu",
                                       (unsigned long long) sequence->wire.input_bytes,
                                       (unsigned long long) sequence->input_total);
+        HR_TRY(regions_take(request, sequence, diag));
         HR_TRY(results_take(request, sequence, diag));
-        return hr_request_expect_body(request, sequence->input_total, limits->run_bytes,
-                                      "run_bytes", diag);
+        return hr_request_expect_body(request, sequence->input_memory ? 0 : sequence->input_total,
+                                      limits->run_bytes, "run_bytes", diag);
 }
 
 static void sequence_release(struct hr_request *request) {
@@ -280,6 +314,8 @@ static void sequence_release(struct hr_request *request) {
                 return;
         for (uint32_t i = 0; sequence->steps && i < sequence->wire.step_count; i++)
                 (void) hr_object_unref(sequence->steps[i].object);
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(sequence->regions); i++)
+                (void) hr_object_unref(sequence->regions[i]);
         hr_session_discharge(request->session, HR_CHARGE_RUNS, sequence->charged_runs);
         request->server->stats.runs_in_flight -= sequence->charged_runs;
 }
@@ -310,6 +346,8 @@ static hr_status sequence_finish(struct hr_request *request, struct hr_diag *dia
 
         if (!replies)
                 return out_of_memory(diag);
+        HR_TRY(hr_region_check(sequence->regions[0], diag));
+        HR_TRY(hr_region_check(sequence->regions[1], diag));
         for (uint32_t i = 0; i < count; i++) {
                 replies[i] = step_reply(&sequence->steps[i]);
                 server->stats.run_ns += replies[i].run_ns;
@@ -319,8 +357,12 @@ static hr_status sequence_finish(struct hr_request *request, struct hr_diag *dia
         HR_TRY(hr_wire_sequence_reply_encode(replies + first, count - first,
                                              queue_ns(request, sequence), server->scratch,
                                              sizeof server->scratch, diag, &bytes));
-        hr_request_reply(request, server->scratch, bytes, sequence->results + from->reply_offset,
-                         sequence->asked_total - from->reply_offset);
+        if (sequence->output_memory)
+                hr_request_reply(request, server->scratch, bytes, NULL, 0);
+        else
+                hr_request_reply(request, server->scratch, bytes,
+                                 sequence->results + from->reply_offset,
+                                 sequence->asked_total - from->reply_offset);
         return HR_OK;
 }
 
@@ -416,7 +458,7 @@ static void step_prepare(struct hr_request *request, struct sequence *sequence, 
         struct step *step = &sequence->steps[index];
 
         for (uint32_t i = 0; i < step->output_count; i++)
-                step->outputs[i].data = sequence->results + (uintptr_t) step->outputs[i].data;
+                step->outputs[i].data = result_at(sequence, (uintptr_t) step->outputs[i].data);
         inputs_aim(sequence, index, at);
         step->job = (struct hr_run_job){
                 .job = {.kind = HR_JOB_RUN,
@@ -442,6 +484,8 @@ static hr_status sequence_start(struct hr_request *request, struct hr_diag *diag
         const uint8_t none = 0, *at = request->body_memory ? request->body_memory : &none;
 
         (void) diag;
+        if (sequence->input_memory)
+                at = sequence->input_memory;
         for (uint32_t i = 0; i < sequence->wire.step_count; i++)
                 step_prepare(request, sequence, i, &at);
         sequence->left = sequence->wire.step_count;

@@ -527,6 +527,7 @@ struct hr_wire_sequence {
         uint64_t input_bytes;
         bool each;
         int32_t priority;
+        uint64_t input_region, input_offset, output_region, output_offset; /* 0 = the body */
         const char *traceparent; /* as it came; NULL = none */
 };
 HR_NODISCARD hr_status hr_wire_sequence_decode(struct hr_wire_span message, struct hr_arena *arena,

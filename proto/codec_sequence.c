@@ -70,6 +70,10 @@ hr_status hr_wire_sequence_decode(struct hr_wire_span message, struct hr_arena *
                 .input_bytes = wire.input_bytes,
                 .each = wire.each,
                 .priority = wire.priority,
+                .input_region = wire.input_region,
+                .input_offset = wire.input_offset,
+                .output_region = wire.output_region,
+                .output_offset = wire.output_offset,
                 .traceparent = traceparent,
         };
         return HR_OK;
@@ -109,6 +113,10 @@ hr_status hr_wire_sequence_encode(const struct hr_wire_sequence *sequence, uint8
                 .input_bytes = sequence->input_bytes,
                 .each = sequence->each,
                 .priority = sequence->priority,
+                .input_region = sequence->input_region,
+                .input_offset = sequence->input_offset,
+                .output_region = sequence->output_region,
+                .output_offset = sequence->output_offset,
         };
 
         hr_codec_text_copy(wire.traceparent, sizeof wire.traceparent, sequence->traceparent);

@@ -1,6 +1,6 @@
 /*
- * Digests of contents: SHA-256 of the SHA-256 of each leaf of 4 MiB, one leaf after the other. Alone
- * with OpenSSL's hashes.
+ * Digests of contents: SHA-256 of the SHA-256 of each leaf of 4 MiB, one leaf after the other.
+ * Alone with OpenSSL's hashes.
  */
 #include "client/c/client_priv.h"
 
@@ -17,7 +17,8 @@ static bool leaf_hash(EVP_MD_CTX *context, const struct iovec **parts, size_t *a
         bool ok = EVP_DigestInit_ex(context, EVP_sha256(), NULL) == 1;
 
         while (ok && bytes > 0) {
-                size_t left = (*parts)->iov_len - *at, taken = (size_t) HR_MIN(bytes, (uint64_t) left);
+                size_t left = (*parts)->iov_len - *at,
+                       taken = (size_t) HR_MIN(bytes, (uint64_t) left);
 
                 if (taken > 0)
                         ok = EVP_DigestUpdate(context, (const uint8_t *) (*parts)->iov_base + *at,

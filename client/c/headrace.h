@@ -281,11 +281,11 @@ HEADRACE_API enum headrace_status headrace_state_fork(struct headrace_client *cl
 
 /* ---- shared memory --------------------------------------------------------------------------- */
 
-/* Memory that the daemon has, too: runs whose inputs, or whose outputs, lie one behind the other in a
- * region, and reads and writes of states there, send none of it; inputs then have the lengths that the
- * graph gives them. They must stay as they are until the run has ended. Where a run ends with
- * HEADRACE_DEADLINE on this side, the daemon may still write its outputs for a moment. Unix sockets
- * only: HEADRACE_UNSUPPORTED (REGION) elsewhere. */
+/* Memory that the daemon has, too: runs and sequences whose inputs, or whose outputs, lie one behind the
+ * other in a region, and reads and writes of states there, send none of it; inputs then have the
+ * lengths that the graph gives them. They must stay as they are until the run has ended. Where a run
+ * ends with HEADRACE_DEADLINE on this side, the daemon may still write its outputs for a moment. Unix
+ * sockets only: HEADRACE_UNSUPPORTED (REGION) elsewhere. */
 struct headrace_region;
 HEADRACE_API enum headrace_status headrace_region_new(struct headrace_client *client,
                                                       uint64_t bytes, int64_t timeout_ms,

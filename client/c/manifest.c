@@ -1,4 +1,5 @@
-/* What tensors are called, of which type and shape, as the daemon is told: manifests, names, rules. */
+/* What tensors are called, of which type and shape, as the daemon is told: manifests, names, rules.
+ */
 #include "client/c/client_priv.h"
 
 #include <stdlib.h>

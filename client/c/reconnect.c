@@ -1,10 +1,11 @@
 /*
- * A daemon that ends, and the one that comes after it: connecting anew, and what is asked once more.
+ * A daemon that ends, and the one that comes after it: connecting anew, and what is asked once
+ * more.
  *
  * A request that was not answered is sent once more if twice is the same as once, within its
- * deadline. Whoever notices first connects (`renewal`), the others wait for that. The session is the
- * same where the daemon waits for it, else a new one, in which weight sets are found again and have
- * other numbers: callers keep theirs, which stand for the daemon's (`sets`).
+ * deadline. Whoever notices first connects (`renewal`), the others wait for that. The session is
+ * the same where the daemon waits for it, else a new one, in which weight sets are found again and
+ * have other numbers: callers keep theirs, which stand for the daemon's (`sets`).
  *
  * A channel that has ended, or that drains, lives as long as calls refer to it.
  */
@@ -37,8 +38,8 @@ enum headrace_status hr_client_keep_options(struct headrace_client *client, cons
                                             const struct headrace_options *options,
                                             struct headrace_error *error) {
         struct headrace_options *kept = &client->options;
-        const char **texts[] = {&kept->client_name, &kept->session_name, &kept->tls_ca,
-                                &kept->tls_certificate, &kept->tls_key, &kept->tls_name};
+        const char **texts[] = {&kept->client_name,     &kept->session_name, &kept->tls_ca,
+                                &kept->tls_certificate, &kept->tls_key,      &kept->tls_name};
         bool ok = true;
 
         if (options->no_resend || options->stream || !address)
@@ -61,8 +62,8 @@ enum headrace_status hr_client_keep_options(struct headrace_client *client, cons
 }
 
 static void options_deinit(struct headrace_options *options) {
-        const char *texts[] = {options->client_name, options->session_name, options->tls_ca,
-                               options->tls_certificate, options->tls_key, options->tls_name};
+        const char *texts[] = {options->client_name,     options->session_name, options->tls_ca,
+                               options->tls_certificate, options->tls_key,      options->tls_name};
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(texts); i++)
                 free((void *) (uintptr_t) texts[i]);
@@ -111,9 +112,8 @@ uint64_t hr_client_set_number(struct headrace_client *client, uint64_t number) {
         return number;
 }
 
-uint64_t hr_client_remember_set(struct headrace_client *client,
-                                const struct hr_wire_set_info *info, const uint8_t *load,
-                                size_t load_bytes) {
+uint64_t hr_client_remember_set(struct headrace_client *client, const struct hr_wire_set_info *info,
+                                const uint8_t *load, size_t load_bytes) {
         struct hr_known_set *set = calloc(1, sizeof *set);
         uint8_t *copy = malloc(load_bytes + 1);
         struct hr_known_set *known;
@@ -179,8 +179,8 @@ static void set_find(struct hr_channel *channel, struct hr_known_set *set, int64
         hr_call_free(call);
 }
 
-/* The list is taken off the client meanwhile, so that no lock is held while the daemon is waited for;
- * who looks for a number then finds the old one, and is told NOT_FOUND. */
+/* The list is taken off the client meanwhile, so that no lock is held while the daemon is waited
+ * for; who looks for a number then finds the old one, and is told NOT_FOUND. */
 static void sets_find(struct headrace_client *client, struct hr_channel *channel,
                       int64_t deadline_ns) {
         struct hr_known_set *sets, **end;

@@ -1,7 +1,7 @@
 /*
- * Regions: memory that the daemon maps, too. What lies there crosses no socket and is not copied on the
- * way. A region is the caller's for as long as it wants; the daemon is told of it once per session, so
- * its descriptor is kept.
+ * Regions: memory that the daemon maps, too. What lies there crosses no socket and is not copied on
+ * the way. A region is the caller's for as long as it wants; the daemon is told of it once per
+ * session, so its descriptor is kept.
  */
 #include "client/c/client_priv.h"
 
@@ -33,7 +33,8 @@ int hr_client_memfd(uint64_t bytes) {
 
 bool hr_client_memfd_seal(int fd, bool is_final) {
         return fcntl(fd, F_ADD_SEALS,
-                     F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | (is_final ? F_SEAL_WRITE : 0)) == 0;
+                     F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | (is_final ? F_SEAL_WRITE : 0)) ==
+               0;
 }
 
 static void region_destroy(struct headrace_region *region) {
@@ -50,10 +51,8 @@ static enum headrace_status region_add(struct headrace_region *region, struct hr
                                        int64_t deadline_ns, struct headrace_error *error) {
         const struct hr_wire_region_add add = {.bytes = region->bytes, .writable = true};
         uint8_t message[32];
-        struct hr_request request = {.kind = HR_FRAME_REGION_ADD,
-                                     .message = message,
-                                     .fds = &region->fd,
-                                     .fd_count = 1};
+        struct hr_request request = {
+                .kind = HR_FRAME_REGION_ADD, .message = message, .fds = &region->fd, .fd_count = 1};
         struct hr_diag diag = {0};
         struct hr_answer answer;
         struct hr_call *call;

@@ -74,57 +74,90 @@ static enum headrace_status outputs_check(const struct sequence *sequence,
                           : HEADRACE_OK;
 }
 
+/* are_shared: the outputs come in no reply. */
 static enum headrace_status sequence_take(const struct sequence *sequence,
-                                          const struct hr_answer *answer,
+                                          const struct hr_answer *answer, bool are_shared,
                                           struct headrace_error *error) {
         struct hr_wire_sequence_reply reply;
+        uint64_t body_bytes = answer->body_bytes;
         struct hr_diag diag = {0};
         struct hr_arena arena;
         enum headrace_status status;
 
         hr_arena_init(&arena, REPLY_BYTES_MAX);
+        for (size_t i = 0; are_shared && i < sequence->output_count; i++)
+                body_bytes += sequence->outputs[i].iov_len;
         status = hr_wire_sequence_reply_decode(answer->message, &arena, &diag, &reply) == HR_OK
-                         ? outputs_check(sequence, &reply, answer->body_bytes, error)
+                         ? outputs_check(sequence, &reply, body_bytes, error)
                          : hr_client_fail_answer(error, &diag);
         hr_arena_deinit(&arena);
         return status;
 }
 
-static enum headrace_status sequence_call(struct headrace_client *client,
+/* What of inputs and outputs lies in memory that the daemon has, too. */
+static enum headrace_status regions_find(struct headrace_client *client, struct hr_channel *channel,
+                                         const struct sequence *sequence,
+                                         struct headrace_error *error,
+                                         struct hr_wire_sequence *wire) {
+        enum headrace_status status = hr_client_region(
+                client, channel, sequence->inputs, sequence->input_count, sequence->deadline_ns,
+                error, &wire->input_region, &wire->input_offset);
+
+        if (status == HEADRACE_OK)
+                status = hr_client_region(client, channel, sequence->outputs,
+                                          sequence->output_count, sequence->deadline_ns, error,
+                                          &wire->output_region, &wire->output_offset);
+        return status;
+}
+
+static enum headrace_status sequence_over(struct headrace_client *client,
+                                          struct hr_channel *channel,
                                           const struct sequence *sequence,
                                           struct headrace_error *error) {
-        const struct hr_wire_sequence wire = {
+        struct hr_wire_sequence wire = {
                 .steps = sequence->wire,
                 .step_count = (uint32_t) sequence->step_count,
-                .input_bytes = sequence->input_bytes > hr_client_body_max(client)
-                                       ? sequence->input_bytes
-                                       : 0,
                 .priority = sequence->priority,
         };
         uint8_t message[HR_WIRE_MESSAGE_BYTES_MAX];
         struct hr_request request = {.kind = HR_FRAME_SEQUENCE,
                                      .message = message,
-                                     .parts = sequence->inputs,
-                                     .part_count = sequence->input_count,
                                      .into = sequence->outputs,
                                      .into_count = sequence->output_count};
         struct hr_diag diag = {0};
         struct hr_answer answer;
         struct hr_call *call;
-        enum headrace_status status;
+        enum headrace_status status = regions_find(client, channel, sequence, error, &wire);
 
+        if (status != HEADRACE_OK)
+                return status;
+        if (!wire.input_region) {
+                request.parts = sequence->inputs;
+                request.part_count = sequence->input_count;
+                if (sequence->input_bytes > hr_channel_body_max(channel))
+                        wire.input_bytes = sequence->input_bytes;
+        }
         for (size_t i = 0; i < sequence->step_count; i++)
                 sequence->wire[i].handle =
                         hr_client_number(sequence->steps[i].handle, &sequence->generations[i]);
         if (hr_wire_sequence_encode(&wire, message, sizeof message, &diag,
                                     &request.message_bytes) != HR_OK)
                 return hr_client_fail_diag(error, &diag);
-        status = hr_client_call(client, &request, sequence->deadline_ns, error, &call,
-                                 &answer);
+        status = hr_channel_call(channel, &request, sequence->deadline_ns, error, &call, &answer);
         if (status != HEADRACE_OK)
                 return status;
-        status = sequence_take(sequence, &answer, error);
+        status = sequence_take(sequence, &answer, wire.output_region != 0, error);
         hr_call_free(call);
+        return status;
+}
+
+static enum headrace_status sequence_call(struct headrace_client *client,
+                                          const struct sequence *sequence,
+                                          struct headrace_error *error) {
+        struct hr_channel *channel = hr_client_channel(client);
+        enum headrace_status status = sequence_over(client, channel, sequence, error);
+
+        hr_channel_unref(channel);
         return status;
 }
 

@@ -1,8 +1,8 @@
 /*
  * Uploads. Contents are known by their digest: what the daemon has is not sent, and what it has got
  * before a connection broke is not sent again. On a Unix socket large contents are passed as sealed
- * memory instead. When the connection ends it is made anew, and the upload goes on, as long as leaves
- * arrive in between.
+ * memory instead. When the connection ends it is made anew, and the upload goes on, as long as
+ * leaves arrive in between.
  */
 #include "client/c/client_priv.h"
 
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define PASSED_BYTES (UINT64_C(1) << 20) /* from here on memory is worth more than the socket */
-#define REPLY_BYTES_MAX 65536U /* of lists in a reply */
+#define REPLY_BYTES_MAX 65536U           /* of lists in a reply */
 #define LEAF_BYTES (UINT64_C(4) << 20)
 
 /* How long is waited before a connection is made anew that brought nothing forward. */
@@ -62,8 +62,7 @@ static enum headrace_status upload_init(struct upload *upload, const char *name,
                                         const struct headrace_rule *rules, size_t rule_count,
                                         struct headrace_error *error) {
         size_t leaf_bytes = 0;
-        enum headrace_status status =
-                hr_manifest_init(&upload->manifest, tensors, count, error);
+        enum headrace_status status = hr_manifest_init(&upload->manifest, tensors, count, error);
 
         if (status == HEADRACE_OK)
                 status = parts_make(upload, tensors, count, error);

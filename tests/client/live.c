@@ -453,6 +453,8 @@ HR_TEST(shared_memory) {
         const uint64_t bytes = (uint64_t) count * 4;
         struct headrace_handle *handle = doubler(client, count);
         const struct headrace_tensor tensor = {"s", "f32", NE(count, 1, 1, 1), NULL};
+        const struct headrace_feed feed = {0, 0, 0};
+        struct headrace_step steps[2];
         struct headrace_region *region = NULL;
         uint64_t state;
         double before;
@@ -483,8 +485,17 @@ HR_TEST(shared_memory) {
                 OK(headrace_state_read(client, state, 0, 0, x, bytes, 0, &error));
                 HR_EXPECT(memcmp(x, y, bytes) == 0);
         }
+        steps[0] = (struct headrace_step){.handle = handle, .no_outputs = true};
+        steps[1] = (struct headrace_step){.handle = handle, .feeds = &feed, .feed_count = 1};
+        for (int64_t i = 0; i < count; i++)
+                x[i] = (float) i;
+        OK(headrace_sequence(client, steps, 2, &(struct headrace_buffer){x, bytes}, 1,
+                             &(struct headrace_buffer){y, bytes}, 1, NULL, &error));
+        for (int64_t i = 0; i < count; i++)
+                HR_EXPECT(y[i] == 4 * (float) i);
         HR_EXPECT(stat_of(client, "bytes_in_total") + stat_of(client, "bytes_out_total") - before <
                   60000);
+        OK(headrace_state_read(client, state, 0, 0, x, bytes, 0, &error));
         /* At any place of it; what ends behind it is sent as ever. */
         OK(headrace_run(handle, &(struct headrace_buffer){x + 1, bytes}, 1,
                         &(struct headrace_buffer){x, bytes}, 1, NULL, &error, NULL));

@@ -1,7 +1,7 @@
 /*
  * The C client library and daemons that end under it. HEADRACE_TEST_ADDRESS names the daemon,
- * HEADRACE_TEST_CONTROL a socket to who started it (tests/integration/test_restart_c.py): a letter is
- * what is to happen, a letter comes back when it has. Without them every test is skipped.
+ * HEADRACE_TEST_CONTROL a socket to who started it (tests/integration/test_restart_c.py): a letter
+ * is what is to happen, a letter comes back when it has. Without them every test is skipped.
  */
 #include "client/c/headrace.h"
 
@@ -22,8 +22,8 @@
                                      error.words);                                                 \
         } while (0)
 
-/* What may happen: the daemon is killed or stopped and started again; the same, once it has a run in
- * flight, while the caller goes on; that has happened. */
+/* What may happen: the daemon is killed or stopped and started again; the same, once it has a run
+ * in flight, while the caller goes on; that has happened. */
 enum event { KILL = 'k', RESTART = 'r', KILL_IN_A_RUN = 'i', KILL_IN_TWO_RUNS = 'j', DONE = 'd' };
 
 static struct headrace_error error;
@@ -61,10 +61,10 @@ static uint32_t leaf(struct headrace_graph *graph, enum headrace_leaf kind, int6
 static uint32_t node(struct headrace_graph *graph, const char *op, uint32_t a, uint32_t b) {
         uint32_t tensor = 0;
 
-        OK(headrace_graph_node(graph,
-                               &(struct headrace_node){.op = op, .sources = (uint32_t[]){a, b},
-                                                       .source_count = 2},
-                               &error, &tensor));
+        OK(headrace_graph_node(
+                graph,
+                &(struct headrace_node){.op = op, .sources = (uint32_t[]){a, b}, .source_count = 2},
+                &error, &tensor));
         return tensor;
 }
 
@@ -107,7 +107,8 @@ HR_TEST_LIMIT(runs_go_on_over_kills_and_restarts, 60) {
                 HR_EXPECT(y[7] == 5 + x[7] && y[0] == 5);
                 happen(turn % 2 ? RESTART : KILL);
         }
-        /* Without anything sent before: the number is the caller's own, whatever the daemon's is. */
+        /* Without anything sent before: the number is the caller's own, whatever the daemon's is.
+         */
         OK(headrace_release(submitted(client, 8, &set.handle, "cpu0"), 0, &error));
         OK(run(handle, x, y));
         HR_EXPECT(y[7] == 8);

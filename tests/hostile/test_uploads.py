@@ -299,6 +299,40 @@ def test_D05_regions_and_what_does_not_fit(daemon: Any, offset: int, reason: str
         served(conn)
 
 
+@pytest.mark.parametrize(
+    ("offset", "reason"),
+    [(1, "SIZE"), (8192, "SIZE"), (8193, "OFFSET"), (2**64 - 1, "OFFSET"), (2**63, "OFFSET")],
+)
+def test_D05_regions_of_sequences(daemon: Any, offset: int, reason: str) -> None:
+    """Two steps, of which the second is fed: 4096 bytes of inputs, 8192 of outputs, or 4096 asked for and more that
+    only feeds."""
+    with Conn(daemon.address) as conn:
+        graph = conn.submit(double_graph(1024)).handle
+        data = struct.pack("<1024f", *range(1024))
+        fd = memfd(data + bytes(4096))
+        region = add(conn, fd, 8192, True)
+        fed = pb.Step(handle=graph, feeds=[pb.Feed(input=0, step=0, output=0)])
+        steps = [pb.Step(handle=graph), fed]
+        far = 4096 + offset if reason == "SIZE" and offset == 1 else offset
+        wrong = pb.Sequence(steps=steps, input_region=region, input_offset=far)
+        refused(conn.fails(raw.SEQUENCE, wrong), RANGE, reason)
+        wrong = pb.Sequence(steps=steps, output_region=region, output_offset=offset)
+        refused(conn.fails(raw.SEQUENCE, wrong, data), RANGE, reason)
+        wrong = pb.Sequence(steps=steps, output_region=region, each=True)
+        refused(conn.fails(raw.SEQUENCE, wrong, data), INVALID, "REGION")
+        quiet = [pb.Step(handle=graph, no_outputs=True), fed]
+        good = pb.Sequence(steps=quiet, input_region=region, output_region=region, output_offset=4096)
+        reply, body = conn.call(raw.SEQUENCE, good)
+        assert [list(step.output_bytes) for step in reply.steps] == [[], [4096]] and body == b""
+        assert os.pread(fd, 4096, 4096) == struct.pack("<1024f", *(4 * i for i in range(1024)))
+        good = pb.Sequence(steps=steps, output_region=region)
+        assert conn.call(raw.SEQUENCE, good, data)[1] == b""
+        both = struct.pack("<2048f", *(2 * i for i in range(1024)), *(4 * i for i in range(1024)))
+        assert os.pread(fd, 8192, 0) == both
+        os.close(fd)
+        served(conn)
+
+
 def test_D05_regions_that_are_not_ones_own(daemon: Any) -> None:
     with Conn(daemon.address) as conn, Conn(daemon.address) as other:
         fd = memfd(bytes(4096))

@@ -15,6 +15,7 @@ from run_daemon import device
 
 import headrace
 from headrace import errors
+from headrace.sequences import Step
 
 COUNT = 1 << 20
 
@@ -151,3 +152,22 @@ def test_a_failed_run_gives_its_regions_back(served: Any) -> None:
             good = handle.run({"table": rows, "ids": [2, 1]})["rows"]
             assert np.array_equal(good, rows[[2, 1]])
         assert client.quota().value("session_held", 'what="regions"') == 1
+
+
+def test_sequences(served: Any) -> None:
+    """What the steps take and give is passed as memory; results that are told step by step are not."""
+    value = np.random.default_rng(4).standard_normal(COUNT, np.float32)
+    with headrace.connect(served.address) as client:
+        handle = client.submit(doubled())
+        steps = [Step(handle, {"x": value}), Step(handle, feeds={"x": (0, "y")})]
+        steps += [Step(handle, {"x": value * 3}, outputs=())]
+
+        def work() -> None:
+            for _ in range(2):
+                results = client.sequence(steps)
+                assert np.array_equal(results[0]["y"], value * 2)
+                assert np.array_equal(results[1]["y"], value * 4)
+                assert len(results[2]) == 0
+
+        assert moved(client, work) < 40000
+        assert client.quota().value("session_held", 'what="regions"') == 2

@@ -317,7 +317,8 @@ static uint64_t handle_of(const struct client *client, const struct request *req
         else if (request->kind == KIND_PUT &&
                  hr_wire_set_reply_decode(message, false, NULL, &set, &already) == HR_OK)
                 handle = set.handle;
-        else if (request->kind == KIND_REGION && hr_wire_fixed64_decode(message, NULL, &handle) != HR_OK)
+        else if (request->kind == KIND_REGION &&
+                 hr_wire_fixed64_decode(message, NULL, &handle) != HR_OK)
                 handle = 0;
         else if (request->kind == KIND_RESERVE &&
                  hr_wire_reserve_reply_decode(message, NULL, &handle) != HR_OK)
@@ -348,14 +349,15 @@ static void run_done(struct client *client, const struct request *request) {
 
 static void sequence_done(const struct client *client, const struct request *request) {
         const size_t bytes = client->width * sizeof(float);
+        const uint8_t *outputs = request->shared ? client->region.memory + bytes : request->body;
         struct line line = request->line;
 
-        if (request->body_bytes != request->steps * bytes)
+        if (request->body_bytes != (request->shared ? 0 : request->steps * bytes))
                 sim_fail("client %u: a sequence of %u steps replies %zu bytes", client->number,
                          request->steps, request->body_bytes);
         for (uint32_t i = 0; i < request->steps; i++) {
                 line = line_sum(line, line, 1);
-                expect_line(client, request, request->body + i * bytes, line);
+                expect_line(client, request, outputs + i * bytes, line);
         }
 }
 

@@ -83,19 +83,20 @@ static void say_submit(struct client *client, struct request *request) {
                        span(body, body_bytes), NULL, 0);
 }
 
-/* In the region, if there is one that nobody uses. */
-static size_t run_share(struct client *client, struct request *request, struct hr_wire_run *run,
-                        const uint8_t *input, size_t input_bytes) {
+static size_t region_bytes(const struct client *client) {
+        return (1 + STEPS_MAX) * client->width * sizeof(float);
+}
+
+/* Inputs and outputs in the region, if there is one that nobody uses. */
+static bool region_take(struct client *client, struct request *request, const uint8_t *input,
+                        size_t bytes) {
         if (request->observed || client->region.handle == 0 || client->region.busy ||
             client->region.spent || sim_chance(300))
-                return input_bytes;
+                return false;
         request->shared = client->region.busy = true;
-        memcpy(client->region.memory, input, input_bytes);
-        memset(client->region.memory + input_bytes, 0, input_bytes);
-        run->input_region = run->output_region = client->region.handle;
-        run->output_offset = input_bytes;
-        run->input_bytes = 0;
-        return 0;
+        memset(client->region.memory, 0, region_bytes(client));
+        memcpy(client->region.memory, input, bytes);
+        return true;
 }
 
 static void say_run(struct client *client, struct request *request) {
@@ -109,7 +110,11 @@ static void say_run(struct client *client, struct request *request) {
         uint8_t message[128], *input = line_bytes(request->line, client->width);
         size_t bytes = 0;
 
-        input_bytes = run_share(client, request, &run, input, input_bytes);
+        if (region_take(client, request, input, input_bytes)) {
+                run.input_region = run.output_region = client->region.handle;
+                run.output_offset = input_bytes;
+                run.input_bytes = input_bytes = 0;
+        }
         HR_ASSERT(hr_wire_run_encode(&run, message, sizeof message, NULL, &bytes) == HR_OK);
         client_request(client, request, HR_FRAME_RUN, span(message, bytes),
                        span(input, input_bytes), NULL, 0);
@@ -128,6 +133,11 @@ static void say_sequence(struct client *client, struct request *request) {
         uint8_t message[256], *input = line_bytes(request->line, client->width);
         size_t bytes = 0;
 
+        if (region_take(client, request, input, input_bytes)) {
+                sequence.input_region = sequence.output_region = client->region.handle;
+                sequence.output_offset = input_bytes;
+                sequence.input_bytes = 0;
+        }
         for (uint32_t i = 0; i < request->steps; i++) {
                 feeds[i] = (struct hr_wire_feed){0, i - 1, 0};
                 steps[i] = (struct hr_wire_step){
@@ -139,7 +149,7 @@ static void say_sequence(struct client *client, struct request *request) {
         HR_ASSERT(hr_wire_sequence_encode(&sequence, message, sizeof message, NULL, &bytes) ==
                   HR_OK);
         client_request(client, request, HR_FRAME_SEQUENCE, span(message, bytes),
-                       span(input, input_bytes), NULL, 0);
+                       span(input, request->shared ? 0 : input_bytes), NULL, 0);
         free(input);
 }
 
@@ -194,10 +204,6 @@ static int sealed(const void *bytes, size_t size, bool is_final) {
                         F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW |
                                 (is_final ? F_SEAL_WRITE : 0)) == 0);
         return fd;
-}
-
-static size_t region_bytes(const struct client *client) {
-        return 2 * client->width * sizeof(float);
 }
 
 void region_forget(struct client *client) {

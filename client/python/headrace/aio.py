@@ -517,7 +517,7 @@ class AsyncClient:
         """Runs chained in the daemon, in one request; see client.Client.sequence(). on_step is called
         by the loop.
         """
-        flow = sequences.sequence(steps, priority, self.body_max, on_step)
+        flow = sequences.sequence(steps, priority, self.body_max, on_step, self.regions)
         return await self.drive(flow, timeout)
 
     async def sequence_steps(
@@ -532,7 +532,7 @@ class AsyncClient:
         """
         found: asyncio.Queue[handles.RunResult | None] = asyncio.Queue()
         flow = sequences.sequence(
-            steps, priority, self.body_max, lambda _, result: found.put_nowait(result)
+            steps, priority, self.body_max, lambda _, result: found.put_nowait(result), self.regions
         )
         work = asyncio.ensure_future(self.drive(flow, timeout))
         work.add_done_callback(lambda _: found.put_nowait(None))

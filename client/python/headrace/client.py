@@ -609,10 +609,10 @@ class Client:
         """Uploads arrays, or (type, shape, bytes) for types numpy lacks, as a weight set.
 
         Contents that the daemon has are not sent; when the connection breaks it is made anew, and what
-        has arrived is not sent again (whole leaves of 4 MiB, unless the daemon has ended). digest: of the contents, where it is known (WeightSet.info.digest), so that they need
-        not be read; False: they are sent in any case, and once. lanes: connections that send at once (None: as
-        many as help). progress: as in load(), of what is copied to devices once everything has
-        arrived.
+        has arrived is not sent again (whole leaves of 4 MiB, unless the daemon has ended). digest: of
+        the contents, where it is known (WeightSet.info.digest), so that they need not be read; False:
+        they are sent in any case, and once. lanes: connections that send at once (None: as many as
+        help). progress: as in load(), of what is copied to devices once everything has arrived.
         """
         weights = self._put(
             prepare(name, tensors, digest, share), placement, lanes, progress, timeout
@@ -766,7 +766,8 @@ class Client:
         on_step: is called by this thread with each step's number and result, in order, as soon as the
         step has ended; the daemon then replies step by step.
         """
-        return self.drive(sequences.sequence(steps, priority, self.body_max, on_step), timeout)
+        flow = sequences.sequence(steps, priority, self.body_max, on_step, self.regions)
+        return self.drive(flow, timeout)
 
     def sequence_steps(
         self,
@@ -780,7 +781,7 @@ class Client:
         """
         found: deque[handles.RunResult] = deque()
         flow = sequences.sequence(
-            steps, priority, self.body_max, lambda _, result: found.append(result)
+            steps, priority, self.body_max, lambda _, result: found.append(result), self.regions
         )
         operation = self.begin(flow, timeout)
         try:

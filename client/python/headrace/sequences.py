@@ -18,9 +18,10 @@ from headrace import handles
 from headrace import headrace_pb2 as pb
 from headrace.context import chosen
 from headrace.errors import NotFound, ProtocolError
-from headrace.flows import Flow, Request, renewed
+from headrace.flows import Flow, Request, lease, release_lease, renewed
 from headrace.handles import SubmittedGraph
 from headrace.ops.base import Tensor
+from headrace.regions import Regions
 from headrace.types import Array, as_bytes
 from headrace.wire import Kind, parse
 
@@ -126,44 +127,63 @@ class _Telling:
 
 
 def sequence(
-    steps: Sequence[Step], priority: int, body_max: int, on_step: OnStep | None = None
+    steps: Sequence[Step],
+    priority: int,
+    body_max: int,
+    on_step: OnStep | None = None,
+    regions: Regions | None = None,
 ) -> Flow[list[handles.RunResult]]:
     """Runs chained in the daemon, with on_step answered one by one. Graphs that were evicted are
-    submitted again, once.
+    submitted again, once. Large inputs and outputs go through regions where there are any, but for
+    outputs that are told one by one.
     """
     telling = _Telling(steps, on_step) if on_step is not None else None
     body = [part for step in steps for part in step_body(step)]
     total = sum(map(len, body))
     memory = np.empty(sum(t.nbytes for step in steps for t in wanted_outputs(step)), np.uint8)
     seen = {id(step.graph): (step.graph, step.graph.generation) for step in steps}
+    source = yield from lease(regions, total, body)
+    sink = yield from lease(None if telling is not None else regions, memory.nbytes)
 
     def request() -> Request:
         message = pb.Sequence(
             steps=[step_message(step, steps) for step in steps],
-            input_bytes=total if total > body_max else 0,
+            input_bytes=total if total > body_max and source is None else 0,
             priority=priority,
             traceparent=chosen(None),
             each=telling is not None,
+            input_region=source.handle if source is not None else 0,
+            output_region=sink.handle if sink is not None else 0,
         )
         return Request(
             Kind.SEQUENCE,
             message.SerializeToString(),
-            body,
-            memory.data,
+            body if source is None else (),
+            memory.data if sink is None else None,
             part=telling.take if telling is not None else None,
         )
 
-    for _ in seen:
-        try:
+    try:
+        for _ in seen:
+            try:
+                reply = yield request()
+                break
+            except NotFound as error:
+                lost = [graph for graph, _ in seen.values() if graph.graph.digest == error.digest]
+                if not lost or lost[0].released:
+                    raise
+                if regions is not None and regions.stale:  # of a session that is there no more
+                    release_lease(regions, [source, sink])
+                    source = sink = None
+                yield from renewed(lost[0], seen[id(lost[0])][1], body_max)
+        else:
             reply = yield request()
-            break
-        except NotFound as error:
-            lost = [graph for graph, _ in seen.values() if graph.graph.digest == error.digest]
-            if not lost or lost[0].released:
-                raise
-            yield from renewed(lost[0], seen[id(lost[0])][1], body_max)
-    else:
-        reply = yield request()
+        if sink is not None:
+            memory.data[:] = sink.memory[: memory.nbytes]
+    except BaseException as error:
+        release_lease(regions, [source, sink], error)
+        raise
+    release_lease(regions, [source, sink])
     if telling is None:
         return step_results(steps, parse(pb.SequenceReply, reply.message), memory)
     telling.take(reply.message, reply.body)
