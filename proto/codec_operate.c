@@ -226,9 +226,9 @@ static void quota_put(const struct hr_wire_quota *from, headrace_v1_PrincipalQuo
 }
 
 static bool quota_take(const headrace_v1_PrincipalQuota *wire, struct hr_wire_quota *to) {
-        bool good = hr_codec_array_is_valid(wire->principal, sizeof wire->principal) &
-                    hr_codec_array_is_valid(wire->permissions, sizeof wire->permissions);
+        bool good = hr_codec_array_is_valid(wire->principal, sizeof wire->principal);
 
+        good &= hr_codec_array_is_valid(wire->permissions, sizeof wire->permissions);
         *to = (struct hr_wire_quota){.weight = wire->weight, .item_count = wire->items_count};
         memcpy(to->principal, wire->principal, sizeof to->principal);
         memcpy(to->permissions, wire->permissions, sizeof to->permissions);
