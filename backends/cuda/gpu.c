@@ -276,12 +276,15 @@ static CUresult pair_probe(struct cuda_gpu *from, struct cuda_gpu *to, bool *ret
  * way, unless it ends a context. */
 static void pair_test(struct cuda_gpu *from, struct cuda_gpu *to) {
         const struct cuda_syms *cu = from->cu;
+        CUresult access = CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
         int direct = 0;
         bool same = false;
 
         if (cu->cuCtxSetCurrent(from->context) == CUDA_SUCCESS &&
             cu->cuDeviceCanAccessPeer(&direct, from->device, to->device) == CUDA_SUCCESS &&
-            direct && cu->cuCtxEnablePeerAccess(to->context, 0) == CUDA_SUCCESS)
+            direct)
+                access = cu->cuCtxEnablePeerAccess(to->context, 0);
+        if (access == CUDA_SUCCESS || access == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
                 atomic_fetch_or(&to->peers_direct, UINT64_C(1) << from->number);
         if (cuda_gpu_check(from, pair_probe(from, to, &same), "test of copies", NULL) != HR_OK ||
             !same)

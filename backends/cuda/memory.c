@@ -65,6 +65,18 @@ hr_status cuda_gpu_memory_take(struct cuda_gpu *gpu, const char *who, uint64_t b
         return HR_OK;
 }
 
+#define ADDRESSES_MIN (UINT64_C(1) << 30)
+#define ADDRESSES_PER_BYTE 8
+
+/* Addresses to grow into: many times what there is, and never so many that those of the process, a
+ * hundred thousand times the least, could run out. */
+static uint64_t addresses_for(const struct cuda_gpu *gpu, uint64_t bytes) {
+        uint64_t wanted = bytes > gpu->total_bytes / ADDRESSES_PER_BYTE ? gpu->total_bytes
+                                                                        : bytes * ADDRESSES_PER_BYTE;
+
+        return HR_MIN(HR_MAX(wanted, ADDRESSES_MIN), gpu->total_bytes);
+}
+
 /* A range, or plain memory where there is none to be had. */
 static hr_status memory_new(struct cuda_buffer *buffer, struct hr_device *device, uint64_t bytes,
                             bool grows, struct hr_diag *diag, CUdeviceptr *ret_memory) {
@@ -73,7 +85,7 @@ static hr_status memory_new(struct cuda_buffer *buffer, struct hr_device *device
         hr_status status;
 
         HR_TRY(cuda_gpu_enter(gpu, diag));
-        if (cuda_range_init(&buffer->range, gpu, bytes, grows ? gpu->total_bytes : 0))
+        if (cuda_range_init(&buffer->range, gpu, bytes, grows ? addresses_for(gpu, bytes) : 0))
                 memory = buffer->range.base;
         else
                 HR_TRY(cuda_gpu_memory_take(gpu, device->props.name, bytes, diag, &memory));

@@ -5,7 +5,9 @@
  * both.
  *
  * Times of the GPU become the host's by an event recorded while the stream is idle: exact to the few
- * microseconds that it takes to get there, and renewed whenever the stream is idle later on.
+ * microseconds that it takes to get there, and renewed whenever the stream is idle later on. The driver
+ * counts in milliseconds of 24 digits: on a stream that is never idle times are coarser, the longer it
+ * lasts (60 us after a quarter of an hour).
  *
  * Nothing here fails a run: what cannot be measured is left out. Thread: the queue's.
  */

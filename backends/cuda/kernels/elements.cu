@@ -195,15 +195,29 @@ DEVICE float rounded(uint32_t type, float x) {
         return type == HR_TYPE_BF16 ? bf16_to_float(float_to_bf16(x)) : x;
 }
 
-DEVICE float chain_value(const cuda_chain_args &args, row_index index, int64_t i, float x) {
-        for (uint32_t l = 0; l < args.count; l++) {
+/* Where each link's other row lies; found once a row. Loops over links are unrolled, so that it stays
+ * in registers. */
+typedef const byte *other_rows[CUDA_CHAIN_MAX];
+
+DEVICE void others_find(const cuda_chain_args &args, row_index index, other_rows &others) {
+#pragma unroll
+        for (uint32_t l = 0; l < CUDA_CHAIN_MAX; l++)
+                others[l] = l < args.count && args.links[l].other.is_present
+                                    ? row_modulo(args.links[l].other, index)
+                                    : NULL;
+}
+
+DEVICE float chain_value(const cuda_chain_args &args, const other_rows &others, int64_t i, float x) {
+#pragma unroll
+        for (uint32_t l = 0; l < CUDA_CHAIN_MAX; l++) {
                 const cuda_link &link = args.links[l];
 
-                if (link.other.is_present) {
+                if (l >= args.count)
+                        break;
+                if (others[l]) {
                         int64_t j = link.other.ne[0] == args.out.ne[0] ? i
                                                                        : i % link.other.ne[0];
-                        float y = load_float(row_modulo(link.other, index) + j * link.other.nb[0],
-                                             link.other.type);
+                        float y = load_float(others[l] + j * link.other.nb[0], link.other.type);
 
                         x = link.other_first ? combine_apart(link.op, y, x)
                                              : combine_apart(link.op, x, y);
@@ -224,11 +238,13 @@ FLAT_KERNEL(chain_elements, struct cuda_chain_args) {
                 byte *out = row_at(args.out, index);
                 const byte *in = row_at(args.in, index);
                 int64_t first = chunk % c.per_row * CUDA_CHUNK;
+                other_rows others;
 
+                others_find(args, index, others);
                 for (int64_t i = first + threadIdx.x; i < first + CUDA_CHUNK && i < args.out.ne[0];
                      i += CUDA_THREADS)
                         store_float(out + i * args.out.nb[0], args.out.type,
-                                    chain_value(args, index, i,
+                                    chain_value(args, others, i,
                                                 load_float(in + i * args.in.nb[0], args.in.type)));
         }
 }
@@ -243,7 +259,9 @@ KERNEL(chain_rows, struct cuda_chain_args) {
                 const byte *in = row_at(args.in, index);
                 byte *out = row_at(args.out, index);
                 float mean = 0, squares = 0, factor;
+                other_rows others;
 
+                others_find(args, index, others);
                 if (args.op == HR_OP_NORM) {
                         float sum = 0;
 
@@ -265,7 +283,7 @@ KERNEL(chain_rows, struct cuda_chain_args) {
                         float x = *(const float *) (in + i * args.in.nb[0]) - mean;
 
                         store_float(out + i * args.out.nb[0], args.out.type,
-                                    chain_value(args, index, i, __fmul_rn(x, factor)));
+                                    chain_value(args, others, i, __fmul_rn(x, factor)));
                 }
         }
 }
