@@ -18,6 +18,7 @@ struct hr_backend_config {
         bool wake_all;
         uint32_t batch_min;      /* blas, cuda */
         uint32_t gpu;            /* cuda: its number, as the driver counts */
+        bool single_launches;    /* cuda: see hr_cuda_config */
 };
 
 /* HR_E_UNSUPPORTED (reason BACKEND) for a backend that this build does not have, HR_E_UNAVAILABLE

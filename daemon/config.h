@@ -67,6 +67,7 @@ struct hr_config_device {
         uint64_t batch_min;   /* blas: columns from which it takes a product; cuda: see hr_cuda_config; 0 = default */
         bool required;        /* without it the daemon is not ready */
         uint64_t gpu;         /* cuda: the GPU's number, as the driver counts */
+        bool graphs;          /* cuda: splits that are computed again are one launch */
         bool given[HR_SECTION_KEYS_MAX]; /* keys given, by position in the table; private */
 };
 

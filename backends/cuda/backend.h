@@ -11,6 +11,7 @@ struct hr_cuda_config {
         uint32_t batch_min;   /* columns from which a product of weights in blocks is the library's, by
                                * way of bf16; 0 = the default */
         const char *deny_ops; /* see core/deny.h; NULL = none */
+        bool single_launches; /* no graphs of the driver's: each kernel is launched by itself */
 };
 
 /* HR_E_UNAVAILABLE (reason DRIVER) without a driver that works, HR_E_NOT_FOUND (reason GPU) for a

@@ -244,6 +244,7 @@ static void device_init(struct cuda_device *device, const struct hr_cuda_config 
         device_describe(device);
         device->spin_us = config->spin_us;
         device->options.batch_min = config->batch_min ? config->batch_min : CUDA_BATCH_MIN;
+        device->single_launches = config->single_launches;
         device->kind = (struct hr_buffer_kind) { .name = device->kind_name,
                                                  .alignment = ALIGNMENT };
         device->device.ops = &device_ops;

@@ -13,6 +13,7 @@ struct cuda_device {
         struct hr_buffer_kind kind;
         uint32_t spin_us;
         struct cuda_options options;
+        bool single_launches;
         struct hr_deny deny;
         struct cuda_device *next; /* of all devices */
 };

@@ -2,6 +2,7 @@
 #include "backends/cuda/replay.h"
 
 #include "backends/cuda/blas.h"
+#include "backends/cuda/device.h"
 #include "backends/cuda/launch.h"
 #include "core/clock.h"
 
@@ -164,9 +165,10 @@ static CUresult replay_make(struct cuda_program *program) {
 
 /* Is this run one for the graph? */
 static bool replay_is_due(struct cuda_program *program) {
+        const struct cuda_device *device = (const struct cuda_device *) program->program.device;
         struct cuda_replay *replay = &program->replay;
 
-        if (launch_count(program) < LAUNCHES_MIN)
+        if (device->single_launches || launch_count(program) < LAUNCHES_MIN)
                 return false;
         if (!replay->has_run) {
                 replay->has_run = true;

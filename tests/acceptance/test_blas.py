@@ -11,10 +11,11 @@ from typing import Any
 
 import headrace
 import pytest
+from criterion import disagreements
 from llama_runner import Runner
 from run_daemon import Daemon, device
 from tables import BLAS, FLOAT_REFERENCE, Start
-from test_llama_reference import PROMPTS, disagreements
+from test_llama_reference import PROMPTS
 
 # The long prompt's products of floats, and none of the single steps'.
 BATCHES = (device("blas0", backend="blas", batch_min=128), device("cpu0", backend="cpu"))

@@ -10,27 +10,11 @@ from typing import Any
 import headrace
 import numpy as np
 import pytest
+from criterion import disagreements
 from headrace.models.generate import Model
 from tables import BLAS, REFERENCE, SHARED, Start
 
-# Two logits nearer than this share of their magnitude are a tie.
-TIE = 1e-3
 PROMPTS = ("one", "twelve", "long")
-
-
-def disagreements(logits: list[np.ndarray[Any, Any]], expected: dict[str, Any]) -> list[str]:
-    """Positions with another choice although llama.cpp's two best are no tie."""
-    found = []
-    for position, ours in enumerate(logits):
-        best, second = expected["logits"][position]
-        choice = expected["continuation"][position]
-        tie = best - second < TIE * max(abs(best), abs(second))
-        if int(ours.argmax()) != choice and not tie:
-            found.append(
-                f"position {position}: {int(ours.argmax())} ({ours.max():.4f}) instead of {choice} "
-                f"({ours[choice]:.4f}); llama.cpp has {best:.4f} and {second:.4f}"
-            )
-    return found
 
 
 def test_the_file_is_the_one_of_the_reference(model: Path) -> None:

@@ -29,14 +29,14 @@ MISHAPS = (
 )  # fmt: skip
 
 
-def measure(name: str) -> None:
+def measure(name: str, results: Path) -> None:
     module = importlib.import_module(f"bench_{name}")
     about = machine(build_folder())
     rows = module.run()
     print(f"\n{name}\n{table(rows)}", flush=True)
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    results.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"rows": [row.as_json() for row in rows], "machine": about}, indent=1)
-    (RESULTS / f"{name}.json").write_text(text + "\n")
+    (results / f"{name}.json").write_text(text + "\n")
 
 
 def main() -> int:
@@ -47,9 +47,10 @@ def main() -> int:
         "--ggml", metavar="PREFIX", help="a built ggml, the peer of `plan` (or HEADRACE_GGML)"
     )
     parser.add_argument(
-        "--only", metavar="WORDS", action="append", help="rows of `ops` that have all of these words"
+        "--only", metavar="WORDS", action="append", help="rows of `ops` or parts of `gpu` that have all of these words"
     )
-    parser.add_argument("--quick", action="store_true", help="a first look at `ops` and `generate`")
+    parser.add_argument("--results", metavar="FOLDER", type=Path, help="where NAME.json is written")
+    parser.add_argument("--quick", action="store_true", help="a first look at `ops`, `generate`, `gpu`")
     args = parser.parse_args()
     if args.only:
         os.environ["HEADRACE_BENCH_ONLY"] = "\n".join(args.only)
@@ -68,7 +69,7 @@ def main() -> int:
     status = 0  # a goal that is missed is a row of the table, not a failure to measure
     for name in args.names or NAMES:
         try:
-            measure(name)
+            measure(name, args.results or RESULTS)
         except MISHAPS as error:  # the others may still be measured
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
             status = 1

@@ -1,10 +1,11 @@
 /*
  * The same runs through the daemon's socket and in this process.
  *
- *   bench_socket ADDRESS RUNS REPETITIONS LAYERS SLOTS IN_FLIGHT
+ *   bench_socket ADDRESS RUNS REPETITIONS LAYERS SLOTS IN_FLIGHT [BACKEND]
  *
  * The graph is a chain of LAYERS products of a 64 x 64 matrix with what came before, normed, on one
- * CPU device of one thread. Through the socket IN_FLIGHT requests are on their way at any time; in
+ * CPU device of one thread; or on one of BACKEND, beside a CPU device that takes no op: the daemon has
+ * the same devices. Through the socket IN_FLIGHT requests are on their way at any time; in
  * this process as many runs as there are slots, started by a thread that sleeps until one is over.
  * Both take turns in every repetition. One JSON line for each: nanoseconds a run, from the end of
  * the last one that warmed up to the end of the last one.
@@ -15,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "backends/cpu/backend.h"
+#include "backends/registry.h"
 #include "core/clock.h"
 #include "scheduler/scheduler.h"
 #include "tests/bench/wire_client.h"
@@ -53,7 +54,8 @@ static double measure_socket(int fd, uint64_t handle, uint64_t runs, uint64_t in
  */
 
 struct inside {
-        struct hr_device *device;
+        struct hr_device *devices[2];
+        uint32_t device_count;
         struct hr_fleet *fleet;
         struct hr_pipeline *pipeline;
         uint32_t slots;
@@ -68,14 +70,31 @@ struct inside {
         uint64_t over;
 };
 
-static void inside_init(struct inside *inside, struct hr_graph *graph, uint32_t slots) {
-        const struct hr_cpu_config config = {.name = "cpu0", .threads = 1, .spin_us = 50};
+static void inside_open(struct inside *inside, const char *backend) {
+        bool is_cpu = strcmp(backend, "cpu") == 0;
+        const struct hr_backend_config own = {
+                .backend = backend, .name = "own", .threads = 1, .spin_us = 50};
+        const struct hr_backend_config host = {
+                .backend = "cpu", .name = "host", .threads = 1, .deny_ops = "*"};
+        struct hr_diag diag = {0};
+
+        wire_must(hr_backend_device_new(&own, &diag, &inside->devices[0]), &diag);
+        inside->device_count = 1;
+        if (is_cpu)
+                return;
+        wire_must(hr_backend_device_new(&host, &diag, &inside->devices[1]), &diag);
+        inside->device_count = 2;
+}
+
+static void inside_init(struct inside *inside, const char *backend, struct hr_graph *graph,
+                        uint32_t slots) {
         struct hr_plan_request request = {.graph = graph, .options = {.n_copies = slots}};
         struct hr_pipeline_request bind = {.graph = graph};
         struct hr_diag diag = {0};
 
-        wire_must(hr_cpu_device_new(&config, &diag, &inside->device), &diag);
-        wire_must(hr_fleet_new(&inside->device, 1, &diag, &inside->fleet), &diag);
+        inside_open(inside, backend);
+        wire_must(hr_fleet_new(inside->devices, inside->device_count, &diag, &inside->fleet),
+                  &diag);
         request.fleet = bind.fleet = inside->fleet;
         wire_must(hr_plan_new(&request, &diag, &bind.plan), &diag);
         wire_must(hr_pipeline_new(&bind, &diag, &inside->pipeline), &diag);
@@ -90,7 +109,8 @@ static void inside_init(struct inside *inside, struct hr_graph *graph, uint32_t 
 static void inside_deinit(struct inside *inside) {
         inside->pipeline = hr_pipeline_free(inside->pipeline);
         inside->fleet = hr_fleet_free(inside->fleet);
-        inside->device = hr_device_unref(inside->device);
+        for (uint32_t i = 0; i < inside->device_count; i++)
+                inside->devices[i] = hr_device_unref(inside->devices[i]);
         (void) pthread_cond_destroy(&inside->changed);
         (void) pthread_mutex_destroy(&inside->lock);
 }
@@ -155,8 +175,8 @@ int main(int argc, char **argv) {
         uint32_t layers, slots;
         int repetitions, fd;
 
-        if (argc != 7)
-                wire_give_up("usage: ADDRESS RUNS REPETITIONS LAYERS SLOTS IN_FLIGHT");
+        if (argc != 7 && argc != 8)
+                wire_give_up("usage: ADDRESS RUNS REPETITIONS LAYERS SLOTS IN_FLIGHT [BACKEND]");
         runs = strtoull(argv[2], NULL, 10);
         repetitions = atoi(argv[3]);
         layers = (uint32_t) strtoul(argv[4], NULL, 10);
@@ -170,7 +190,7 @@ int main(int argc, char **argv) {
         fd = wire_connect(&address, wire_address_parse(argv[1], &address));
         wire_hello(fd, NULL);
         handle = wire_submit(fd, graph, slots);
-        inside_init(&inside, graph, slots);
+        inside_init(&inside, argc == 8 ? argv[7] : "cpu", graph, slots);
         for (int i = 0; i < repetitions; i++) {
                 double through = measure_socket(fd, handle, runs, in_flight);
 

@@ -114,11 +114,16 @@ def machine(build: Path) -> dict[str, object]:
 
 
 def compiler_of(build: Path) -> str:
-    """What Meson configured the build folder with."""
-    command = ["meson", "introspect", "--compilers", str(build)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    match = re.search(r'"full_version":\s*"([^"]+)"', answer.stdout)
-    if match:
-        return match.group(1)
-    answer = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=False)
-    return answer.stdout.splitlines()[0] if answer.stdout else "unknown"
+    """What Meson configured the build folder with; where it was built elsewhere, the one that is here."""
+    found = first_match(["meson", "introspect", "--compilers", str(build)], r'"full_version":\s*"([^"]+)"')
+    return found or first_match(["cc", "--version"], "(.+)") or "unknown"
+
+
+def first_match(command: list[str], pattern: str) -> str | None:
+    """In what the command says; None where there is no such command."""
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    match = re.search(pattern, answer.stdout)
+    return match.group(1) if match else None

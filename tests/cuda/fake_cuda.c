@@ -461,7 +461,7 @@ static CUresult module_get_function(CUfunction *ret_function, CUmodule module, c
 
 /* ---- For tests ------------------------------------------------------------------------------- */
 
-static const struct cuda_syms *fake_table(void) {
+const struct cuda_syms *fake_driver(void) {
         static struct cuda_syms syms = {
                 .cuInit = init,
                 .cuDriverGetVersion = driver_get_version,
@@ -513,7 +513,7 @@ void fake_begin(uint32_t seed) {
         for (uint32_t i = 0; i < FAKE_GPUS; i++)
                 fake.contexts[i] = (struct CUctx_st) { .gpu = i, .lose_at = UINT64_MAX };
         (void) pthread_mutex_unlock(&fake.lock);
-        cuda_syms_replace(fake_table());
+        cuda_syms_replace(fake_driver());
         fake_fill_blas();
 }
 

@@ -18,6 +18,8 @@
 /* Begins anew: nothing failing, nothing lost, calls counted from 0. The backend uses it from then
  * on. `seed` chooses the pauses; 0 = none. */
 void fake_begin(uint32_t seed);
+/* Its entry points. */
+const struct cuda_syms *fake_driver(void);
 /* Everything that was made and not unmade: memory, streams, events, modules, contexts. Words about
  * each go to stderr. */
 uint32_t fake_leaks(void);

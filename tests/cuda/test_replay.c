@@ -25,13 +25,16 @@ struct act {
         struct hr_program *program;
 };
 
-static void stage_open(struct stage *stage) {
-        struct hr_cuda_config config = { .name = "stage", .gpu = 0 };
+static void stage_open_as(struct stage *stage, const struct hr_cuda_config *config) {
         struct hr_diag diag = { 0 };
 
-        HR_EXPECT_OK(hr_cuda_device_new(&config, &diag, &stage->device), &diag);
+        HR_EXPECT_OK(hr_cuda_device_new(config, &diag, &stage->device), &diag);
         HR_EXPECT_OK(hr_queue_new(stage->device, &diag, &stage->queue), &diag);
         HR_EXPECT_OK(hr_event_new(stage->device, &diag, &stage->event), &diag);
+}
+
+static void stage_open(struct stage *stage) {
+        stage_open_as(stage, &(struct hr_cuda_config) { .name = "stage", .gpu = 0 });
 }
 
 static void stage_close(struct stage *stage) {
@@ -139,6 +142,21 @@ HR_TEST(parts_of_a_split_and_single_launches_are_not_recorded) {
         expect_counts(&stage, 0, 0, 0, 0);
         act_close(&act);
         act_close(&single);
+        stage_close(&stage);
+}
+
+HR_TEST(a_device_that_is_to_launch_one_by_one_records_nothing) {
+        struct stage stage = { 0 };
+        struct act act;
+
+        fake_begin(1);
+        stage_open_as(&stage, &(struct hr_cuda_config) { .name = "stage", .single_launches = true });
+        act_open(&stage, &act, 5, 33);
+        fake_fail_name("cuGraphCreate", CUDA_ERROR_INVALID_VALUE);
+        for (int run = 0; run < 5; run++)
+                act_play(&stage, &act, (float) run, 5);
+        expect_counts(&stage, 0, 0, 0, 0);
+        act_close(&act);
         stage_close(&stage);
 }
 

@@ -2,7 +2,8 @@
  * leaves anything behind or breaks the driver's rules.
  *
  * Environment: HEADRACE_FAKE_CUDA_BREAK = "0-1,1-0": copies from one GPU to the other arrive
- * changed; HEADRACE_FAKE_CUDA_FAIL = NAME: that entry point fails. */
+ * changed; HEADRACE_FAKE_CUDA_FAIL = NAME: that entry point fails; HEADRACE_FAKE_CUDA_SEED: of the
+ * pauses, 0 = none. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -23,7 +24,9 @@ static void break_copies(const char *pairs) {
 }
 
 __attribute__((constructor)) static void use(void) {
-        fake_begin(1);
+        const char *seed = getenv("HEADRACE_FAKE_CUDA_SEED");
+
+        fake_begin(seed ? (uint32_t) strtoul(seed, NULL, 10) : 1);
         break_copies(getenv("HEADRACE_FAKE_CUDA_BREAK"));
         fake_fail_name(getenv("HEADRACE_FAKE_CUDA_FAIL"), CUDA_ERROR_NOT_SUPPORTED);
 }

@@ -15,9 +15,10 @@ THREE_DEVICES = (
     HOST,
 )
 if os.environ.get("HEADRACE_TEST_BACKEND") == "cuda":
-    # The same names, so that every test says what it always says.
+    # The same names, so that every test says what it always says. With one GPU both are on it.
+    SECOND = 0 if os.environ.get("HEADRACE_TEST_GPUS") == "1" else 1
     THREE_DEVICES = (
-        device("cpu0", backend="cuda", gpu=0), device("cpu1", backend="cuda", gpu=1), HOST
+        device("cpu0", backend="cuda", gpu=0), device("cpu1", backend="cuda", gpu=SECOND), HOST
     )  # fmt: skip
 
 

@@ -387,6 +387,8 @@ def suites(full: bool) -> list[Suite]:
             },
             may_lack_daemon=True,
         ),
+        # The scripts for a machine with a GPU, on the fake driver.
+        pytest_suite("gpu", ["tests/gpu"], at_main),
         pytest_suite("acceptance", ["tests/acceptance"], at_main),
         meson_suite(
             "c-sanitized",

@@ -41,6 +41,13 @@ def build_folder() -> Path:
     return Path(os.environ.get("HEADRACE_BUILD") or ROOT / "build")
 
 
+def program_environment() -> dict[str, str]:
+    """The environment of the build's programs: HEADRACE_TEST_LIBRARIES are folders of libraries for them
+    alone, not for the interpreter."""
+    folders = os.environ.get("HEADRACE_TEST_LIBRARIES")
+    return {**os.environ, "LD_LIBRARY_PATH": folders} if folders else {**os.environ}
+
+
 def config_text(
     socket_path: Path,
     models: Sequence[Path],
@@ -107,7 +114,7 @@ class Daemon:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **watched, **(variables or {})},
+                    env={**program_environment(), **watched, **(variables or {})},
                     start_new_session=True,  # Ctrl-C goes to the script, which stops the daemon
                 )
         except OSError as error:

@@ -38,6 +38,7 @@ HR_TEST(defaults) {
         HR_EXPECT_STREQ(config.devices[0].isa, "auto");
         HR_EXPECT(!config.devices[0].isolated && config.devices[0].deterministic);
         HR_EXPECT(strcmp(config.devices[0].arithmetic, "ggml") == 0);
+        HR_EXPECT(config.devices[0].graphs);
         hr_config_deinit(&config);
 }
 
@@ -70,6 +71,7 @@ HR_TEST(every_type_of_value) {
                                    "delay = 20us\n"
                                    "deterministic = off\n"
                                    "arithmetic = fast\n"
+                                   "graphs = no\n"
                                    "[device two]\n"
                                    "backend = cpu\n";
         struct hr_config config;
@@ -95,6 +97,7 @@ HR_TEST(every_type_of_value) {
         HR_EXPECT_STREQ(config.devices[0].name, "one");
         HR_EXPECT(config.devices[0].isolated && !config.devices[0].deterministic);
         HR_EXPECT(strcmp(config.devices[0].arithmetic, "fast") == 0);
+        HR_EXPECT(!config.devices[0].graphs && config.devices[1].graphs);
         HR_EXPECT_EQ(config.devices[0].threads, 3);
         HR_EXPECT_EQ(config.devices[0].memory_cap, 1 << 30);
         HR_EXPECT_EQ(config.devices[0].expert_bytes, 3 << 20);
