@@ -9,8 +9,8 @@ architecture="$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head 
 [ -f "$folder/build/build.ninja" ] ||
         cmake -S "$folder/source" -B "$folder/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
                 -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$architecture" -DGGML_CUDA_NCCL=OFF \
-                -DLLAMA_CURL=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF \
-                -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF
+                -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF \
+                -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF
 cmake --build "$folder/build" --target llama
 libraries="$(find "$folder/build" -name 'libllama.so' -printf '%h\n' | head -n 1)"
 g++ -O2 -std=c++17 -I"$folder/source/include" -I"$folder/source/ggml/include" \

@@ -51,7 +51,7 @@ KEPT = {".py", ".pyi", ".typed", ".sh", ".cpp", ".json", ".txt", ".ini", ".bin",
 # Packages without machine code, or with code for the stable interface of any Python.
 PACKAGES = ("google", "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py.py")
 SMALL_CASES = ("binary", "reduce")
-LLAMA = ("ggml", "src", "include", "cmake", "CMakeLists.txt", "LICENSE")
+LLAMA = ("ggml", "src", "include", "cmake", "vendor", "CMakeLists.txt", "LICENSE")
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,8 @@ def work() -> str:
             hits, misses = (
                 int(stats.value("experts_total", f'result="{one}"')) for one in ("hit", "miss")
             )
+            if not misses:
+                raise Failure("no expert was copied alone: whole weights were")
             told += f"; {hits} hits, {misses} misses with " + (f"{given} bytes" if given else "all kept")
     return f"{len(plain)} results each, all of the same bits; {far:.2g} from plain arithmetic{told}"
 

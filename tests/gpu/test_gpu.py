@@ -199,6 +199,19 @@ def test_without_a_driver_nothing_is_proven(
     assert json.loads((tmp_path / "results.json").read_text())["exit_status"] == 77
 
 
+def test_bench_says_that_there_is_no_gpu(tmp_path: Path) -> None:
+    fake_driver()
+    if "libcuda.so.1" in machine.known_to_the_loader():
+        pytest.skip("this machine has a driver")
+    command = [sys.executable, ROOT / "tests" / "bench" / "bench.py", "gpu", "--results", tmp_path]
+    hidden = ("LD_LIBRARY_PATH", "HEADRACE_TEST_LIBRARIES")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert "gpu: OSError: no GPU to measure: no driver: " in told.stderr
+    assert not list(tmp_path.iterdir())
+
+
 # ---- without a bundle ----------------------------------------------------------------------------
 
 
