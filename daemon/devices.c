@@ -83,7 +83,8 @@ static hr_status device_wait(struct hr_server *server, const struct hr_config_de
                         said_ns = now_ns;
                 }
                 (void) snprintf(server->waiting, sizeof server->waiting,
-                                "required device %s is not there: %s", device->name, diag->words);
+                                "required device %s is not there: %.200s", device->name,
+                                diag->words);
                 hr_notify_waiting(2 * server->config->device_retry_ns, "Not ready: %s",
                                   server->waiting);
                 is_due = false;

@@ -190,6 +190,7 @@ def hand_over(session: Session, waiting: Sequence[str], status: int) -> None:
     out = os.environ.get("OUT")
     if not out:
         return
+    Path(out).mkdir(parents=True, exist_ok=True)
     told: dict[str, object] = {
         "exit_status": status,
         "waiting": list(waiting),

@@ -128,20 +128,20 @@ def test_stages_pass_as_their_parts_arrive(parts: list[Path], front: Front, tmp_
     assert first.returncode == 1  # nothing has been proven
     assert {status_of(first.stdout, stage.name) for stage in STAGES} == {"wait"}
 
-    second = front(base[-1], *without(), OUT=str(tmp_path))
+    second = front(base[-1], *without(), OUT=str(tmp_path / "out"))
     ran = [s.name for s in STAGES if s.parts == ("base",) and s.name not in LEFT_OUT]
     for name in ran:
         assert status_of(second.stdout, name) == "pass", second.stdout
     for name in ("model", "golden", "llama"):
         assert status_of(second.stdout, name) == "wait"
     assert second.returncode == 0
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["exit_status"] == 0
     assert sorted(results["waiting"]) == ["golden", "llama", "model"]
     assert {name: told["status"] for name, told in results["stages"].items()} == dict.fromkeys(ran, "pass")
     whats = [row["what"] for row in results["bench 7b-f16"]["rows"]]
     assert "7B f16: generation" in whats and "7B f16: weights read" in whats
-    logs = (tmp_path / "logs.txt").read_text()
+    logs = (tmp_path / "out" / "logs.txt").read_text()
     assert "==== conformance" in logs and "a_queue" in logs
 
     rest = [part for part in parts if part not in base]
