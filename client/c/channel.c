@@ -47,13 +47,32 @@ bool hr_client_is_past(int64_t deadline_ns) {
         return deadline_ns != HR_CLIENT_NEVER && hr_client_now_ns() >= deadline_ns;
 }
 
-bool hr_client_lock(pthread_mutex_t *mutex, int64_t deadline_ns) {
-        const struct timespec at = {.tv_sec = deadline_ns / 1000000000,
-                                    .tv_nsec = deadline_ns % 1000000000};
+static struct timespec time_of(int64_t ns) {
+        return (struct timespec){.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+}
 
+#if defined(__SANITIZE_THREAD__)
+/* The thread sanitizer does not see pthread_mutex_clocklock(), and takes the mutex for unlocked. */
+static int mutex_lock_until(pthread_mutex_t *mutex, int64_t deadline_ns) {
+        int64_t left = deadline_ns - hr_client_now_ns();
+        struct timespec at;
+
+        (void) clock_gettime(CLOCK_REALTIME, &at);
+        at = time_of(at.tv_sec * INT64_C(1000000000) + at.tv_nsec + HR_MAX(left, 0));
+        return pthread_mutex_timedlock(mutex, &at);
+}
+#else
+static int mutex_lock_until(pthread_mutex_t *mutex, int64_t deadline_ns) {
+        const struct timespec at = time_of(deadline_ns);
+
+        return pthread_mutex_clocklock(mutex, CLOCK_MONOTONIC, &at);
+}
+#endif
+
+bool hr_client_lock(pthread_mutex_t *mutex, int64_t deadline_ns) {
         if (deadline_ns == HR_CLIENT_NEVER)
                 return pthread_mutex_lock(mutex) == 0;
-        return pthread_mutex_clocklock(mutex, CLOCK_MONOTONIC, &at) == 0;
+        return mutex_lock_until(mutex, deadline_ns) == 0;
 }
 
 /* ---- new and free ---------------------------------------------------------------------------- */
