@@ -44,12 +44,13 @@ void hr_admission_deinit(struct hr_admission *admission) {
  * or that is not known. */
 static uint64_t about_to_end_ns(const struct hr_admission *admission,
                                 const struct hr_admission_device *device) {
-        uint64_t end_ns;
+        uint64_t end_ns, lead_ns;
 
         if (admission->lead_ns == 0 || device->in_flight != 1 || device->guesses > 0 ||
             !hr_add_u64(device->since_ns, device->ahead_ns, &end_ns))
                 return UINT64_MAX;
-        return end_ns - HR_MIN(end_ns, admission->lead_ns);
+        lead_ns = HR_MIN(admission->lead_ns + 2 * device->spread_ns, admission->device_ahead_ns);
+        return end_ns - HR_MIN(end_ns, lead_ns);
 }
 
 static bool fits(const struct hr_admission *admission, const struct hr_pipeline *pipeline,
@@ -152,6 +153,7 @@ static void admit(struct hr_admission *admission, struct hr_ticket *ticket, uint
                         device->since_ns = now_ns;
                 device->guesses += ticket->cost_ns == 0;
                 device->ahead_ns += ticket->taken_ns;
+                device->spread_ns += ticket->spread_ns;
         }
         ticket->admitted = true;
 }
@@ -208,6 +210,7 @@ bool hr_admission_leave(struct hr_admission *admission, struct hr_ticket *ticket
                 device->in_flight--;
                 device->guesses -= ticket->cost_ns == 0;
                 device->ahead_ns -= ticket->taken_ns;
+                device->spread_ns -= ticket->spread_ns;
                 device->ended_ns = HR_MAX(device->ended_ns, ended_ns);
                 device->since_ns = HR_MAX(device->since_ns, ended_ns);
                 if (device->in_flight == 0 && !somebody_waits_for(admission, d))

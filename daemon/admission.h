@@ -19,10 +19,11 @@
 #include "scheduler/scheduler.h"
 
 #define HR_PASSES_MAX 16U
-/* So long before the expected end of a long run the next one goes to its device, which then does
- * not stand still while the next is being found and started: waking and starting take some tens of
- * microseconds. Who comes after that waits for so much more than the run in front of it. */
-#define HR_LEAD_NS (UINT64_C(150) * 1000)
+/* So long before the expected end of a long run, and twice what it is as a rule away from the
+ * expected, the next one goes to its device, which then does not stand still while the next is being
+ * found and started: waking and starting take some tens of microseconds. Who comes after that waits
+ * for so much more than the run in front of it; at most device_ahead. */
+#define HR_LEAD_NS (UINT64_C(100) * 1000)
 
 /* Zeroed is valid: priority 0, waiting nowhere. */
 struct hr_ticket {
@@ -31,6 +32,7 @@ struct hr_ticket {
         struct hr_share *share;  /* the session's; its `above` is the principal's, and that one's
                                   * the admission's */
         uint64_t cost_ns;        /* estimated time on each of its devices; 0 = not known */
+        uint64_t spread_ns;      /* by how much that is wrong as a rule */
         bool waits_for_somebody; /* once admitted it takes up no room */
         /* Private. */
         struct hr_list link; /* among the waiting */
@@ -56,6 +58,7 @@ struct hr_admission {
 struct hr_admission_device {
         uint32_t in_flight, guesses; /* those of which nothing is known */
         uint64_t ahead_ns;           /* estimated for those in flight */
+        uint64_t spread_ns;          /* ... by how much that is wrong, at most */
         uint64_t since_ns;           /* when the first of them had the device for itself */
         uint64_t ended_ns;           /* when one has ended last */
         bool blocked;                /* while looking: somebody waits for it that comes first */

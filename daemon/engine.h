@@ -94,7 +94,8 @@ struct hr_bound {
         struct hr_state **states; /* each distinct one, referenced */
         uint32_t state_count;
         struct hr_image **images; /* mapped files behind its weights, referenced; ends with NULL */
-        uint64_t cost_ns; /* private: what a run takes of its devices, by the latest ones */
+        /* Private: what a run takes of its devices, by the latest ones; how far they are from it. */
+        uint64_t cost_ns, spread_ns;
         struct hr_list
                 settling; /* private: in the engine's list while its workspace is to settle */
 };

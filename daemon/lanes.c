@@ -139,6 +139,7 @@ static start_result run_start(struct hr_engine *engine, struct hr_job *job) {
          */
         run->ticket.waits_for_somebody = run->at_tap;
         run->ticket.cost_ns = run->bound->cost_ns;
+        run->ticket.spread_ns = run->bound->spread_ns;
         if (!hr_admission_ask(&engine->admission, &run->ticket, run->bound->pipeline,
                               hr_clock_now_ns())) {
                 engine->stats.turn_waits++;
@@ -241,14 +242,21 @@ void hr_lanes_advance(struct hr_engine *engine) {
 
 /* The devices are free of the run; what it took is what the next one is expected to take. */
 static void run_leave(struct hr_engine *engine, struct hr_run_job *run) {
+        struct hr_bound *bound = run->bound;
         uint64_t cost_ns = 0;
 
         if (!hr_admission_leave(&engine->admission, &run->ticket, run->run.started_ns,
                                 run->run.ended_ns, &cost_ns) ||
             hr_outcome_failed(&run->run.outcome))
                 return;
-        run->bound->cost_ns =
-                run->bound->cost_ns ? (3 * run->bound->cost_ns + cost_ns) / 4 : cost_ns;
+        if (bound->cost_ns == 0) {
+                bound->cost_ns = cost_ns;
+                return;
+        }
+        bound->spread_ns = (3 * bound->spread_ns + HR_MAX(cost_ns, bound->cost_ns) -
+                            HR_MIN(cost_ns, bound->cost_ns)) /
+                           4;
+        bound->cost_ns = (3 * bound->cost_ns + cost_ns) / 4;
 }
 
 /* What was computed from a file that has become shorter counts for nothing. */

@@ -317,6 +317,35 @@ HR_TEST(the_next_goes_shortly_before_the_end) {
         hr_admission_deinit(&admission);
 }
 
+/* What ends now earlier, now later than expected is followed earlier, up to what may be ahead. */
+HR_TEST(an_uncertain_end_is_met_earlier) {
+        static const struct {
+                uint64_t spread_ns, lead_ns;
+        } cases[] = {{0, HR_LEAD_NS},
+                     {60000, HR_LEAD_NS + 120000},
+                     {HR_NS_PER_MS, HR_NS_PER_MS / 2},
+                     {UINT64_C(1) << 40, HR_NS_PER_MS / 2}};
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(cases); i++) {
+                struct hr_ticket a = of_5_ms(), b = of_5_ms();
+                struct hr_admission admission;
+                struct fake fake;
+                const struct hr_pipeline *pipeline = on(&fake, 0, 0, 1);
+
+                a.spread_ns = cases[i].spread_ns;
+                HR_EXPECT(hr_admission_init(&admission, DEVICES, 8, HR_NS_PER_MS / 2, NULL) ==
+                          HR_OK);
+                HR_EXPECT(hr_admission_ask(&admission, &a, pipeline, HR_NS_PER_S));
+                HR_EXPECT(!hr_admission_ask(&admission, &b, pipeline, HR_NS_PER_S));
+                HR_EXPECT_EQ(hr_admission_due_ns(&admission, HR_NS_PER_S),
+                             HR_NS_PER_S + 5 * HR_NS_PER_MS - cases[i].lead_ns);
+                (void) left(&admission, &a);
+                hr_admission_forget(&b);
+                HR_EXPECT_EQ(admission.devices[2].spread_ns, 0);
+                hr_admission_deinit(&admission);
+        }
+}
+
 /* Nothing is handed over early behind a run of which nothing is known, where runs go one at a time,
  * or for a plan over several devices, which has runs enough. */
 HR_TEST(nothing_goes_early_without_need) {
