@@ -25,13 +25,14 @@ void cuda_spans_deinit(struct cuda_spans *spans, struct cuda_gpu *gpu) {
         *spans = (struct cuda_spans) { 0 };
 }
 
-/* The times of both clocks, side by side. */
+/* The times of both clocks, side by side. The host's is taken first: no span then seems to end later
+ * than it does, nor to begin before the queue was there. */
 static void base_renew(struct cuda_spans *spans, struct cuda_gpu *gpu, CUstream stream) {
         uint64_t now_ns = hr_clock_now_ns();
 
         if (spans->base_ns && now_ns - spans->base_ns < RENEW_NS)
                 return;
-        spans->base_ns = record(gpu, stream, &spans->base) ? hr_clock_now_ns() : 0;
+        spans->base_ns = record(gpu, stream, &spans->base) ? now_ns : 0;
 }
 
 /* The next event, recorded now. An event is taken anew when no span needs it any more. */

@@ -165,7 +165,7 @@ static hr_status product_make(uint32_t type, bool *ret_right, uint64_t *ret_scra
         status = product_set_up(product, type);
         if (status == HR_OK && hr_outcome_failed(&product->outcome))
                 status = hr_outcome_diag(&product->outcome)->status;
-        *ret_right = product_is_right(product);
+        *ret_right = status == HR_OK && product_is_right(product);
         *ret_first = product->calls_before;
         *ret_scratch = product->program ? product->program->scratch_bytes : 0;
         product_tear_down(product);
