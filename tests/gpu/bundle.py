@@ -44,12 +44,12 @@ OF_THE_SYSTEM = re.compile(
     r"^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|gcc_s|stdc\+\+|anl|nss_.*)\.so\..*)$"
 )
 TREE = (
-    "client/python/headrace", "tests/acceptance", "tests/bench", "tests/conftest.py",
-    "tests/golden/data/llama", "tests/gpu", "tests/integration", "tests/scenarios", "tests/tools",
+    "client/python/headrace", "tests/acceptance", "tests/bench", "tests/golden/data/llama", "tests/gpu",
+    "tests/tools",
 )  # fmt: skip
 KEPT = {".py", ".pyi", ".typed", ".sh", ".cpp", ".json", ".txt", ".ini", ".bin", ".gguf"}
 # Packages without machine code, or with code for the stable interface of any Python.
-PACKAGES = ("google", "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py.py")
+PACKAGES = ("google",)
 SMALL_CASES = ("binary", "reduce")
 LLAMA = ("ggml", "src", "include", "cmake", "vendor", "CMakeLists.txt", "LICENSE")
 

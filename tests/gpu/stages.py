@@ -150,13 +150,6 @@ def model(root: Path, quick: bool) -> list[Command]:
     return [script(root, "stage_model.py", False, folder / "model.gguf", folder / "reference.json")]
 
 
-def scenarios(root: Path, quick: bool) -> list[Command]:
-    tests = sorted((root / "tests" / "scenarios").glob("test_*.py"))
-    # What only a driver that fails on demand can show.
-    chosen = [file for file in tests if file.name != "test_gpus.py"]
-    return [[sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *chosen]]
-
-
 def sanitized(tool: str, root: Path, commands: Sequence[Command]) -> list[Command]:
     """Its errors are an exit status of their own; it looks at children as well."""
     before: Command = [find_sanitizer(), "--tool", tool, "--error-exitcode", 9]
@@ -215,6 +208,4 @@ STAGES = (
           expected=20, seconds=90, tell=told_of_rows),
     Stage("bench-overhead", "what the daemon adds to the same plan", bench("overhead"), judge_code,
           expected=20, seconds=90, tell=told_of_rows),
-    Stage("scenarios", "faults that users met, two devices on the GPU", scenarios, judge_code,
-          expected=120, seconds=300),
 )  # fmt: skip

@@ -32,8 +32,8 @@ from stages import STAGES, Stage, judge_golden, judge_probe, judge_sanitizer, ju
 from stages import ERRORS, HAZARDS, judge_code, told_of_rows  # noqa: E402
 
 LIMIT_MB = 12
-# The same ways again, other types; and what another suite runs on the fake driver.
-LEFT_OUT = ("bench-q4_K", "bench-q8_0", "bench-demo", "scenarios")
+# The same ways again, other types.
+LEFT_OUT = ("bench-q4_K", "bench-q8_0", "bench-demo")
 SANITIZER = """#!/bin/sh
 while [ "$1" != --error-exitcode ]; do shift; done
 shift 2
