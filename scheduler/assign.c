@@ -394,29 +394,82 @@ static hr_status run_passes(struct hr_planner *planner) {
         return ask_late_writers(planner);
 }
 
-/* Repeats the passes without the devices that hold labels but no node. Where they turn out to be
- * needed (only they reach some memory) the first answer stands. */
-static hr_status rerun_without_idle(struct hr_planner *planner) {
-        struct hr_plan *plan = planner->plan;
+/* The passes, whose failure is nobody's yet. */
+static bool passes_work(struct hr_planner *planner) {
         struct hr_diag *diag = planner->diag, ignored = {0};
         hr_status status;
 
         planner->diag = &ignored;
         status = run_passes(planner);
         planner->diag = diag;
-        if (status == HR_OK) {
-                plan->rule_count[HR_RULE_IDLE_DEVICE] = 1;
-                return HR_OK;
+        return status == HR_OK;
+}
+
+static void set_allowed(struct hr_planner *planner, uint32_t device, bool is_allowed) {
+        const uint64_t bit = (uint64_t) 1 << (device % 64);
+
+        if (is_allowed)
+                planner->allowed[device / 64] |= bit;
+        else
+                planner->allowed[device / 64] &= ~bit;
+}
+
+/* The idle ones out of play, all or none. */
+static void allow_idle(struct hr_planner *planner, const uint64_t *idle, bool is_allowed) {
+        for (uint32_t d = 0; d < planner->in->device_count; ++d)
+                if (hr_bit_get(idle, d))
+                        set_allowed(planner, d, is_allowed);
+}
+
+/* Where one of them turns out to be needed (it alone reaches some memory) it stays, the others go. */
+static hr_status drop_one_by_one(struct hr_planner *planner, const uint64_t *idle, uint64_t *needed,
+                                 bool *ret_dropped) {
+        allow_idle(planner, idle, true);
+        for (uint32_t d = 0; d < planner->in->device_count; ++d) {
+                if (!hr_bit_get(idle, d))
+                        continue;
+                set_allowed(planner, d, false);
+                if (passes_work(planner)) {
+                        *ret_dropped = true;
+                        continue;
+                }
+                set_allowed(planner, d, true);
+                hr_bit_set(needed, d);
         }
-        hr_plan_allow_all(planner);
         return run_passes(planner);
+}
+
+/* Repeats the passes without the devices that hold labels but no node, until none is left: where one
+ * is gone, the next may hold what it held. */
+static hr_status drop_idle(struct hr_planner *planner) {
+        uint32_t words = planner->plan->words;
+        uint64_t *idle = planner_scratch(planner, words, sizeof *idle);
+        uint64_t *needed = planner_scratch(planner, words, sizeof *needed);
+        bool is_dropped = false, is_left = idle && needed;
+
+        while (is_left && hr_rule_idle_devices(planner, idle)) {
+                is_left = false;
+                for (uint32_t w = 0; w < words; ++w) {
+                        idle[w] &= ~needed[w];
+                        is_left = is_left || idle[w];
+                }
+                if (!is_left)
+                        break;
+                allow_idle(planner, idle, false);
+                if (passes_work(planner))
+                        is_dropped = true;
+                else
+                        HR_TRY(drop_one_by_one(planner, idle, needed, &is_dropped));
+        }
+        planner->plan->rule_count[HR_RULE_IDLE_DEVICE] = is_dropped;
+        return HR_OK;
 }
 
 hr_status hr_plan_assign(struct hr_planner *planner) {
         if (planner->headrace && planner->in->pins)
                 HR_TRY(hr_rule_pins_check(planner));
         HR_TRY(run_passes(planner));
-        if (planner->headrace && hr_rule_idle_devices(planner))
-                HR_TRY(rerun_without_idle(planner));
+        if (planner->headrace)
+                HR_TRY(drop_idle(planner));
         return hr_rule_strict(planner);
 }

@@ -100,21 +100,27 @@ static hr_status out_of_reach(struct lanes *lanes, uint32_t tensor) {
         return HR_E_UNSUPPORTED;
 }
 
-/* The device whose queue reads and copies the root's memory. */
+/* The device whose queue reads and copies the root's memory: of those to which it belongs the lowest
+ * that the run uses anyway, else the last; so a device without work gets none by this. */
 static int64_t reader_of(const struct lanes *lanes, uint32_t root) {
         const struct hr_plan_input *in = lanes->planner->in;
         uint32_t buffer = in->tensor_buffer[root];
-        int64_t reader = -1;
+        int64_t owner = -1, reader = -1, busy_reader = -1;
 
         if (buffer == HR_NO_BUFFER)
                 return planner_root_device(lanes->planner, root);
         for (uint32_t d = 0; d < in->device_count; ++d) {
-                if (in->devices[d].kind == in->buffers[buffer].kind)
-                        return d;
-                if (reader < 0 && planner_reads(lanes->planner, d, in->buffers[buffer].kind))
+                if (in->devices[d].kind == in->buffers[buffer].kind) {
+                        if (lanes->used[d])
+                                return d;
+                        owner = d;
+                } else if (planner_reads(lanes->planner, d, in->buffers[buffer].kind)) {
                         reader = d;
+                        if (busy_reader < 0 && lanes->used[d])
+                                busy_reader = d;
+                }
         }
-        return reader;
+        return owner >= 0 ? owner : busy_reader >= 0 ? busy_reader : reader;
 }
 
 static bool can_copy(const struct lanes *lanes, uint32_t device, uint32_t kind) {

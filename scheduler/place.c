@@ -280,7 +280,7 @@ static hr_status place_split(struct placer *placer, uint32_t s) {
 /* ---- The result ------------------------------------------------------------------------------
  */
 
-/* The lowest computing device of the kind allocates its memory. */
+/* The lowest computing device of the kind allocates its memory; where none computes, the last. */
 static uint32_t pool_owner(const struct placer *placer, uint32_t kind) {
         const struct hr_plan_input *in = placer->planner->in;
         uint32_t owner = HR_NO_INDEX;
@@ -288,8 +288,7 @@ static uint32_t pool_owner(const struct placer *placer, uint32_t kind) {
         for (uint32_t d = in->device_count; d-- > 0;) {
                 if (in->devices[d].kind != kind)
                         continue;
-                if (owner == HR_NO_INDEX || placer->plan->lane[d] != HR_NO_INDEX ||
-                    placer->plan->lane[owner] == HR_NO_INDEX)
+                if (owner == HR_NO_INDEX || placer->plan->lane[d] != HR_NO_INDEX)
                         owner = d;
         }
         return owner;

@@ -113,7 +113,8 @@ static hr_status describe_tensors(struct hr_planner *planner) {
         return HR_OK;
 }
 
-void hr_plan_allow_all(struct hr_planner *planner) {
+/* All devices are in play, but for retired ones. */
+static void allow_all(struct hr_planner *planner) {
         const struct hr_plan_input *in = planner->in;
 
         for (uint32_t d = 0; d < in->device_count; ++d) {
@@ -132,7 +133,7 @@ static hr_status describe_devices(struct hr_planner *planner) {
         planner->has_twin = planner_scratch(planner, in->device_count, sizeof(bool));
         if (!planner->readers || !planner->allowed || !planner->has_twin)
                 return planner_out_of_memory(planner);
-        hr_plan_allow_all(planner);
+        allow_all(planner);
         for (uint32_t d = 0; d < in->device_count; ++d) {
                 for (uint32_t k = 0; k < in->kind_count; ++k) {
                         if (planner_reads(planner, d, k))

@@ -459,11 +459,8 @@ HR_NODISCARD hr_status hr_rule_strict(struct hr_planner *planner);
 int64_t hr_rule_offload(struct hr_planner *planner, uint32_t tensor, uint32_t weight,
                         int64_t plain);
 HR_NODISCARD hr_status hr_rule_writer(struct hr_planner *planner, uint32_t tensor);
-/* Marks out of play the devices that hold labels but no node. True when there are any. */
-bool hr_rule_idle_devices(struct hr_planner *planner);
-
-/* All devices are in play, but for retired ones. */
-void hr_plan_allow_all(struct hr_planner *planner);
+/* The devices in play that hold labels but no node, as a bit set. True when there are any. */
+bool hr_rule_idle_devices(struct hr_planner *planner, uint64_t *ret_idle);
 
 /* Do the addresses of the split's nodes differ from slot to slot? */
 bool hr_plan_split_is_per_slot(const struct hr_plan *plan, const struct hr_graph *graph,

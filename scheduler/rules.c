@@ -7,6 +7,8 @@
  */
 #include "scheduler/plan.h"
 
+#include <string.h>
+
 /* Multiply-adds per moved byte from which carrying a host weight to a device is worth it. With f32
  * weights it is a batch of 32 rows, with f16 16. */
 #define OFFLOAD_WORK_PER_BYTE 8.0
@@ -173,13 +175,14 @@ void hr_rule_view_leaves(struct hr_planner *planner) {
         }
 }
 
-bool hr_rule_idle_devices(struct hr_planner *planner) {
+bool hr_rule_idle_devices(struct hr_planner *planner, uint64_t *ret_idle) {
         const struct hr_plan *plan = planner->plan;
         uint32_t count = planner->graph->leaf_count + planner->graph->node_count;
         uint64_t *busy = planner_scratch(planner, plan->words, sizeof *busy);
         uint32_t word = 0;
         bool found = false;
 
+        memset(ret_idle, 0, plan->words * sizeof *ret_idle);
         if (!busy)
                 return false;
         for (uint32_t id = planner->graph->leaf_count; id < count; ++id) {
@@ -194,9 +197,10 @@ bool hr_rule_idle_devices(struct hr_planner *planner) {
         for (uint32_t id = 0; id < count; ++id) {
                 int32_t device = plan->device[id];
 
-                if (device < 0 || hr_bit_get(busy, (uint32_t) device))
+                if (device < 0 || hr_bit_get(busy, (uint32_t) device) ||
+                    !hr_bit_get(planner->allowed, (uint32_t) device))
                         continue;
-                planner->allowed[device / 64] &= ~((uint64_t) 1 << (device % 64));
+                hr_bit_set(ret_idle, (uint32_t) device);
                 found = true;
         }
         return found;

@@ -6,10 +6,11 @@
  * The recorded masks of support and offload go straight into the planning input, so the graphs need
  * not be valid ones. For each failing case the first difference is printed. Then: in how many cases
  * our compute memory is at most the recorded one, how many graphs each rule of rules = headrace
- * touches, and whether untouched graphs have the reference's plan. The format is in
- * data/plans/README.md.
+ * touches, whether untouched graphs have the reference's plan, and whether an accelerator more that
+ * gets no node changes a byte of any plan. The format is in data/plans/README.md.
  */
 #include "tests/golden/plans_file.h"
+#include "tests/golden/plans_idle.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@
 
 struct totals {
         uint32_t passed, failed, fit, fit_of, touched[HR_RULE_COUNT], untouched, untouched_equal;
-        uint32_t headrace_errors, unsound;
+        uint32_t headrace_errors, unsound, idle_same, idle_of;
         bool verbose;
 };
 
@@ -202,6 +203,7 @@ static void try_headrace(struct plan_problem *problem, const struct plan_record 
                          struct totals *totals) {
         struct hr_plan *plan = NULL;
         struct hr_diag diag = {0};
+        const char *difference;
         bool touched = false;
         hr_status status;
 
@@ -220,6 +222,11 @@ static void try_headrace(struct plan_problem *problem, const struct plan_record 
                 totals->touched[rule] += plan->rule_count[rule] != 0;
                 touched = touched || plan->rule_count[rule] != 0;
         }
+        difference = plan_idle_difference(problem, plan);
+        ++totals->idle_of;
+        totals->idle_same += !difference;
+        if (difference)
+                printf("%s: an idle accelerator changes %s\n", record->name, difference);
         if (!touched && record->plan.count) {
                 ++totals->untouched;
                 totals->untouched_equal += same_plan(plan, problem, &record->plan, record->name);
@@ -294,7 +301,9 @@ int main(int argc, char **argv) {
                totals.headrace_errors, totals.untouched_equal, totals.untouched);
         for (int rule = 0; rule < HR_RULE_COUNT; ++rule)
                 printf(" %s %u", hr_rule_name((hr_rule) rule), totals.touched[rule]);
-        if (totals.untouched_equal != totals.untouched)
+        printf("\nan accelerator more without a node changes nothing in %u of %u plans", totals.idle_same,
+               totals.idle_of);
+        if (totals.untouched_equal != totals.untouched || totals.idle_same != totals.idle_of)
                 ++totals.failed;
         printf("\n%u passed, %u failed\n", totals.passed, totals.failed);
         return totals.failed != 0;

@@ -6,10 +6,13 @@ could not read. A case whose recorded result was changed fails, so that what pas
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -123,6 +126,18 @@ def test_damaged_files_end_with_words(tmp_path: Path, family: str) -> None:
         assert counts is not None, (turn, words)
         assert status == 0 or words.strip() != COUNTS.search(words)[0], (turn, words)  # type: ignore[index]
         path.write_bytes(intact[path])
+
+
+@pytest.mark.skipif(not os.environ.get("HEADRACE_GGML"), reason="HEADRACE_GGML names no ggml")
+def test_cases_recorded_now(tmp_path: Path) -> None:
+    """What nobody has seen: drawn from a seed of today, computed by ggml, then by every instruction set."""
+    seed = os.environ.get("HR_SEED", str(int(time.time()) // 86400))
+    recorder = ROOT / "tests" / "golden" / "record_ops.py"
+    command = [sys.executable, recorder, "--seed", seed, "--cases", "4", tmp_path]
+    subprocess.run(command, check=True, timeout=900)
+    for isa in ("portable", "avx2", "avx512", "auto"):
+        status, counts, words = run("--isa", isa, tmp_path)
+        assert status == 2 or (status == 0 and counts and counts[0] > 100), (seed, isa, words)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
