@@ -83,8 +83,13 @@ static void norm_launch(const struct hr_step *step, enum cuda_kernel kernel, uin
         cuda_builder_launch(builder, kernel, items, &args, sizeof args);
 }
 
+/* One block walks over all rows, of which a tensor of no bytes may have any number. */
+static bool has_elements(const struct hr_operand *operand) {
+        return operand->ne[0] * cuda_rows(operand) > 0;
+}
+
 static bool sum_all_supports(const struct hr_step *step) {
-        return step->source_count == 1 && cuda_is_float(&step->sources[0]) &&
+        return step->source_count == 1 && has_elements(&step->sources[0]) && cuda_is_float(&step->sources[0]) &&
                cuda_is_float(&step->result) && step->result.ne[0] * cuda_rows(&step->result) == 1;
 }
 
@@ -117,6 +122,7 @@ static bool count_equal_supports(const struct hr_step *step) {
         return step->source_count == 2 && step->sources[0].type == HR_TYPE_I32 &&
                step->sources[1].type == HR_TYPE_I32 && step->result.type == HR_TYPE_I64 &&
                cuda_same_shape(&step->sources[0], &step->sources[1]) &&
+               has_elements(&step->sources[0]) &&
                step->result.ne[0] * cuda_rows(&step->result) == 1;
 }
 

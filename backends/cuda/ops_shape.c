@@ -82,7 +82,11 @@ static bool timestep_supports(const struct hr_step *step) {
 }
 
 static bool repeat_back_supports(const struct hr_step *step) {
-        return is_f32(step) && cuda_repeats(&step->result, &step->sources[0]);
+        const struct hr_operand *source = &step->sources[0];
+
+        /* A thread walks over the tiles, of which a tensor of no bytes may have any number. */
+        return is_f32(step) && cuda_repeats(&step->result, source) &&
+               source->ne[0] * cuda_rows(source) > 0;
 }
 
 static bool out_prod_supports(const struct hr_step *step) {

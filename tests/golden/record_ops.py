@@ -79,7 +79,9 @@ class Library:
     def call(self, name: str, *arguments: Any) -> Any:
         function = getattr(self.base, f"ggml_{name}")
         function.restype = P
-        return function(*(P(a) if isinstance(a, int) or a is None else a for a in arguments))
+        return function(
+            *(P(a) if isinstance(a, int) or a is None else a for a in arguments)
+        )
 
     def text(self, name: str, value: int) -> str:
         function = getattr(self.base, f"ggml_{name}")
@@ -136,7 +138,14 @@ class Maker:
     def call(self, name: str, *arguments: Any) -> int:
         return int(self.library.call(name, self.context, *arguments))
 
-    def leaf(self, type: int, ne: Shape, values: Array | None = None, low: float = -1, high: float = 1) -> int:
+    def leaf(
+        self,
+        type: int,
+        ne: Shape,
+        values: Array | None = None,
+        low: float = -1,
+        high: float = 1,
+    ) -> int:
         made = self.call("new_tensor_4d", I(type), *(L(n) for n in ne))
         self.leaves.append(made)
         count = int(np.prod(ne, dtype=np.int64))
@@ -144,7 +153,9 @@ class Maker:
             values = self.rng.uniform(low, high, count).astype(np.float32)
             # as activations and weights are: groups of unlike size
             if self.chance(3):
-                groups = np.repeat(self.rng.uniform(0.1, 3, count // 16 + 1), 16)[:count]
+                groups = np.repeat(self.rng.uniform(0.1, 3, count // 16 + 1), 16)[
+                    :count
+                ]
                 values = (values * groups).astype(np.float32)
         self.fill(self.at(made), np.ascontiguousarray(values))
         return made
@@ -177,18 +188,40 @@ class Maker:
         if kind == 1 and not dense and type not in BLOCKS:
             order = [int(axis) for axis in self.rng.permutation(4)]
             stored = tuple(ne[order[axis]] for axis in range(4))
-            return self.call("permute", self.leaf(type, stored, **options), *(I(axis) for axis in order))
+            return self.call(
+                "permute",
+                self.leaf(type, stored, **options),
+                *(I(axis) for axis in order),
+            )
         if kind == 2 and dense:
             order = [0, *(1 + int(axis) for axis in self.rng.permutation(3))]
             stored = tuple(ne[order[axis]] for axis in range(4))
-            return self.call("permute", self.leaf(type, stored, **options), *(I(axis) for axis in order))
+            return self.call(
+                "permute",
+                self.leaf(type, stored, **options),
+                *(I(axis) for axis in order),
+            )
         if kind == 3:
             unit = TYPES[type][1]
-            wide = (ne[0] + unit * self.below(2, 0), *(n + self.below(2, 0) for n in ne[1:]))
+            wide = (
+                ne[0] + unit * self.below(2, 0),
+                *(n + self.below(2, 0) for n in ne[1:]),
+            )
             base = self.leaf(type, wide, **options)
             nb = [*self.at(base).nb]
-            offset = sum(self.below(w - n, 0) * step for w, n, step in zip(wide[1:], ne[1:], nb[1:], strict=True))
-            return self.call("view_4d", base, *(L(n) for n in ne), Z(nb[1]), Z(nb[2]), Z(nb[3]), Z(offset))
+            offset = sum(
+                self.below(w - n, 0) * step
+                for w, n, step in zip(wide[1:], ne[1:], nb[1:], strict=True)
+            )
+            return self.call(
+                "view_4d",
+                base,
+                *(L(n) for n in ne),
+                Z(nb[1]),
+                Z(nb[2]),
+                Z(nb[3]),
+                Z(offset),
+            )
         return self.leaf(type, ne, **options)
 
     def rows(self, type: int, ne: Shape, **options: Any) -> int:
@@ -225,20 +258,28 @@ class Maker:
             return b""
         last = sum((n - 1) * step for n, step in zip(ne, t.nb, strict=True)) + size
         memory = np.frombuffer(ctypes.string_at(t.data, last), np.uint8)
-        window = np.lib.stride_tricks.as_strided(memory, (*ne[::-1], size), (*t.nb[::-1], 1))
+        window = np.lib.stride_tricks.as_strided(
+            memory, (*ne[::-1], size), (*t.nb[::-1], 1)
+        )
         return window.tobytes()
 
-    def stored(self, k: int, tensor: int, suffix: str, content: bytes) -> tuple[str, int, list[int], bytes]:
+    def stored(
+        self, k: int, tensor: int, suffix: str, content: bytes
+    ) -> tuple[str, int, list[int], bytes]:
         t = self.at(tensor)
         return f"t{k}{suffix}", t.type, [*t.ne], content
 
-    def describe(self, made: Made, order: list[int], k: int, before: bytes | None) -> None:
+    def describe(
+        self, made: Made, order: list[int], k: int, before: bytes | None
+    ) -> None:
         tensor = order[k]
         t = self.at(tensor)
         name = self.library.text("op_name", t.op)
         is_leaf = before is not None
         is_window = name in ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
-        content = before if before is not None else b"" if is_window else self.bytes(tensor)
+        content = (
+            before if before is not None else b"" if is_window else self.bytes(tensor)
+        )
         is_stored = len(content) > 0 and not is_window
         after = is_leaf and before != self.bytes(tensor)
         sources = [order.index(s) if s else -1 for s in t.src]
@@ -293,7 +334,9 @@ def add_blocks(m: Maker) -> int:
 @case
 def add_scalar(m: Maker) -> int:
     m.tolerance = 1e-6
-    return m.call("add1", m.rows(m.pick(F32, F16), m.shape()), m.leaf(F32, (1, 1, 1, 1)))
+    return m.call(
+        "add1", m.rows(m.pick(F32, F16), m.shape()), m.leaf(F32, (1, 1, 1, 1))
+    )
 
 
 @case
@@ -310,10 +353,20 @@ def windows_set(m: Maker) -> int:
     name = m.pick("set", "acc", "set_inplace", "acc_inplace")
     type = m.pick(F32, I32) if name.startswith("set") else F32
     part = tuple(m.below(n) for n in ne)
-    whole = m.leaf(type, ne, m.rng.integers(-99, 99, ne[::-1]).astype(np.int32) if type == I32 else None)
+    whole = m.leaf(
+        type,
+        ne,
+        m.rng.integers(-99, 99, ne[::-1]).astype(np.int32) if type == I32 else None,
+    )
     nb = [*m.at(whole).nb]
-    offset = sum(m.below(n - p, 0) * step for n, p, step in zip(ne, part, nb, strict=True))
-    piece = m.leaf(type, part, m.rng.integers(-99, 99, part[::-1]).astype(np.int32) if type == I32 else None)
+    offset = sum(
+        m.below(n - p, 0) * step for n, p, step in zip(ne, part, nb, strict=True)
+    )
+    piece = m.leaf(
+        type,
+        part,
+        m.rng.integers(-99, 99, part[::-1]).astype(np.int32) if type == I32 else None,
+    )
     return m.call(name, whole, piece, Z(nb[1]), Z(nb[2]), Z(nb[3]), Z(offset))
 
 
@@ -325,17 +378,27 @@ def functions(m: Maker) -> int:
     if kind == 1:
         return m.call("scale_bias", m.leaf(F32, m.shape()), F(1.7), F(-0.3))
     if kind == 2:
-        return m.call("clamp", x, F(-0.5), F(m.pick(0.25, 1e9)))
+        # ggml takes the rows of any tensor as if they followed one another
+        return m.call("clamp", m.leaf(F32, m.shape(), low=-4, high=4), F(-0.5), F(m.pick(0.25, 1e9)))
     if kind == 3:
         return m.call("leaky_relu", m.leaf(F32, m.shape()), F(0.1), B(m.chance(2)))
     if kind == 4:
         return m.call(m.pick("sqr", "sin", "cos"), x)
     if kind == 5:
-        return m.call(m.pick("sqrt", "log"), m.rows(m.pick(F32, F16), m.shape(), low=0.1, high=9))
+        return m.call(
+            m.pick("sqrt", "log"), m.rows(m.pick(F32, F16), m.shape(), low=0.1, high=9)
+        )
     if kind == 6:
         return m.call("fill", x, F(2.5))
     if kind == 7:
-        return m.call("xielu", m.leaf(F32, m.shape(), low=-4, high=4), F(0.8), F(0.7), F(0.5), F(-1e-6))
+        return m.call(
+            "xielu",
+            m.leaf(F32, m.shape(), low=-4, high=4),
+            F(0.8),
+            F(0.7),
+            F(0.5),
+            F(-1e-6),
+        )
     return m.call("unary", x, I(m.pick(*range(17), 18, 19, 20, 21)))
 
 
@@ -346,7 +409,12 @@ def glu(m: Maker) -> int:
     m.tolerance = 1e-6
     if m.chance(3):
         pair = (ne[0] * 2, *ne[1:])
-        return m.call("glu", m.rows(type, pair, low=-3, high=3), I(m.pick(0, 1, 2, 4, 5)), B(m.chance(2)))
+        return m.call(
+            "glu",
+            m.rows(type, pair, low=-3, high=3),
+            I(m.pick(0, 1, 2, 4, 5)),
+            B(m.chance(2)),
+        )
     a, b = (m.rows(type, ne, low=-3, high=3) for _ in range(2))
     if m.chance(4):
         a, b = (m.rows(F32, ne, low=-9, high=9) for _ in range(2))
@@ -384,7 +452,9 @@ def sorted_rows(m: Maker) -> int:
 
 @case
 def norms(m: Maker) -> int:
-    name = m.pick("norm", "rms_norm", "l2_norm", "norm_inplace", "rms_norm_inplace", "group_norm")
+    name = m.pick(
+        "norm", "rms_norm", "l2_norm", "norm_inplace", "rms_norm_inplace", "group_norm"
+    )
     eps = F(m.pick(1e-6, 1e-5, 0.1, 10.0))
     if name == "group_norm":
         ne = (m.below(20), m.below(9), m.below(13), m.below(3))
@@ -395,7 +465,11 @@ def norms(m: Maker) -> int:
 @case
 def products(m: Maker) -> int:
     type = m.pick(*FLOATS, *BLOCKS)
-    k, rows, columns = m.row_of(type, 600), m.below(70), m.below(40) if m.chance(2) else m.below(9)
+    k, rows, columns = (
+        m.row_of(type, 600),
+        m.below(70),
+        m.below(40) if m.chance(2) else m.below(9),
+    )
     a2, a3 = m.below(3), m.below(2)
     a = m.rows(type, (k, rows, a2, a3))
     other = m.pick(F32, type) if type in (F16, BF16) else F32
@@ -409,7 +483,9 @@ def experts(m: Maker) -> int:
     type = m.pick(*FLOATS, *BLOCKS)
     k, rows, count, tokens = m.row_of(type, 300), m.below(40), m.below(8), m.below(40)
     used = m.below(count)
-    order = np.stack([m.rng.permutation(count)[:used] for _ in range(tokens)]).astype(np.int32)
+    order = np.stack([m.rng.permutation(count)[:used] for _ in range(tokens)]).astype(
+        np.int32
+    )
     ids = m.leaf(I32, (used, tokens, 1, 1), order)
     b = m.leaf(F32, (k, m.pick(1, used), tokens, 1))
     m.tolerance = 4e-6 if type in (3, 7) else 1e-9
@@ -423,7 +499,9 @@ def outer_products(m: Maker) -> int:
     a2, a3 = m.below(3), m.below(2)
     a = m.leaf(type, (rows, k, a2, a3))
     m.tolerance = 1e-11
-    return m.call("out_prod", a, m.lying(F32, (columns, k, a2 * m.below(2), a3 * m.below(2))))
+    return m.call(
+        "out_prod", a, m.lying(F32, (columns, k, a2 * m.below(2), a3 * m.below(2)))
+    )
 
 
 @case
@@ -452,7 +530,9 @@ def rows_written(m: Maker) -> int:
     i1, i2 = m.pick(1, planes), m.pick(1, outer)
     order = np.stack([m.rng.permutation(total)[:written] for _ in range(i1 * i2)])
     kind = m.pick(I32, I64)
-    ids = m.leaf(kind, (written, i1, i2, 1), order.astype(np.int64 if kind == I64 else np.int32))
+    ids = m.leaf(
+        kind, (written, i1, i2, 1), order.astype(np.int64 if kind == I64 else np.int32)
+    )
     m.tolerance = 1e-6
     return m.call("set_rows", target, m.rows(F32, (ne0, written, planes, outer)), ids)
 
@@ -474,7 +554,11 @@ def copies(m: Maker) -> int:
         source = m.lying(m.pick(*FLOATS), ne)
         return m.call("cpy", source, m.lying(m.pick(*FLOATS), ne))
     count = int(np.prod(ne))
-    return m.call("cpy", m.lying(m.pick(F32, F16), ne), m.leaf(m.pick(F32, F16, I32), (count, 1, 1, 1)))
+    return m.call(
+        "cpy",
+        m.lying(m.pick(F32, F16), ne),
+        m.leaf(m.pick(F32, F16, I32), (count, 1, 1, 1)),
+    )
 
 
 @case
@@ -487,19 +571,31 @@ def moves(m: Maker) -> int:
         type = m.pick(F32, F16, I32)
         return m.call("concat", m.lying(type, ne), m.lying(type, other), I(axis))
     if kind == 2:
-        return m.call("repeat_4d", m.rows(m.pick(F32, F16), ne), *(L(n * m.below(3)) for n in ne))
+        return m.call(
+            "repeat_4d", m.rows(m.pick(F32, F16), ne), *(L(n * m.below(3)) for n in ne)
+        )
     if kind == 3:
-        return m.call("repeat_back", m.leaf(F32, tuple(n * m.below(3) for n in ne)), m.leaf(F32, ne))
+        return m.call(
+            "repeat_back",
+            m.leaf(F32, tuple(n * m.below(3) for n in ne)),
+            m.leaf(F32, ne),
+        )
     if kind == 4:
         name = m.pick("pad_ext", "pad_ext_circular")
         pads = [m.below(min(n, 4), 0) for n in ne for _ in range(2)]
         return m.call(name, m.rows(F32, ne), *(I(pad) for pad in pads))
     if kind == 5:
-        return m.call("pad_reflect_1d", m.leaf(F32, ne), *(I(m.below(ne[0] - 1, 0)) for _ in range(2)))
+        return m.call(
+            "pad_reflect_1d",
+            m.leaf(F32, ne),
+            *(I(m.below(ne[0] - 1, 0)) for _ in range(2)),
+        )
     if kind == 6:
         return m.call("roll", m.leaf(F32, ne), *(I(m.below(2 * n, -2 * n)) for n in ne))
     if kind == 7:
-        return m.call("tri", m.leaf(F32, (ne[1] + 20, ne[1] + 20, *ne[2:])), I(m.below(3, 0)))
+        return m.call(
+            "tri", m.leaf(F32, (ne[1] + 20, ne[1] + 20, *ne[2:])), I(m.below(3, 0))
+        )
     if kind == 8:
         return m.call("diag", m.leaf(F32, (min(ne[0], 90), 1, *ne[2:])))
     x = m.leaf(F32, ne)
@@ -524,12 +620,17 @@ def soft_max(m: Maker) -> int:
     if m.chance(2):
         planes = [d for d in range(1, ne[2] + 1) if ne[2] % d == 0]
         outer = [d for d in range(1, ne[3] + 1) if ne[3] % d == 0]
-        mask = m.leaf(m.pick(F32, F16), (ne[0], ne[1] + m.below(3, 0), m.pick(*planes), m.pick(*outer)))
+        mask = m.leaf(
+            m.pick(F32, F16),
+            (ne[0], ne[1] + m.below(3, 0), m.pick(*planes), m.pick(*outer)),
+        )
         bias = m.pick(0.0, 8.0, 1.5)
     x = m.leaf(F32, ne, low=-5, high=5)
     out = m.call("soft_max_ext", x, mask, F(m.pick(1.0, 0.3, -0.7)), F(bias))
     if m.chance(3):
-        m.library.call("soft_max_add_sinks", out, m.leaf(F32, (ne[2], 1, 1, 1), low=-3, high=3))
+        m.library.call(
+            "soft_max_add_sinks", out, m.leaf(F32, (ne[2], 1, 1, 1), low=-3, high=3)
+        )
     return out
 
 
@@ -558,7 +659,9 @@ def rope(m: Maker) -> int:
     else:
         sections = (I * 4)(*(m.below(max(1, dims // 4), 0) for _ in range(4)))
         sections[m.below(2, 0)] += 1
-        out = m.call("rope_multi" + back, x, positions, factors, I(dims), sections, *tail)
+        out = m.call(
+            "rope_multi" + back, x, positions, factors, I(dims), sections, *tail
+        )
     if mode != 24 and ne0 > dims and m.chance(2):
         m.library.call("rope_set_offset", out, I(m.below(ne0 - dims, 0)))
     return out
@@ -566,7 +669,12 @@ def rope(m: Maker) -> int:
 
 @case
 def attention(m: Maker) -> int:
-    shared, kv_heads, batch, size = m.below(4), m.below(3), m.below(2), m.pick(16, 32, 64, 80, 128)
+    shared, kv_heads, batch, size = (
+        m.below(4),
+        m.below(3),
+        m.below(2),
+        m.pick(16, 32, 64, 80, 128),
+    )
     queries = m.pick(1, m.below(9), m.below(90))
     keys = m.pick(m.below(40), m.below(300), m.below(700))
     k_type = m.pick(*FLOATS, 2, 3, 6, 7, 8, 20)
@@ -579,13 +687,26 @@ def attention(m: Maker) -> int:
     v = m.rows(v_type, (value_size, keys, kv_heads, batch))
     mask, bias = None, 0.0
     if m.chance(2):
-        values = m.rng.uniform(-1, 1, (m.pick(1, batch), m.pick(1, shared * kv_heads), queries, keys))
+        values = m.rng.uniform(
+            -1, 1, (m.pick(1, batch), m.pick(1, shared * kv_heads), queries, keys)
+        )
         values[m.rng.uniform(size=values.shape) < 0.3] = -np.inf
         mask = m.leaf(F16, values.shape[::-1], values.astype(np.float32))
         bias = m.pick(0.0, 0.0, 8.0)
-    out = m.call("flash_attn_ext", q, k, v, mask, F(size**-0.5), F(bias), F(m.pick(0.0, 0.0, 10.0)))
+    out = m.call(
+        "flash_attn_ext",
+        q,
+        k,
+        v,
+        mask,
+        F(size**-0.5),
+        F(bias),
+        F(m.pick(0.0, 0.0, 10.0)),
+    )
     if m.chance(3):
-        m.library.call("flash_attn_ext_add_sinks", out, m.leaf(F32, (shared * kv_heads, 1, 1, 1)))
+        m.library.call(
+            "flash_attn_ext_add_sinks", out, m.leaf(F32, (shared * kv_heads, 1, 1, 1))
+        )
     if m.chance(3):
         m.library.call("flash_attn_ext_set_prec", out, I(10))
     # f16 sums of values, in another order where ggml cuts the keys by its threads
@@ -599,14 +720,19 @@ def convolutions(m: Maker) -> int:
     kw, kh, kd = m.below(4), m.below(4), m.below(3)
     w, h, d = (m.below(14, k + 3) for k in (kw, kh, kd))
     ic, oc, n = m.below(5), m.below(5), m.below(3)
-    s, p, g = ([m.below(most, least) for _ in range(3)] for most, least in ((3, 1), (2, 0), (2, 1)))
+    s, p, g = (
+        [m.below(most, least) for _ in range(3)]
+        for most, least in ((3, 1), (2, 0), (2, 1))
+    )
     kernel_type = m.pick(F32, F16)
     m.tolerance = 1e-9
     if kind == 1:
         two = m.chance(2)
         shape = (kw, kh, ic, oc) if two else (kw, ic, oc, 1)
         image = (w + 4, h + 4, ic, n) if two else (w + 4, ic, n, 1)
-        steps = (s[0], s[1], p[0], p[1], g[0], g[1]) if two else (s[0], 0, p[0], 0, g[0], 0)
+        steps = (
+            (s[0], s[1], p[0], p[1], g[0], g[1]) if two else (s[0], 0, p[0], 0, g[0], 0)
+        )
         to = F16 if kernel_type == F16 and m.chance(2) else F32
         m.tolerance = 1e-7
         return m.call("im2col", m.leaf(kernel_type, shape), m.leaf(m.pick(F32, F32, F16) if to == F16 else F32, image),
@@ -634,11 +760,21 @@ def convolutions(m: Maker) -> int:
         return m.call("conv_transpose_1d", m.leaf(kernel_type, (kw, oc, ic, 1)), m.leaf(F32, (w, ic, 1, 1)),
                       I(s[0]), I(0), I(1))  # fmt: skip
     if kind == 8:
-        return m.call("conv_transpose_2d_p0", m.leaf(kernel_type, (kw, kh, oc, ic)),
-                      m.leaf(F32, (w, h, ic, 1)), I(s[0]))  # of several images ggml computes one; fmt: skip
+        return m.call(
+            "conv_transpose_2d_p0",
+            m.leaf(kernel_type, (kw, kh, oc, ic)),
+            m.leaf(F32, (w, h, ic, 1)),
+            I(s[0]),
+        )  # of several images ggml computes one; fmt: skip
     columns = m.leaf(m.pick(*FLOATS), (kw * oc, w, 1, 1))
     m.tolerance = 1e-5
-    return m.call("col2im_1d", columns, I(s[0]), I(oc), I(m.below((kw - 1) // 2 if kw > 1 else 0, 0)))
+    return m.call(
+        "col2im_1d",
+        columns,
+        I(s[0]),
+        I(oc),
+        I(m.below((kw - 1) // 2 if kw > 1 else 0, 0)),
+    )
 
 
 @case
@@ -649,15 +785,24 @@ def pools(m: Maker) -> int:
     x = m.leaf(m.pick(F32, F32, F16), ne)
     if m.chance(3):
         return m.call("pool_1d", x, I(m.below(1, 0)), I(k0), I(s0), I(p0))
-    return m.call("pool_2d", x, I(m.below(1, 0)), I(k0), I(k1), I(s0), I(s1), F(p0), F(p1))
+    return m.call(
+        "pool_2d", x, I(m.below(1, 0)), I(k0), I(k1), I(s0), I(s1), F(p0), F(p1)
+    )
 
 
 @case
 def resized(m: Maker) -> int:
     ne = (m.below(20), m.below(12), m.below(4), m.below(3))
     mode = m.pick(0, 0, 1, 1, 2, 1 + 512, 1 + 256, 0 + 256, 2 + 256, 1 + 256 + 512)
-    wanted = (m.below(40), m.below(30), ne[2] * m.pick(1, 1, 2), ne[3] * m.pick(1, 1, 2))
-    return m.call("interpolate", m.leaf(F32, ne), *(L(n) for n in wanted), ctypes.c_uint32(mode))
+    wanted = (
+        m.below(40),
+        m.below(30),
+        ne[2] * m.pick(1, 1, 2),
+        ne[3] * m.pick(1, 1, 2),
+    )
+    return m.call(
+        "interpolate", m.leaf(F32, ne), *(L(n) for n in wanted), ctypes.c_uint32(mode)
+    )
 
 
 @case
@@ -668,21 +813,39 @@ def image_windows(m: Maker) -> int:
         return m.call("win_part", m.leaf(F32, (channels, across, down, 1)), I(w))
     if kind == 2:
         count = -(-across // w) * -(-down // w)
-        return m.call("win_unpart", m.leaf(F32, (channels, w, w, count)), I(across), I(down), I(w))
+        return m.call(
+            "win_unpart", m.leaf(F32, (channels, w, w, count)), I(across), I(down), I(w)
+        )
     if kind == 3:
-        return m.call("get_rel_pos", m.leaf(F16, (channels, 2 * w - 1, 1, 1)), I(w), I(w))
+        return m.call(
+            "get_rel_pos", m.leaf(F16, (channels, 2 * w - 1, 1, 1)), I(w), I(w)
+        )
     q1, q2, batch = m.below(5), m.below(5), m.below(3)
     position = (w, q1, q2, batch)
-    return m.call("add_rel_pos", m.leaf(F32, (w * w, q1 * q2, batch, 1)), *(m.leaf(F32, position) for _ in range(2)))
+    return m.call(
+        "add_rel_pos",
+        m.leaf(F32, (w * w, q1 * q2, batch, 1)),
+        *(m.leaf(F32, position) for _ in range(2)),
+    )
 
 
 @case
 def state_spaces(m: Maker) -> int:
     if m.chance(2):
-        taps, channels, tokens, sequences = m.pick(3, 4, m.below(6)), m.below(40), m.below(9), m.below(3)
+        taps, channels, tokens, sequences = (
+            m.pick(3, 4, m.below(6)),
+            m.below(40),
+            m.below(9),
+            m.below(3),
+        )
         return m.call("ssm_conv", m.leaf(F32, (tokens + taps - 1, channels, sequences, 1)),
                       m.leaf(F32, (taps, channels, 1, 1)))  # fmt: skip
-    size, groups, tokens, sequences = m.pick(16, 32, 128), m.below(3), m.below(9), m.below(3)
+    size, groups, tokens, sequences = (
+        m.pick(16, 32, 128),
+        m.below(3),
+        m.below(9),
+        m.below(3),
+    )
     heads, slots = groups * m.below(3), m.below(4)
     is_first = m.chance(2)
     head = 1 if is_first else m.pick(16, 32, 64)
@@ -693,7 +856,17 @@ def state_spaces(m: Maker) -> int:
     decay = m.leaf(F32, (size if is_first else 1, heads, 1, 1), low=-2, high=0)
     b, c = (m.leaf(F32, (size, groups, tokens, sequences)) for _ in range(2))
     order = m.rng.permutation(slots + sequences)[:sequences].astype(np.int32)
-    return m.call("ssm_scan", state, x, dt, decay, b, c, m.leaf(I32, (sequences, 1, 1, 1), order), L(snapshots))
+    return m.call(
+        "ssm_scan",
+        state,
+        x,
+        dt,
+        decay,
+        b,
+        c,
+        m.leaf(I32, (sequences, 1, 1, 1), order),
+        L(snapshots),
+    )
 
 
 @case
@@ -705,7 +878,15 @@ def linear_attention(m: Maker) -> int:
     state = m.leaf(F32, (size * size * heads, sequences, 1, 1))
     if kind == 1:
         k, v, r = (m.leaf(F32, ne) for _ in range(3))
-        return m.call("rwkv_wkv6", k, v, r, m.leaf(F32, (size, heads, 1, 1)), m.leaf(F32, ne, low=0.2, high=1), state)
+        return m.call(
+            "rwkv_wkv6",
+            k,
+            v,
+            r,
+            m.leaf(F32, (size, heads, 1, 1)),
+            m.leaf(F32, ne, low=0.2, high=1),
+            state,
+        )
     if kind == 2:
         m.leaves.remove(state)
         size = 64  # ggml's others are wrong on wide vectors
@@ -719,9 +900,16 @@ def linear_attention(m: Maker) -> int:
 
 @case
 def delta_nets(m: Maker) -> int:
-    size, heads, tokens, batch = m.pick(16, 32, 64, 128), m.below(3), m.below(7), m.below(3)
+    size, heads, tokens, batch = (
+        m.pick(16, 32, 64, 128),
+        m.below(3),
+        m.below(7),
+        m.below(3),
+    )
     repeat = m.below(3)
-    q, k = (m.rows(F32, (size, heads, tokens, batch), low=-0.2, high=0.2) for _ in range(2))
+    q, k = (
+        m.rows(F32, (size, heads, tokens, batch), low=-0.2, high=0.2) for _ in range(2)
+    )
     v = m.rows(F32, (size, heads * repeat, tokens, batch))
     g = m.leaf(F32, (m.pick(1, size), heads * repeat, tokens, batch), low=-1, high=0)
     beta = m.leaf(F32, (1, heads * repeat, tokens, batch), low=0, high=1)
@@ -734,7 +922,9 @@ def triangles(m: Maker) -> int:
     n, columns, b2, b3 = m.below(40), m.below(90), m.below(3), m.below(3)
     values = np.tril(m.rng.uniform(-1, 1, (b3, b2, n, n))) + 4 * np.eye(n)
     a = m.leaf(F32, (n, n, b2, b3), values.astype(np.float32))
-    return m.call("solve_tri", a, m.leaf(F32, (columns, n, b2, b3)), B(True), B(True), B(False))
+    return m.call(
+        "solve_tri", a, m.leaf(F32, (columns, n, b2, b3)), B(True), B(True), B(False)
+    )
 
 
 @case
@@ -744,7 +934,11 @@ def hyper_connections(m: Maker) -> int:
         return m.call("dsv4_hc_comb", m.leaf(F32, (24, tokens, 1, 1)), m.leaf(F32, (3, 1, 1, 1)),
                       m.leaf(F32, (24, 1, 1, 1)), F(1e-6), I(m.below(20)))  # fmt: skip
     if kind == 2:
-        return m.call("dsv4_hc_pre", m.leaf(F32, (size, 4, tokens, 1)), m.leaf(F32, (4, tokens, 1, 1)))
+        return m.call(
+            "dsv4_hc_pre",
+            m.leaf(F32, (size, 4, tokens, 1)),
+            m.leaf(F32, (4, tokens, 1, 1)),
+        )
     return m.call("dsv4_hc_post", m.leaf(F32, (size, tokens, 1, 1)), m.leaf(F32, (size, 4, tokens, 1)),
                   m.leaf(F32, (4, tokens, 1, 1)), m.leaf(F32, (4, 4, tokens, 1)))  # fmt: skip
 
@@ -752,8 +946,16 @@ def hyper_connections(m: Maker) -> int:
 @case
 def indexers(m: Maker) -> int:
     type = m.pick(F16, F32, 8)
-    size, heads, tokens, keys, batch = m.pick(32, 64, 128), m.below(8), m.below(9), m.below(70), m.below(3)
-    values = m.rng.uniform(-1, 1, (m.pick(1, batch), 1, tokens, keys)).astype(np.float32)
+    size, heads, tokens, keys, batch = (
+        m.pick(32, 64, 128),
+        m.below(8),
+        m.below(9),
+        m.below(70),
+        m.below(3),
+    )
+    values = m.rng.uniform(-1, 1, (m.pick(1, batch), 1, tokens, keys)).astype(
+        np.float32
+    )
     m.tolerance = 1e-6
     return m.call("lightning_indexer", m.leaf(F32, (size, heads, tokens, batch)), m.leaf(type, (size, 1, keys, batch)),
                   m.leaf(F32, (heads, tokens, 1, batch)), m.leaf(F16, (keys, tokens, 1, values.shape[0]), values))  # fmt: skip
@@ -791,7 +993,12 @@ def text(value: str) -> bytes:
 
 
 def write_tensors(path: Path, tensors: list[tuple[str, int, list[int], bytes]]) -> None:
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 1) + text("general.type") + struct.pack("<I", 8)
+    head = (
+        b"GGUF"
+        + struct.pack("<IQQ", 3, len(tensors), 1)
+        + text("general.type")
+        + struct.pack("<I", 8)
+    )
     head += text("golden-ops")
     at = 0
     for name, type, ne, content in tensors:
@@ -805,7 +1012,9 @@ def write_tensors(path: Path, tensors: list[tuple[str, int, list[int], bytes]]) 
             file.write(content + bytes(-len(content) % ALIGNMENT))
 
 
-def record(library: Library, name: str, seed: int, cases: int, folder: Path) -> Counter[str]:
+def record(
+    library: Library, name: str, seed: int, cases: int, folder: Path
+) -> Counter[str]:
     lines: list[str] = []
     tensors: list[tuple[str, int, list[int], bytes]] = []
     counts: Counter[str] = Counter()
@@ -818,10 +1027,14 @@ def record(library: Library, name: str, seed: int, cases: int, folder: Path) -> 
         number = counts["made"] - 1
         out = len(made.lines) - 1
         op = made.lines[-1].split()[3]
-        lines.append(f"C {number} {op} {metric} {tolerance:g} -1 {out + 1} {made.leaves} {out} seed={seed},i={i}")
+        lines.append(
+            f"C {number} {op} {metric} {tolerance:g} -1 {out + 1} {made.leaves} {out} seed={seed},i={i}"
+        )
         lines += [*made.lines, "E"]
         tensors += [(f"c{number}.{suffix}", *rest) for suffix, *rest in made.stored]  # type: ignore[misc]
-    (folder / f"{name}.txt").write_text("\n".join([f"G golden-ops 1 {name} {counts['made']}", *lines]) + "\n")
+    (folder / f"{name}.txt").write_text(
+        "\n".join([f"G golden-ops 1 {name} {counts['made']}", *lines]) + "\n"
+    )
     write_tensors(folder / f"{name}.gguf", tensors)
     return counts
 
@@ -830,7 +1043,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="records cases of operators from ggml")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=40, help="of each kind")
-    parser.add_argument("--op", action="append", choices=[*CASES], help="only these kinds")
+    parser.add_argument(
+        "--op", action="append", choices=[*CASES], help="only these kinds"
+    )
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
     if not os.environ.get("HEADRACE_GGML"):
@@ -840,7 +1055,10 @@ def main() -> int:
     args.folder.mkdir(parents=True, exist_ok=True)
     for name in args.op or CASES:
         counts = record(library, name, args.seed, args.cases, args.folder)
-        print(f"{name:20} {counts['made']:4} made {counts['aborted']:4} aborted", flush=True)
+        print(
+            f"{name:20} {counts['made']:4} made {counts['aborted']:4} aborted",
+            flush=True,
+        )
     return 0
 
 

@@ -39,10 +39,17 @@ def unfolded(m: Maker) -> Case:
 
 def convolved(m: Maker) -> Case:
     channels = m.below(4)
-    x, options = image(m, channels), {"stride": pair(m, 3), "padding": pair(m, 2, 0), "dilation": pair(m, 2)}
+    x, options = (
+        image(m, channels),
+        {"stride": pair(m, 3), "padding": pair(m, 2, 0), "dilation": pair(m, 2)},
+    )
     if m.below(2) == 1:
-        return m.graph.conv_2d_dw(m.plain((channels, 1, m.below(3), m.below(3))), x, **options), 1e-11
-    return m.graph.conv_2d(m.plain((m.below(5), channels, m.below(3), m.below(3))), x, **options), 1e-11
+        return m.graph.conv_2d_dw(
+            m.plain((channels, 1, m.below(3), m.below(3))), x, **options
+        ), 1e-11
+    return m.graph.conv_2d(
+        m.plain((m.below(5), channels, m.below(3), m.below(3))), x, **options
+    ), 1e-11
 
 
 def volumes(m: Maker) -> Case:
@@ -51,8 +58,12 @@ def volumes(m: Maker) -> Case:
     x = m.plain((channels * images, m.below(6, 4), m.below(9, 7), m.below(9, 7)))
     stride, padding, dilation = triple(m, 2), triple(m, 1, 0), triple(m, 2)
     if m.below(2) == 1:
-        return m.graph.im2col_3d(kernel, x, channels, stride=stride, padding=padding, dilation=dilation), 1e-12
-    return m.graph.conv_3d(kernel, x, channels=channels, stride=stride, padding=padding, dilation=dilation), 1e-11
+        return m.graph.im2col_3d(
+            kernel, x, channels, stride=stride, padding=padding, dilation=dilation
+        ), 1e-12
+    return m.graph.conv_3d(
+        kernel, x, channels=channels, stride=stride, padding=padding, dilation=dilation
+    ), 1e-11
 
 
 def spread(m: Maker) -> Case:
@@ -63,18 +74,31 @@ def spread(m: Maker) -> Case:
                                    stride=m.below(4)), 1e-11  # fmt: skip
     if kind == 2:
         kernel = m.plain((inputs, outputs, m.below(4), m.below(4)))
-        return g.conv_transpose_2d(kernel, m.plain((m.below(2), inputs, m.below(8), m.below(9))), stride=m.below(3)), 1e-11
-    return g.col2im_1d(m.plain((1, 1, m.below(20, 3), 4 * outputs)), outputs, stride=m.below(4), padding=m.below(1, 0)), 1e-12
+        return g.conv_transpose_2d(
+            kernel,
+            m.plain((m.below(2), inputs, m.below(8), m.below(9))),
+            stride=m.below(3),
+        ), 1e-11
+    return g.col2im_1d(
+        m.plain((1, 1, m.below(20, 3), 4 * outputs)),
+        outputs,
+        stride=m.below(4),
+        padding=m.below(1, 0),
+    ), 1e-12
 
 
 def pooled(m: Maker) -> Case:
     x, average = image(m, m.below(3)), m.below(2) == 1
     if m.below(2) == 1:
         size = m.below(4)
-        return m.graph.pool_1d(x, size, stride=m.below(3), padding=m.below(size // 2, 0), average=average), 1e-11
+        return m.graph.pool_1d(
+            x, size, stride=m.below(3), padding=m.below(size // 2, 0), average=average
+        ), 1e-11
     sizes = pair(m, 4)
     padding = (m.below(sizes[0] // 2, 0), m.below(sizes[1] // 2, 0))
-    return m.graph.pool_2d(x, sizes, stride=pair(m, 3), padding=padding, average=average), 1e-11
+    return m.graph.pool_2d(
+        x, sizes, stride=pair(m, 3), padding=padding, average=average
+    ), 1e-11
 
 
 def resized(m: Maker) -> Case:
@@ -103,9 +127,13 @@ def windowed(m: Maker) -> Case:
         return g.win_part(m.plain((1, height, width, channels)), size), 0.0
     if kind == 2:
         count = -(-height // size) * -(-width // size)
-        return g.win_unpart(m.plain((count, size, size, channels)), height, width, size), 0.0
+        return g.win_unpart(
+            m.plain((count, size, size, channels)), height, width, size
+        ), 0.0
     if kind == 3:
-        return g.get_rel_pos(m.plain((1, 1, 2 * size - 1, channels), Type.F16), size, size), 0.0
+        return g.get_rel_pos(
+            m.plain((1, 1, 2 * size - 1, channels), Type.F16), size, size
+        ), 0.0
     batch, q2, q1 = m.below(3), m.below(5), m.below(5)
     return g.add_rel_pos(m.plain((1, batch, q1 * q2, size * size)), m.plain((batch, q2, q1, size)),
                          m.plain((batch, q2, q1, size))), 1e-12  # fmt: skip
@@ -115,8 +143,17 @@ def scanned(m: Maker) -> Case:
     g = m.graph
     if m.below(2) == 1:
         taps, channels = m.below(5), m.below(40)
-        return g.ssm_conv(m.plain((1, m.below(3), channels, m.below(9) + taps - 1)), m.plain((1, 1, channels, taps))), 1e-11
-    size, head, groups, tokens, sequences = m.below(40), m.below(9), m.below(3), m.below(6), m.below(3)
+        return g.ssm_conv(
+            m.plain((1, m.below(3), channels, m.below(9) + taps - 1)),
+            m.plain((1, 1, channels, taps)),
+        ), 1e-11
+    size, head, groups, tokens, sequences = (
+        m.below(40),
+        m.below(9),
+        m.below(3),
+        m.below(6),
+        m.below(3),
+    )
     heads, slots = groups * m.below(3), sequences + m.below(2, 0)
     scalar = m.below(2) == 1
     return g.ssm_scan(
@@ -128,7 +165,13 @@ def scanned(m: Maker) -> Case:
 
 
 def linear(m: Maker) -> Case:
-    g, kind, size, heads, sequences = m.graph, m.below(3), m.below(40), m.below(4), m.below(3)
+    g, kind, size, heads, sequences = (
+        m.graph,
+        m.below(3),
+        m.below(40),
+        m.below(4),
+        m.below(3),
+    )
     tokens = sequences * m.below(4)
 
     def small() -> Tensor:
@@ -136,20 +179,40 @@ def linear(m: Maker) -> Case:
 
     state = m.plain((1, 1, sequences, size * size * heads))
     if kind == 1:
-        return g.rwkv_wkv6(small(), small(), small(), m.plain((1, 1, heads, size)), small(), state), 1e-11
+        return g.rwkv_wkv6(
+            small(), small(), small(), m.plain((1, 1, heads, size)), small(), state
+        ), 1e-11
     if kind == 2:
-        return g.rwkv_wkv7(small(), small(), small(), small(), small(), small(), state), 1e-11
+        return g.rwkv_wkv7(
+            small(), small(), small(), small(), small(), small(), state
+        ), 1e-11
     return g.gated_linear_attn(small(), small(), small(), small(), state, 0.2), 1e-11
 
 
 def corrected(m: Maker) -> Case:
-    g, size, heads, tokens, batch = m.graph, m.below(40), m.below(3), m.below(5), m.below(3)
+    g, size, heads, tokens, batch = (
+        m.graph,
+        m.below(40),
+        m.below(3),
+        m.below(5),
+        m.below(3),
+    )
     repeat = m.below(3)
     q, k = (g.scale(m.plain((batch, tokens, heads, size)), 0.2, 0.0) for _ in range(2))
     v = m.plain((batch, tokens, heads * repeat, size))
-    gate = g.scale(m.plain((batch, tokens, heads * repeat, pick(m, 1, size))), 0.3, -0.5)
+    gate = g.scale(
+        m.plain((batch, tokens, heads * repeat, pick(m, 1, size))), 0.3, -0.5
+    )
     beta = m.plain((batch, tokens, heads * repeat, 1))
-    return g.gated_delta_net(q, k, v, gate, beta, m.plain((batch, heads * repeat, size, size)), m.below(tokens)), 1e-11
+    return g.gated_delta_net(
+        q,
+        k,
+        v,
+        gate,
+        beta,
+        m.plain((batch, heads * repeat, size, size)),
+        m.below(tokens),
+    ), 1e-11
 
 
 def solved(m: Maker) -> Case:
@@ -162,9 +225,17 @@ def solved(m: Maker) -> Case:
 def mixed(m: Maker) -> Case:
     g, kind, tokens, size = m.graph, m.below(4), m.below(9), m.below(70)
     if kind == 1:
-        return g.dsv4_hc_comb(m.plain((1, 1, tokens, 24)), m.plain((1, 1, 1, 3)), m.plain((1, 1, 1, 24)), 1e-6, m.below(9)), 1e-11
+        return g.dsv4_hc_comb(
+            m.plain((1, 1, tokens, 24)),
+            m.plain((1, 1, 1, 3)),
+            m.plain((1, 1, 1, 24)),
+            1e-6,
+            m.below(9),
+        ), 1e-11
     if kind == 2:
-        return g.dsv4_hc_pre(m.plain((1, tokens, 4, size)), m.plain((1, 1, tokens, 4))), 1e-11
+        return g.dsv4_hc_pre(
+            m.plain((1, tokens, 4, size)), m.plain((1, 1, tokens, 4))
+        ), 1e-11
     if kind == 3:
         return g.dsv4_hc_post(m.plain((1, 1, tokens, size)), m.plain((1, tokens, 4, size)), m.plain((1, 1, tokens, 4)),
                               m.plain((1, tokens, 4, 4))), 1e-11  # fmt: skip
@@ -182,8 +253,17 @@ def summed(m: Maker) -> Case:
         m,
         lambda: (g.l2_norm(m.operand(shape), eps=1e-5), 1e-9),
         lambda: (g.group_norm(m.plain(shape), m.below(shape[1]), eps=1e-5), 1e-9),
-        lambda: (g.out_prod(m.operand((1, planes[1], k, columns)), m.operand((planes[0], planes[1], k, shape[2]))), 1e-10),
-        lambda: (g.repeat_back(m.plain(tuple(n * m.below(3) for n in shape)), shape), 1e-10),
+        lambda: (
+            g.out_prod(
+                m.operand((1, planes[1], k, columns)),
+                m.operand((planes[0], planes[1], k, shape[2])),
+            ),
+            1e-10,
+        ),
+        lambda: (
+            g.repeat_back(m.plain(tuple(n * m.below(3) for n in shape)), shape),
+            1e-10,
+        ),
         lambda: (g.count_equal(m.ids(shape, 3), m.ids(shape, 3)), 0.0),
     )()
 

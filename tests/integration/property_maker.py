@@ -27,7 +27,9 @@ class Maker:
         return int(self.rng.integers(least, most + 1))
 
     def shape(self, most: int = 24, axes: int | None = None) -> tuple[int, ...]:
-        return tuple(self.below(most if i else 70) for i in range(axes or self.below(4)))[::-1]
+        return tuple(
+            self.below(most if i else 70) for i in range(axes or self.below(4))
+        )[::-1]
 
     def leaf(self, values: Array, type: Type) -> Tensor:
         name = f"i{len(self.values)}"
@@ -51,7 +53,9 @@ class Maker:
 
     def operand(self, shape: tuple[int, ...], type: Type = Type.F32) -> Tensor:
         """Floats of that shape, however they lie in memory."""
-        return self.laid_out(shape, lambda stored: self.leaf(self.floats(stored, type), type))
+        return self.laid_out(
+            shape, lambda stored: self.leaf(self.floats(stored, type), type)
+        )
 
     def laid_out(
         self, shape: tuple[int, ...], leaf: Callable[[tuple[int, ...]], Tensor]
@@ -92,7 +96,9 @@ class Maker:
         leaf = made if made.is_leaf else self.graph.leaves[-1]
         memory = self.values[leaf.name]
         offset = made.offset
-        window: Array = np.ndarray(values.shape, np.int32, memory.data, offset, made.strides)
+        window: Array = np.ndarray(
+            values.shape, np.int32, memory.data, offset, made.strides
+        )
         window[...] = values
         return made
 

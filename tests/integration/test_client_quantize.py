@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -211,6 +212,46 @@ def test_values_are_shown(daemon: Daemon, source: Path) -> None:
     whole = headrace_command(daemon, "inspect", source).stdout
     for expected in ("types: 6 f32 (", "1 f16 (", "a.text = 'grüße'", "(3, 5, 512)"):
         assert expected in whole, whole
+
+
+def long_file(path: Path, megabytes: int) -> Path:
+    """A GGUF file of one tensor of zeros that takes no room on the disk."""
+    count = megabytes << 18
+    name = b"zeros"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", len(name)) + name
+    head += struct.pack("<IQIQ", 1, count, 0, 0)
+    head += bytes(-len(head) % 32)
+    with path.open("wb") as file:
+        file.write(head)
+        file.truncate(len(head) + 4 * count)
+    return path
+
+
+def test_reading_a_long_file_shows_a_bar(daemon: Daemon, source: Path, tmp_path: Path) -> None:
+    long = long_file(tmp_path / "long.gguf", 65)
+    shown = headrace_command(daemon, "inspect", long)
+    assert shown.returncode == 0, shown.stderr
+    assert "Reading" in shown.stderr and "1 tensors" in shown.stdout
+    short = headrace_command(daemon, "inspect", source)
+    assert short.returncode == 0 and "Reading" not in short.stderr
+    # One byte is missing: words and no answer, whatever the bar has shown.
+    with long.open("r+b") as file:
+        file.truncate(long.stat().st_size - 1)
+    cut = headrace_command(daemon, "inspect", long)
+    assert cut.returncode == 4 and cut.stdout == "" and "long.gguf" in cut.stderr, cut
+
+
+@pytest.mark.parametrize("suffix", ["gguf", "safetensors"])
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(20), b"\xff" * 64, bytes(4096)])
+def test_odd_files_are_refused_in_words(
+    daemon: Daemon, tmp_path: Path, suffix: str, content: bytes
+) -> None:
+    odd = tmp_path / f"odd.{suffix}"
+    odd.write_bytes(content)
+    for command in (("inspect", odd), ("quantize", odd, tmp_path / "out.gguf", "q8_0")):
+        done = headrace_command(daemon, *command)
+        assert done.returncode == 4 and "odd" in done.stderr, (command, done)
+        assert "Traceback" not in done.stderr and not (tmp_path / "out.gguf").exists()
 
 
 def test_small_limits(source: Path, tmp_path: Path) -> None:

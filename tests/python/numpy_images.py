@@ -13,16 +13,30 @@ from headrace.op import Op
 from numpy_reference import Array, Call
 
 
-def windows(x: Array, kernel: tuple[int, ...], places: tuple[int, ...], steps: list[tuple[int, int, int]]) -> Array:
+def windows(
+    x: Array,
+    kernel: tuple[int, ...],
+    places: tuple[int, ...],
+    steps: list[tuple[int, int, int]],
+) -> Array:
     """x[N,C,D,H,W] -> [N,C,KD,KH,KW,OD,OH,OW]; steps: stride, pad and dilation of W, H, D."""
     stride, pad, dilation = (tuple(step[i] for step in steps)[::-1] for i in range(3))
-    ends = [(o - 1) * s + (k - 1) * g + 1 for o, s, k, g in zip(places, stride, kernel, dilation, strict=True)]
-    wide = [(p, max(0, end - p - n)) for p, end, n in zip(pad, ends, x.shape[2:], strict=True)]
+    ends = [
+        (o - 1) * s + (k - 1) * g + 1
+        for o, s, k, g in zip(places, stride, kernel, dilation, strict=True)
+    ]
+    wide = [
+        (p, max(0, end - p - n))
+        for p, end, n in zip(pad, ends, x.shape[2:], strict=True)
+    ]
     padded = np.pad(x, [(0, 0), (0, 0), *wide])
     out = np.zeros((*x.shape[:2], *kernel, *places), x.dtype)
     for at in np.ndindex(*kernel):
         first = [k * g for k, g in zip(at, dilation, strict=True)]
-        cut = tuple(slice(f, f + (o - 1) * s + 1, s) for f, o, s in zip(first, places, stride, strict=True))
+        cut = tuple(
+            slice(f, f + (o - 1) * s + 1, s)
+            for f, o, s in zip(first, places, stride, strict=True)
+        )
         out[(slice(None), slice(None), *at)] = padded[(slice(None), slice(None), *cut)]
     return out
 
@@ -42,7 +56,12 @@ def im2col(c: Call) -> Array:
         image = x[0][:, :, None, None, :]
         found = windows(image, (1, 1, width), (1, 1, c.node.ne[1]), steps_of(c, 1))
         return found.reshape(x.shape[1], channels * width, -1).transpose(0, 2, 1)[None]
-    found = windows(x[:, :, None], (1, *kernel.shape[2:]), (1, c.node.ne[2], c.node.ne[1]), steps_of(c, 2))
+    found = windows(
+        x[:, :, None],
+        (1, *kernel.shape[2:]),
+        (1, c.node.ne[2], c.node.ne[1]),
+        steps_of(c, 2),
+    )
     n, ic, _, kh, kw, _, oh, ow = found.shape
     return found.reshape(n, ic * kh * kw, oh, ow).transpose(0, 2, 3, 1)
 
@@ -53,22 +72,38 @@ def im2col_3d(c: Call) -> Array:
     channels = c.word(9)
     images = x.reshape(-1, channels, *x.shape[1:])
     depth = c.node.ne[3] // images.shape[0]
-    found = windows(images, kernel.shape[1:], (depth, c.node.ne[2], c.node.ne[1]), steps_of(c, 3))
+    found = windows(
+        images, kernel.shape[1:], (depth, c.node.ne[2], c.node.ne[1]), steps_of(c, 3)
+    )
     n, ic, kd, kh, kw, od, oh, ow = found.shape
-    return found.reshape(n, ic * kd * kh * kw, od, oh, ow).transpose(0, 2, 3, 4, 1).reshape(n * od, oh, ow, -1)
+    return (
+        found.reshape(n, ic * kd * kh * kw, od, oh, ow)
+        .transpose(0, 2, 3, 4, 1)
+        .reshape(n * od, oh, ow, -1)
+    )
 
 
 def conv_2d(c: Call) -> Array:
     """CONV_2D."""
     kernel, x = c.sources
-    found = windows(x[:, :, None], (1, *kernel.shape[2:]), (1, c.node.ne[1], c.node.ne[0]), steps_of(c, 2))
+    found = windows(
+        x[:, :, None],
+        (1, *kernel.shape[2:]),
+        (1, c.node.ne[1], c.node.ne[0]),
+        steps_of(c, 2),
+    )
     return np.einsum("ncdijzyx,ocij->noyx", found, kernel)
 
 
 def conv_2d_dw(c: Call) -> Array:
     """CONV_2D_DW."""
     kernel, x = c.sources
-    found = windows(x[:, :, None], (1, *kernel.shape[2:]), (1, c.node.ne[1], c.node.ne[0]), steps_of(c, 2))
+    found = windows(
+        x[:, :, None],
+        (1, *kernel.shape[2:]),
+        (1, c.node.ne[1], c.node.ne[0]),
+        steps_of(c, 2),
+    )
     return np.einsum("ncdijzyx,cij->ncyx", found, kernel[:, 0])
 
 
@@ -89,7 +124,9 @@ def conv_transpose_1d(c: Call) -> Array:
     out = np.zeros((1, 1, kernel.shape[2], c.node.ne[0]))
     for t in range(x.shape[3]):
         first = t * c.word(0)
-        out[0, 0, :, first : first + kernel.shape[3]] += np.einsum("ick,i->ck", kernel[0], x[0, 0, :, t])
+        out[0, 0, :, first : first + kernel.shape[3]] += np.einsum(
+            "ick,i->ck", kernel[0], x[0, 0, :, t]
+        )
     return out
 
 
@@ -100,7 +137,12 @@ def conv_transpose_2d(c: Call) -> Array:
     for y, z in np.ndindex(*x.shape[2:]):
         patch = np.einsum("ioyx,ni->noyx", kernel, x[:, :, y, z])
         first = (y * c.word(0), z * c.word(0))
-        out[:, :, first[0] : first[0] + kernel.shape[2], first[1] : first[1] + kernel.shape[3]] += patch
+        out[
+            :,
+            :,
+            first[0] : first[0] + kernel.shape[2],
+            first[1] : first[1] + kernel.shape[3],
+        ] += patch
     return out
 
 
@@ -118,16 +160,23 @@ def pool(c: Call) -> Array:
     """POOL_1D, POOL_2D."""
     x = c.sources[0]
     if c.node.op == Op.POOL_1D:
-        sizes, steps = (1, 1, c.word(1)), [(c.word(2), c.word(3), 1), (1, 0, 1), (1, 0, 1)]
+        sizes, steps = (
+            (1, 1, c.word(1)),
+            [(c.word(2), c.word(3), 1), (1, 0, 1), (1, 0, 1)],
+        )
     else:
         sizes = (1, c.word(2), c.word(1))
         steps = [(c.word(3), c.word(5), 1), (c.word(4), c.word(6), 1), (1, 0, 1)]
-    ones = windows(np.ones_like(x)[:, :, None], sizes, (1, c.node.ne[1], c.node.ne[0]), steps)
+    ones = windows(
+        np.ones_like(x)[:, :, None], sizes, (1, c.node.ne[1], c.node.ne[0]), steps
+    )
     found = windows(x[:, :, None], sizes, (1, c.node.ne[1], c.node.ne[0]), steps)
     if c.word(0) == 0:
         found = np.where(ones > 0, found, -np.inf)
         return np.maximum(found.max((2, 3, 4))[:, :, 0], -np.finfo(np.float32).max)
-    inside = ones.sum((2, 3, 4))[:, :, 0] if c.node.op == Op.POOL_1D else sizes[1] * sizes[2]
+    inside = (
+        ones.sum((2, 3, 4))[:, :, 0] if c.node.op == Op.POOL_1D else sizes[1] * sizes[2]
+    )
     return found.sum((2, 3, 4))[:, :, 0] / inside
 
 
@@ -150,7 +199,10 @@ def upscale(c: Call) -> Array:
         at = np.clip((np.arange(wanted) + centre) / factor - centre, 0, n - 1)
         low = np.floor(at).astype(int)
         share = (at - low).reshape([-1 if a == axis else 1 for a in range(4)])
-        x = x.take(low, axis) * (1 - share) + x.take(np.minimum(low + 1, n - 1), axis) * share
+        x = (
+            x.take(low, axis) * (1 - share)
+            + x.take(np.minimum(low + 1, n - 1), axis) * share
+        )
     return x
 
 
@@ -166,7 +218,11 @@ def win_part(c: Call) -> Array:
     across, down, w = c.word(0), c.word(1), c.word(2)
     x = np.zeros((down * w, across * w, channels))
     x[:height, :width] = c.sources[0][0]
-    return x.reshape(down, w, across, w, channels).transpose(0, 2, 1, 3, 4).reshape(-1, w, w, channels)
+    return (
+        x.reshape(down, w, across, w, channels)
+        .transpose(0, 2, 1, 3, 4)
+        .reshape(-1, w, w, channels)
+    )
 
 
 def win_unpart(c: Call) -> Array:

@@ -49,7 +49,10 @@ def ssm_conv(c: Call) -> Array:
     """SSM_CONV."""
     x, weights = c.sources
     taps = weights.shape[3]
-    out = [np.einsum("bdk,dk->bd", x[0, :, :, t : t + taps], weights[0, 0]) for t in range(c.node.ne[1])]
+    out = [
+        np.einsum("bdk,dk->bd", x[0, :, :, t : t + taps], weights[0, 0])
+        for t in range(c.node.ne[1])
+    ]
     return np.stack(out, 1)[None]
 
 
@@ -61,7 +64,7 @@ def states_of(snapshots: list[Array], count: int) -> Array:
 def ssm_scan(c: Call) -> Array:
     """SSM_SCAN."""
     state, x, dt, a, b, cc, ids = c.sources
-    sequences, tokens, heads, _ = x.shape
+    _, tokens, heads, _ = x.shape
     repeat = heads // b.shape[2]
     now = state[ids[0, 0, 0]].astype(np.float64)  # [B,H,D,N]
     dt = np.log1p(np.exp(dt[0].astype(np.float64)))  # [B,T,H]
@@ -69,14 +72,19 @@ def ssm_scan(c: Call) -> Array:
     for t in range(tokens):
         step = dt[:, t, :, None, None]
         b_t, c_t = (np.repeat(v[:, t], repeat, 1)[:, :, None, :] for v in (b, cc))
-        now = now * np.exp(step * a[0, 0][None, :, None, :]) + x[:, t][..., None] * step * b_t
+        now = (
+            now * np.exp(step * a[0, 0][None, :, None, :])
+            + x[:, t][..., None] * step * b_t
+        )
         outputs.append((now * c_t).sum(-1))
         snapshots.append(now)
     states = states_of(snapshots, c.word(0))
     return np.concatenate([np.stack(outputs, 1).ravel(), states.ravel()])
 
 
-def linear(c: Call, step: Callable[[Array, list[Array]], tuple[Array, Array]], shared: int = -1) -> Array:
+def linear(
+    c: Call, step: Callable[[Array, list[Array]], tuple[Array, Array]], shared: int = -1
+) -> Array:
     """Loops over the tokens of [T,H,S] sources; the last source is the state [B,H,S,S]."""
     *given, state = c.sources
     tokens, heads, size = given[0].shape[1:]
@@ -85,7 +93,9 @@ def linear(c: Call, step: Callable[[Array, list[Array]], tuple[Array, Array]], s
     outputs = []
     for t in range(tokens // sequences):
         at = [
-            v[0, 0][None] if i == shared else v[0].reshape(sequences, -1, heads, size)[:, t]
+            v[0, 0][None]
+            if i == shared
+            else v[0].reshape(sequences, -1, heads, size)[:, t]
             for i, v in enumerate(given)
         ]
         now, out = step(now, at)
@@ -112,7 +122,11 @@ def wkv7(c: Call) -> Array:
     def step(now: Array, at: list[Array]) -> tuple[Array, Array]:
         r, w, k, v, a, b = at
         removed = np.einsum("bhij,bhj->bhi", now, a)
-        now = now * w[..., None, :] + v[..., None] * k[..., None, :] + removed[..., None] * b[..., None, :]
+        now = (
+            now * w[..., None, :]
+            + v[..., None] * k[..., None, :]
+            + removed[..., None] * b[..., None, :]
+        )
         return now, np.einsum("bhij,bhj->bhi", now, r)
 
     return linear(c, step)
@@ -133,7 +147,12 @@ def delta_net(c: Call) -> Array:
     """GATED_DELTA_NET."""
     q, k, v, gate, beta, state = (x.astype(np.float64) for x in c.sources)
     heads, size = v.shape[2:]
-    q, k = (np.repeat(np.tile(x, (1, 1, heads // x.shape[2], 1)), v.shape[0] // x.shape[0], 0) for x in (q, k))
+    q, k = (
+        np.repeat(
+            np.tile(x, (1, 1, heads // x.shape[2], 1)), v.shape[0] // x.shape[0], 0
+        )
+        for x in (q, k)
+    )
     now, outputs, snapshots = state, [], []
     for t in range(v.shape[1]):
         now = now * np.exp(gate[:, t])[:, :, None, :]
@@ -141,7 +160,9 @@ def delta_net(c: Call) -> Array:
         now = now + change[..., None] * k[:, t][:, :, None, :]
         outputs.append(np.einsum("bhij,bhj->bhi", now, q[:, t]) / np.sqrt(size))
         snapshots.append(now)
-    return np.concatenate([np.stack(outputs, 1).ravel(), states_of(snapshots, c.word(0)).ravel()])
+    return np.concatenate(
+        [np.stack(outputs, 1).ravel(), states_of(snapshots, c.word(0)).ravel()]
+    )
 
 
 def indexer(c: Call) -> Array:
@@ -168,7 +189,10 @@ def hc_comb(c: Call) -> Array:
 def hc_post(c: Call) -> Array:
     """DSV4_HC_POST."""
     x, residual, post, mixing = (s[0] for s in c.sources)
-    return (x[0][:, None, :] * post[0][..., None] + np.einsum("tis,tid->tsd", mixing, residual))[None]
+    return (
+        x[0][:, None, :] * post[0][..., None]
+        + np.einsum("tis,tid->tsd", mixing, residual)
+    )[None]
 
 
 OPS: dict[Op, Callable[[Call], Array]] = {
