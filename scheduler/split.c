@@ -464,8 +464,12 @@ hr_status hr_plan_split(struct hr_planner *planner) {
         HR_TRY(prepare(&cutter));
         while (node < graph->node_count && planner_is_view(planner, graph->leaf_count + node))
                 ++node;
-        if (node < graph->node_count)
+        if (node < graph->node_count) {
                 first = (uint32_t) planner->plan->device[graph->leaf_count + node];
+        } else if (planner->headrace && planner->in->device_count > 1) {
+                first = planner->in->device_count - 1; /* computes nothing, whatever is before it */
+                planner->plan->rule_count[HR_RULE_IDLE_DEVICE] = 1;
+        }
         HR_TRY(open_split(&cutter, first, 0, HR_SPLIT_FIRST));
         for (; node < graph->node_count; ++node) {
                 if (!planner_is_view(planner, graph->leaf_count + node))

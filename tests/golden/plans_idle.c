@@ -48,7 +48,7 @@ static void wider_init(struct wider *wider, const struct plan_problem *problem) 
         wider->supports = sets_widen(problem, in->supports, wider->idle);
         wider->offload = sets_widen(problem, in->offload, wider->idle);
         for (uint32_t t = 0; t < tensors; ++t)
-                if (problem->graph->tensors[t].op == HR_OP_NONE ||
+                if (t < problem->graph->leaf_count ||
                     hr_op_is_view(problem->graph->tensors[t].op))
                         hr_bit_set(wider->supports + (size_t) t * words, wider->idle);
         wider->pins = plan_need(calloc(tensors + 1, sizeof *wider->pins));

@@ -234,11 +234,6 @@ def test_reading_a_long_file_shows_a_bar(daemon: Daemon, source: Path, tmp_path:
     assert "Reading" in shown.stderr and "1 tensors" in shown.stdout
     short = headrace_command(daemon, "inspect", source)
     assert short.returncode == 0 and "Reading" not in short.stderr
-    # One byte is missing: words and no answer, whatever the bar has shown.
-    with long.open("r+b") as file:
-        file.truncate(long.stat().st_size - 1)
-    cut = headrace_command(daemon, "inspect", long)
-    assert cut.returncode == 4 and cut.stdout == "" and "long.gguf" in cut.stderr, cut
 
 
 @pytest.mark.parametrize("suffix", ["gguf", "safetensors"])

@@ -586,9 +586,9 @@ def open_gguf(path: str) -> GgufFile:
             return GgufFile(path)
         with progress(f"Reading {path}"):
             return GgufFile(path)
-    except GgufError as error:
+    except (GgufError, ValueError) as error:
         raise FileError(f"{path}: {error}") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise FileError(str(error)) from error
 
 
@@ -600,9 +600,9 @@ def open_weights(path: str) -> GgufFile | SafetensorsFile:
         return open_gguf(path)
     try:
         return SafetensorsFile(path)
-    except SafetensorsError as error:
+    except (SafetensorsError, ValueError) as error:
         raise FileError(f"{path}: {error}") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise FileError(str(error)) from error
 
 
