@@ -370,6 +370,12 @@ static void fail_now(struct hr_request *request, const struct hr_diag *failure) 
         const bool is_miss = failure->status == HR_E_NOT_FOUND && !request->digest;
         struct hr_server *server = request->server;
         struct hr_conn *conn = request->conn;
+        const struct hr_wire_error_more more = {
+                .digest = request->digest,
+                .written = request->written,
+                .written_count = request->written_count,
+                .traceparent = hr_request_traceparent(request),
+        };
         uint8_t message[HR_WIRE_ERROR_BYTES_MAX], *longer = server->scratch;
         uint32_t code = hr_status_grpc_code(failure->status);
         struct hr_send send = {
@@ -384,11 +390,10 @@ static void fail_now(struct hr_request *request, const struct hr_diag *failure) 
 
         hr_failure_log_request(request, failure);
         if (request->written_count > 0 &&
-            hr_wire_error_encode_written(failure, request->written, request->written_count, longer,
-                                         sizeof request->server->scratch,
-                                         &send.message_bytes) == HR_OK)
+            hr_wire_error_encode(failure, &more, longer, sizeof server->scratch,
+                                 &send.message_bytes) == HR_OK)
                 send.message = longer;
-        else if (hr_wire_error_encode(failure, request->digest, message, sizeof message,
+        else if (hr_wire_error_encode(failure, &more, message, sizeof message,
                                       &send.message_bytes) != HR_OK)
                 HR_ASSERT(false); /* the capacity is the largest error's */
         request_end(request, &send, code);

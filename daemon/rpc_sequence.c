@@ -354,9 +354,14 @@ static hr_status sequence_finish(struct hr_request *request, struct hr_diag *dia
                 hr_splits_count(server, hr_graph_object(sequence->steps[i].object)->plan);
         }
         server->stats.queue_ns += queue_ns(request, sequence);
-        HR_TRY(hr_wire_sequence_reply_encode(replies + first, count - first,
-                                             queue_ns(request, sequence), server->scratch,
-                                             sizeof server->scratch, diag, &bytes));
+        const struct hr_wire_sequence_reply reply = {
+                .steps = replies + first,
+                .step_count = count - first,
+                .queue_ns = queue_ns(request, sequence),
+                .traceparent = hr_request_traceparent(request),
+        };
+        HR_TRY(hr_wire_sequence_reply_encode(&reply, server->scratch, sizeof server->scratch, diag,
+                                             &bytes));
         if (sequence->output_memory)
                 hr_request_reply(request, server->scratch, bytes, NULL, 0);
         else
@@ -372,13 +377,14 @@ static void replies_tell(struct hr_request *request, struct sequence *sequence) 
 
         for (; sequence->told + 1 < sequence->wire.step_count; sequence->told++) {
                 const struct step *step = &sequence->steps[sequence->told];
-                const struct hr_wire_step_reply reply = step_reply(step);
+                const struct hr_wire_step_reply ended = step_reply(step);
+                const struct hr_wire_sequence_reply reply = {
+                        .steps = &ended, .step_count = 1, .queue_ns = queue_ns(request, sequence)};
                 size_t bytes = 0;
 
                 if (!step->done || step->job.job.status != HR_OK || !request->conn ||
-                    hr_wire_sequence_reply_encode(&reply, 1, queue_ns(request, sequence),
-                                                  server->scratch, sizeof server->scratch, NULL,
-                                                  &bytes) != HR_OK)
+                    hr_wire_sequence_reply_encode(&reply, server->scratch,
+                                                  sizeof server->scratch, NULL, &bytes) != HR_OK)
                         return;
                 hr_conn_send(request->conn,
                              &(struct hr_send){

@@ -114,18 +114,22 @@ struct hr_wire_error {
         uint32_t retry_after_ms;
         uint32_t digest_bytes;
         uint8_t digest[HR_WIRE_DIGEST_BYTES];
+        char traceparent[56];
 };
-/* From a diag: gRPC's code, reason, words, place. `digest` may be NULL, else HR_WIRE_DIGEST_BYTES.
- * Never fails for a buffer of HR_WIRE_ERROR_BYTES_MAX. */
-#define HR_WIRE_ERROR_BYTES_MAX 512U
-HR_NODISCARD hr_status hr_wire_error_encode(const struct hr_diag *failure, const uint8_t *digest,
-                                            uint8_t *buffer, size_t capacity, size_t *ret_bytes);
-/* The same of an observed run that was stopped; `written` are ids of leaves. Names as many as
- * fit. */
-HR_NODISCARD hr_status hr_wire_error_encode_written(const struct hr_diag *failure,
-                                                    const uint32_t *written, uint32_t written_count,
-                                                    uint8_t *buffer, size_t capacity,
-                                                    size_t *ret_bytes);
+/* What an error says beside its diag; zeroed: nothing. */
+struct hr_wire_error_more {
+        const uint8_t *digest;    /* HR_WIRE_DIGEST_BYTES, of a graph; NULL = none */
+        const uint32_t *written;  /* of a run that failed or was stopped: ids of leaves. As many are
+                                   * named as fit */
+        uint32_t written_count;
+        const char *traceparent;  /* NULL = none */
+};
+/* From a diag: gRPC's code, reason, words, place; more may be NULL. Never fails for a buffer of
+ * HR_WIRE_ERROR_BYTES_MAX. */
+#define HR_WIRE_ERROR_BYTES_MAX 576U
+HR_NODISCARD hr_status hr_wire_error_encode(const struct hr_diag *failure,
+                                            const struct hr_wire_error_more *more, uint8_t *buffer,
+                                            size_t capacity, size_t *ret_bytes);
 HR_NODISCARD hr_status hr_wire_error_decode(struct hr_wire_span message, struct hr_diag *diag,
                                             struct hr_wire_error *ret_error);
 
@@ -542,8 +546,13 @@ struct hr_wire_step_reply {
         uint32_t output_count, slot;
         uint64_t run_ns, sequence;
 };
-HR_NODISCARD hr_status hr_wire_sequence_reply_encode(const struct hr_wire_step_reply *steps,
-                                                     uint32_t step_count, uint64_t queue_ns,
+struct hr_wire_sequence_reply {
+        const struct hr_wire_step_reply *steps;
+        uint32_t step_count;
+        uint64_t queue_ns;
+        const char *traceparent; /* NULL = none */
+};
+HR_NODISCARD hr_status hr_wire_sequence_reply_encode(const struct hr_wire_sequence_reply *reply,
                                                      uint8_t *buffer, size_t capacity,
                                                      struct hr_diag *diag, size_t *ret_bytes);
 
@@ -579,11 +588,6 @@ HR_NODISCARD hr_status hr_wire_state_restore_encode(const struct hr_wire_state_r
 /* Of the reply only the handle. */
 HR_NODISCARD hr_status hr_wire_reserve_reply_decode(struct hr_wire_span message,
                                                     struct hr_diag *diag, uint64_t *ret_handle);
-struct hr_wire_sequence_reply {
-        const struct hr_wire_step_reply *steps;
-        uint32_t step_count;
-        uint64_t queue_ns;
-};
 /* Lists in the arena. */
 HR_NODISCARD hr_status hr_wire_sequence_reply_decode(struct hr_wire_span message,
                                                      struct hr_arena *arena, struct hr_diag *diag,

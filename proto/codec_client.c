@@ -296,6 +296,7 @@ hr_status hr_wire_sequence_reply_decode(struct hr_wire_span message, struct hr_a
                                         struct hr_wire_sequence_reply *ret_reply) {
         struct hr_codec_list steps = {.arena = arena};
         headrace_v1_SequenceReply wire = headrace_v1_SequenceReply_init_zero;
+        const char *traceparent = NULL;
         struct hr_diag local = {0};
         hr_status status;
 
@@ -304,7 +305,14 @@ hr_status hr_wire_sequence_reply_decode(struct hr_wire_span message, struct hr_a
         wire.steps = (pb_callback_t){.funcs.decode = take_step_reply, .arg = &steps};
         status = hr_codec_decode(message, headrace_v1_SequenceReply_fields, &wire, diag);
         HR_TRY(hr_codec_list_check(&steps, status, diag));
-        *ret_reply = (struct hr_wire_sequence_reply){steps.items, steps.count, wire.queue_ns};
+        HR_TRY(hr_codec_text_check(wire.traceparent, sizeof wire.traceparent, "traceparent", diag));
+        HR_TRY(hr_codec_text_keep(wire.traceparent, arena, diag, &traceparent));
+        *ret_reply = (struct hr_wire_sequence_reply){
+                .steps = steps.items,
+                .step_count = steps.count,
+                .queue_ns = wire.queue_ns,
+                .traceparent = traceparent,
+        };
         return HR_OK;
 }
 

@@ -137,16 +137,16 @@ static bool step_reply_put(pb_ostream_t *stream, const void *data, uint32_t inde
         return pb_encode_submessage(stream, headrace_v1_StepReply_fields, &wire);
 }
 
-hr_status hr_wire_sequence_reply_encode(const struct hr_wire_step_reply *steps, uint32_t step_count,
-                                        uint64_t queue_ns, uint8_t *buffer, size_t capacity,
-                                        struct hr_diag *diag, size_t *ret_bytes) {
+hr_status hr_wire_sequence_reply_encode(const struct hr_wire_sequence_reply *reply, uint8_t *buffer,
+                                        size_t capacity, struct hr_diag *diag, size_t *ret_bytes) {
         struct hr_codec_items items = {
-                .data = steps, .count = step_count, .encode = step_reply_put};
-        const headrace_v1_SequenceReply wire = {
+                .data = reply->steps, .count = reply->step_count, .encode = step_reply_put};
+        headrace_v1_SequenceReply wire = {
                 .steps = hr_codec_put_items(&items),
-                .queue_ns = queue_ns,
+                .queue_ns = reply->queue_ns,
         };
 
+        hr_codec_text_copy(wire.traceparent, sizeof wire.traceparent, reply->traceparent);
         return hr_codec_encode(headrace_v1_SequenceReply_fields, &wire, buffer, capacity, diag,
                                ret_bytes);
 }

@@ -209,28 +209,26 @@ static void error_fill(headrace_v1_Error *wire, const struct hr_diag *failure) {
         wire->retry_after_ms = failure->retry_after_ms;
 }
 
-hr_status hr_wire_error_encode(const struct hr_diag *failure, const uint8_t *digest,
-                               uint8_t *buffer, size_t capacity, size_t *ret_bytes) {
+hr_status hr_wire_error_encode(const struct hr_diag *failure,
+                               const struct hr_wire_error_more *more, uint8_t *buffer,
+                               size_t capacity, size_t *ret_bytes) {
         headrace_v1_Error wire = headrace_v1_Error_init_zero;
+        const size_t room =
+                capacity > HR_WIRE_ERROR_BYTES_MAX ? capacity - HR_WIRE_ERROR_BYTES_MAX : 0;
+        struct hr_codec_numbers numbers = {.width = 4};
 
         error_fill(&wire, failure);
-        if (digest) {
+        if (more && more->digest) {
                 wire.digest.size = HR_WIRE_DIGEST_BYTES;
-                memcpy(wire.digest.bytes, digest, HR_WIRE_DIGEST_BYTES);
+                memcpy(wire.digest.bytes, more->digest, HR_WIRE_DIGEST_BYTES);
         }
-        return hr_codec_encode(headrace_v1_Error_fields, &wire, buffer, capacity, NULL, ret_bytes);
-}
-
-hr_status hr_wire_error_encode_written(const struct hr_diag *failure, const uint32_t *written,
-                                       uint32_t written_count, uint8_t *buffer, size_t capacity,
-                                       size_t *ret_bytes) {
-        headrace_v1_Error wire = headrace_v1_Error_init_zero;
-        struct hr_codec_numbers numbers = {written, written_count, 4};
-        size_t room = capacity > HR_WIRE_ERROR_BYTES_MAX ? capacity - HR_WIRE_ERROR_BYTES_MAX : 0;
-
-        numbers.count = (uint32_t) HR_MIN((size_t) written_count, room / 4);
-        error_fill(&wire, failure);
-        wire.written = hr_codec_put_numbers(&numbers);
+        if (more && more->written_count > 0) {
+                numbers.data = more->written;
+                numbers.count = (uint32_t) HR_MIN((size_t) more->written_count, room / 4);
+                wire.written = hr_codec_put_numbers(&numbers);
+        }
+        if (more)
+                hr_codec_text_copy(wire.traceparent, sizeof wire.traceparent, more->traceparent);
         return hr_codec_encode(headrace_v1_Error_fields, &wire, buffer, capacity, NULL, ret_bytes);
 }
 
@@ -242,6 +240,7 @@ hr_status hr_wire_error_decode(struct hr_wire_span message, struct hr_diag *diag
         HR_TRY(hr_codec_text_check(wire.reason, sizeof wire.reason, "reason", diag));
         HR_TRY(hr_codec_text_check(wire.words, sizeof wire.words, "words", diag));
         HR_TRY(hr_codec_text_check(wire.field, sizeof wire.field, "field", diag));
+        HR_TRY(hr_codec_text_check(wire.traceparent, sizeof wire.traceparent, "traceparent", diag));
         *ret_error = (struct hr_wire_error){
                 .code = wire.code,
                 .has_node = wire.has_node,
@@ -258,6 +257,7 @@ hr_status hr_wire_error_decode(struct hr_wire_span message, struct hr_diag *diag
         memcpy(ret_error->reason, wire.reason, sizeof wire.reason);
         memcpy(ret_error->words, wire.words, sizeof wire.words);
         memcpy(ret_error->field, wire.field, sizeof wire.field);
+        memcpy(ret_error->traceparent, wire.traceparent, sizeof wire.traceparent);
         memcpy(ret_error->digest, wire.digest.bytes, wire.digest.size);
         return HR_OK;
 }

@@ -214,6 +214,13 @@ def test_from_asyncio_and_the_command_line(daemon: Daemon, tmp_path: Path) -> No
     assert headrace_command(daemon, "history", "--latest", "-1").returncode == 2
 
 
+def unbound() -> headrace.Graph:
+    """Its weight is in no set."""
+    graph = headrace.Graph()
+    graph.output(graph.cont(graph.weight("nowhere", (4,))))
+    return graph
+
+
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
 
@@ -226,7 +233,13 @@ def test_requests_belong_to_the_trace_of_their_caller(monkeypatch: pytest.Monkey
         given = handle.run([x], traceparent=PARENT)
         with headrace.tracing(PARENT):
             results = [handle.run([x]), handle.run_async([x]).result()]
-            client.sequence([Step(handle, {"x": x})])
+            results += client.sequence([Step(handle, {"x": x})])
+            told: list[headrace.RunResult] = []
+            results += client.sequence(
+                [Step(handle, {"x": x})], on_step=lambda _, result: told.append(result)
+            )
+            with pytest.raises(headrace.errors.FailedPrecondition) as refused:
+                client.submit(unbound())
             none = handle.run([x], traceparent="")
         monkeypatch.setenv("TRACEPARENT", PARENT)
         results.append(handle.run([x]))
@@ -236,12 +249,13 @@ def test_requests_belong_to_the_trace_of_their_caller(monkeypatch: pytest.Monkey
         history = History(client.trace())
     assert not plain.traceparent and not none.traceparent
     spans = []
-    for answer in (handle, given, *results):
+    assert told[0].traceparent == results[3].traceparent
+    for answer in (handle, given, *results, refused.value):
         version, trace, span, flags = answer.traceparent.split("-")
         assert (version, trace, flags) == ("00", TRACE, "01")
         spans.append(span)
     assert len({*spans, "00f067aa0ba902b7"}) == len(spans) + 1
     named = [r for r in history.slices if r["args"].get("traceparent")]
     assert {r["args"]["traceparent"] for r in named} == {PARENT}
-    assert {r["args"]["span"] for r in named if r["name"] in ("RUN", "SUBMIT")} == set(spans)
-    assert sorted(r["name"] for r in named) == ["RUN"] * 4 + ["SEQUENCE", "SUBMIT"]
+    assert {r["args"]["span"] for r in named} == set(spans)
+    assert sorted(r["name"] for r in named) == ["RUN"] * 4 + ["SEQUENCE"] * 2 + ["SUBMIT"] * 2

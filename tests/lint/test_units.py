@@ -42,7 +42,7 @@ def test_verify(tmp_path: Path) -> None:
     assert answer.returncode == 0 and complaints == []
 
 
-@pytest.mark.parametrize(("drop_in", "most"), [(None, 1.2), ("nvidia.conf", 2.0)])
+@pytest.mark.parametrize(("drop_in", "most"), [(None, 1.2), ("credentials.conf", 1.2), ("nvidia.conf", 2.0)])
 def test_exposure(tmp_path: Path, drop_in: str | None, most: float) -> None:
     path = service(tmp_path, UNITS / drop_in if drop_in else None)
     answer = analyze("security", "--offline=true", "--no-pager", path)

@@ -3,20 +3,24 @@ hung, stopped. Weights stay, and nobody is refused."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import headrace
 import numpy as np
 import pytest
+import raw
 from container import Container, NoContainer, why_not
+from papers import make_papers
 from run_daemon import build_folder
 from test_notify import built_with_systemd
 
@@ -305,6 +309,38 @@ def test_b050_a_service_without_a_cache(machine: Container, cache: str) -> None:
     assert machine.show(unit, "Result") == "success"
 
 
+def test_credentials(machine: Container, running: str, tmp_path: Path) -> None:
+    """By the drop-in: a certificate and a key that the daemon's user cannot read."""
+    papers = make_papers(tmp_path)
+    for kind in ("pem", "key"):
+        machine.write(f"/etc/headrace/tls.{kind}", papers.file(f"daemon.{kind}").read_text())
+        machine.run("chmod", "0600", f"/etc/headrace/tls.{kind}")
+    machine.write("/etc/ours.pem", papers.file("ours.pem").read_text())
+    drop_in = (machine.root / "usr/local/share/doc/headrace/credentials.conf").read_text()
+    machine.write("/run/systemd/system/headrace.service.d/credentials.conf", drop_in)
+    tls = "".join(f"{line.strip('# ')}\n" for line in drop_in.splitlines() if " = /run/" in line)
+    assert tls.count("\n") == 2
+    digest = hashlib.sha256(b"secret").hexdigest()
+    machine.write(
+        CONFIG,
+        SETTINGS.replace("[listen]\n", "[listen]\ntls = 127.0.0.1:7071\n") + f"[tls]\n{tls}"
+        + f"[principal who]\nuid = 0\ntoken_sha256 = {digest}\npermissions = run\n",
+    )
+    try:
+        machine.systemctl("daemon-reload")
+        machine.systemctl("restart", UNIT)
+        said = machine.run("env", "HEADRACE_TOKEN=secret", "/usr/local/bin/headracectl", "--connect",
+                           "tls:localhost:7071", "--tls-ca", "/etc/ours.pem", "status")  # fmt: skip
+        assert "serving" in said and "who" in said
+    finally:
+        machine.write(CONFIG, SETTINGS)
+        machine.run("rm", "-rf", "/run/systemd/system/headrace.service.d", "/etc/headrace")
+        machine.systemctl("daemon-reload")
+        machine.systemctl("restart", UNIT)
+    with headrace.connect(running) as client:
+        client.ping()
+
+
 def test_it_stops(machine: Container, running: str) -> None:
     machine.systemctl("stop", UNIT)
     assert machine.show(UNIT, "Result") == "success"
@@ -315,21 +351,82 @@ def test_it_stops(machine: Container, running: str) -> None:
         client.ping()
 
 
-@pytest.mark.skipif(
-    not Path("/sys/fs/cgroup/cgroup.controllers").exists(), reason="cgroup v2 is not what this machine has"
-)
-def test_g8_memory_pressure(machine: Container, running: str) -> None:
-    """A daemon that the kernel kills for memory comes back with its weights."""
+LIMIT = 96 << 20
+
+
+def memory_group() -> Path | None:
+    """This process' group of the controller "memory" where it is version 1's and can be divided."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, name, path = line.split(":", 2)
+        group = Path("/sys/fs/cgroup/memory") / path.lstrip("/")
+        if name == "memory" and os.access(group / "memory.limit_in_bytes", os.W_OK):
+            return group
+    return None
+
+
+@contextlib.contextmanager
+def limited(machine: Container) -> Iterator[None]:
+    """The daemon may have so much memory, and the kernel kills it for more. By systemd where control groups of
+    version 2 have memory; else in a group of version 1 that is made for it, which the next daemon is not in."""
+    controllers = Path("/sys/fs/cgroup/cgroup.controllers")
+    if controllers.exists() and "memory" in controllers.read_text().split():
+        machine.systemctl("set-property", "--runtime", UNIT, f"MemoryMax={LIMIT}", "MemorySwapMax=0")
+        try:
+            yield
+        finally:
+            machine.systemctl("set-property", "--runtime", UNIT, "MemoryMax=infinity")
+        return
+    own = memory_group()
+    if own is None:
+        pytest.skip("no control group of memory, of either version, can be limited here")
+    group = own / f"headrace-limited-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(LIMIT))
+        with contextlib.suppress(OSError):  # where swap is counted, too
+            (group / "memory.memsw.limit_in_bytes").write_text(str(LIMIT))
+        (group / "cgroup.procs").write_text(str(outside(pid(machine))))
+        yield
+    finally:
+        machine.wait("empty", lambda: not (group / "cgroup.procs").read_text().strip())
+        group.rmdir()
+
+
+def outside(inside: int) -> int:
+    """The number that a process of the container has here."""
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            text = status.read_text()
+            numbers = re.search(r"^NSpid:\t(.*)$", text, re.MULTILINE)
+            if text.startswith("Name:\theadraced\n") and numbers and numbers[1].split()[1:] == [str(inside)]:
+                return int(status.parent.name)
+    raise AssertionError(f"no process {inside} of the container")
+
+
+def test_g08_killed_for_memory(machine: Container, running: str) -> None:
+    """In the middle of an upload that does not fit: what had been acknowledged is there again, the upload is not."""
+    machine.systemctl("restart", UNIT)  # nothing of an earlier test
     with headrace.connect(running) as client:
         made = client.put("kept", data(16))
         machine.wait("given", lambda: machine.show(UNIT, "NFileDescriptorStore") == "2")
-    machine.systemctl("set-property", "--runtime", UNIT, "MemoryHigh=8M")
-    time.sleep(0.5)
-    with headrace.connect(running) as client:
-        client.ping()
-    old = pid(machine)
-    machine.systemctl("set-property", "--runtime", UNIT, "MemoryMax=1M")
-    restarted(machine, old)
-    machine.systemctl("set-property", "--runtime", UNIT, "MemoryMax=infinity", "MemoryHigh=infinity")
+        old = pid(machine)
+        with limited(machine):
+            large = bytes(2 * LIMIT)
+            with raw.Conn(running) as conn, contextlib.suppress(raw.Closed, OSError):
+                conn.put("large", [("w", raw.F32, [LIMIT // 2], large)], raw.tree_digest(large))
+                raise AssertionError("there was room for all of it")
+            restarted(machine, old)
     with headrace.connect(running) as client:
         kept(client, made.info.digest)
+        assert [one.name for one in client.weights()] == ["kept"]
+    assert machine.show(UNIT, "NFileDescriptorStore") == "2"
+
+
+def test_g08_its_own_pressure(machine: Container, running: str) -> None:
+    """Behind all walls of the unit it still reads how short memory is: of its own group where there are groups of
+    version 2."""
+    del running
+    journal = machine.journal()
+    assert "memory pressure is read from " in journal or "the kernel does not say" in journal
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        assert re.search(r"memory pressure is read from /sys/fs/cgroup/.*headrace.service/memory.pressure", journal)

@@ -15,7 +15,8 @@ class HeadraceError(Exception):
     nodes; tensor: id among leaves, then nodes; field: column, key or parameter; limit and actual:
     what was allowed and what was asked; retry_after: seconds; digest: of a graph that was evicted;
     written: ids of the states that a run has written, or may have, which failed, was cancelled or was
-    stopped at a tap; step: of a sequence, written is then about it.
+    stopped at a tap; step: of a sequence, written is then about it. traceparent: of the request in the
+    daemon, where its caller had named a trace.
     """
 
     code: int = 2
@@ -35,6 +36,7 @@ class HeadraceError(Exception):
         digest: bytes = b"",
         written: tuple[int, ...] = (),
         step: int | None = None,
+        traceparent: str = "",
     ) -> None:
         super().__init__(words)
         self.words = words
@@ -49,6 +51,7 @@ class HeadraceError(Exception):
         self.digest = digest
         self.written = written
         self.step = step
+        self.traceparent = traceparent
 
     def __str__(self) -> str:
         place = [

@@ -90,6 +90,7 @@ def step_results(
             slot=one.slot,
             sequence=one.sequence,
             queue_ns=reply.queue_ns,
+            traceparent=reply.traceparent,
         )
         results.append(
             handles.outputs_of(

@@ -643,6 +643,7 @@ class Wire:
             digest=e.digest,
             written=tuple(e.written),
             step=e.step if e.has_step else None,
+            traceparent=e.traceparent,
         )
 
 

@@ -150,14 +150,15 @@ HR_TEST(error_round_trip) {
                                   .limit = 1,
                                   .actual = UINT64_MAX,
                                   .retry_after_ms = 250};
-        uint8_t digest[HR_WIRE_DIGEST_BYTES] = {1, 2, 3};
+        const uint8_t digest[HR_WIRE_DIGEST_BYTES] = {1, 2, 3};
+        const struct hr_wire_error_more more = {.digest = digest, .traceparent = "00-ab-cd-01"};
         struct hr_wire_error back;
         struct hr_diag diag = {0};
         size_t bytes = 0;
 
         (void) hr_fail_reason(&failure, HR_E_RANGE, "VIEW", "words \xff here");
         HR_EXPECT_OK(
-                hr_wire_error_encode(&failure, digest, buffer, HR_WIRE_ERROR_BYTES_MAX, &bytes),
+                hr_wire_error_encode(&failure, &more, buffer, HR_WIRE_ERROR_BYTES_MAX, &bytes),
                 &failure);
         HR_EXPECT_OK(hr_wire_error_decode(span(bytes), &diag, &back), &diag);
         HR_EXPECT_EQ(back.code, hr_status_grpc_code(HR_E_RANGE));
@@ -171,6 +172,7 @@ HR_TEST(error_round_trip) {
         HR_EXPECT_EQ(back.retry_after_ms, 250);
         HR_EXPECT_EQ(back.digest_bytes, HR_WIRE_DIGEST_BYTES);
         HR_EXPECT_EQ(memcmp(back.digest, digest, sizeof digest), 0);
+        HR_EXPECT_STREQ(back.traceparent, "00-ab-cd-01");
 }
 
 HR_TEST(largest_error_fits) {
@@ -180,9 +182,12 @@ HR_TEST(largest_error_fits) {
                                   .tensor = UINT32_MAX - 1,
                                   .limit = UINT64_MAX,
                                   .actual = UINT64_MAX,
+                                  .has_step = true,
+                                  .step = UINT32_MAX,
                                   .retry_after_ms = UINT32_MAX};
         static char long_field[200], long_reason[200];
-        uint8_t digest[HR_WIRE_DIGEST_BYTES] = {0};
+        const uint8_t digest[HR_WIRE_DIGEST_BYTES] = {0};
+        const struct hr_wire_error_more more = {.digest = digest, .traceparent = long_field};
         size_t bytes = 0;
 
         memset(long_field, 'f', sizeof long_field - 1);
@@ -190,9 +195,9 @@ HR_TEST(largest_error_fits) {
         (void) hr_fail_reason(&failure, HR_E_DATA_LOSS, long_reason, "%0255d", 7);
         failure.field = long_field;
         HR_EXPECT_EQ(
-                hr_wire_error_encode(&failure, digest, buffer, HR_WIRE_ERROR_BYTES_MAX, &bytes),
+                hr_wire_error_encode(&failure, &more, buffer, HR_WIRE_ERROR_BYTES_MAX, &bytes),
                 HR_OK);
-        HR_EXPECT(bytes > 400);
+        HR_EXPECT(bytes > 500);
 }
 
 HR_TEST(submit_round_trip) {
@@ -646,6 +651,9 @@ HR_TEST(trace_ask_round_trip) {
 /* More states than fit are named as far as they do; the rest of the error is whole. */
 HR_TEST(error_names_what_a_stopped_run_has_written) {
         static uint32_t written[HR_WIRE_MESSAGE_BYTES_MAX / 4];
+        const struct hr_wire_error_more two = {.written = written, .written_count = 2};
+        const struct hr_wire_error_more all = {.written = written,
+                                               .written_count = HR_ARRAY_LENGTH(written)};
         struct hr_diag failure = {0}, diag = {0};
         struct hr_wire_error back;
         size_t bytes = 0, few = 0;
@@ -653,18 +661,18 @@ HR_TEST(error_names_what_a_stopped_run_has_written) {
         (void) hr_fail_reason(&failure, HR_E_CANCELLED, "TAP_STOP", "the run was stopped");
         for (uint32_t i = 0; i < HR_ARRAY_LENGTH(written); i++)
                 written[i] = i;
-        HR_EXPECT_OK(hr_wire_error_encode_written(&failure, written, 2, buffer,
-                                                  HR_WIRE_MESSAGE_BYTES_MAX, &few),
+        HR_EXPECT_OK(hr_wire_error_encode(&failure, &two, buffer,
+                                          HR_WIRE_MESSAGE_BYTES_MAX, &few),
                      &diag);
-        HR_EXPECT_OK(hr_wire_error_encode_written(&failure, written, HR_ARRAY_LENGTH(written),
-                                                  buffer, HR_WIRE_MESSAGE_BYTES_MAX, &bytes),
+        HR_EXPECT_OK(hr_wire_error_encode(&failure, &all, buffer,
+                                          HR_WIRE_MESSAGE_BYTES_MAX, &bytes),
                      &diag);
         HR_EXPECT(bytes <= HR_WIRE_MESSAGE_BYTES_MAX &&
                   bytes > HR_WIRE_MESSAGE_BYTES_MAX - HR_WIRE_ERROR_BYTES_MAX);
         HR_EXPECT_OK(hr_wire_error_decode(span(bytes), &diag, &back), &diag);
         HR_EXPECT_STREQ(back.reason, "TAP_STOP");
-        HR_EXPECT_OK(hr_wire_error_encode_written(&failure, written, 2, buffer,
-                                                  HR_WIRE_MESSAGE_BYTES_MAX, &few),
+        HR_EXPECT_OK(hr_wire_error_encode(&failure, &two, buffer,
+                                          HR_WIRE_MESSAGE_BYTES_MAX, &few),
                      &diag);
         /* Field 13, two packed words: the last ten bytes but what comes after it, nothing. */
         HR_EXPECT(buffer[few - 10] == (13 << 3 | 2) && buffer[few - 9] == 8);

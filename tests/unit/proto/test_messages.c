@@ -109,7 +109,10 @@ static hr_status error_encode(uint8_t *to, size_t capacity, struct hr_diag *diag
         failure.field = "field";
         failure.has_node = true;
         failure.node = 3;
-        if (hr_wire_error_encode(&failure, digest, to, capacity, ret_bytes) == HR_OK)
+        if (hr_wire_error_encode(
+                    &failure,
+                    &(struct hr_wire_error_more){.digest = digest, .traceparent = "00-ab-cd-01"}, to,
+                    capacity, ret_bytes) == HR_OK)
                 return HR_OK;
         return hr_fail_reason(diag, HR_E_EXHAUSTED, "MESSAGE", "does not fit");
 }
@@ -340,10 +343,13 @@ READ(sequence, struct hr_wire_sequence, hr_wire_sequence_decode(message, arena, 
 static const struct hr_wire_step_reply step_replies[] = {
         {.output_bytes = longs, .output_count = 2, .slot = 1, .run_ns = 2}, {.run_ns = 3}};
 WRITE(sequence_reply,
-      hr_wire_sequence_reply_encode(step_replies, 2, 9, to, capacity, diag, ret_bytes))
+      hr_wire_sequence_reply_encode(
+              &(struct hr_wire_sequence_reply){
+                      .steps = step_replies, .step_count = 2, .queue_ns = 9, .traceparent = trace},
+              to, capacity, diag, ret_bytes))
 READ(sequence_reply, struct hr_wire_sequence_reply,
      hr_wire_sequence_reply_decode(message, arena, diag, &back),
-     hr_wire_sequence_reply_encode(back.steps, back.step_count, back.queue_ns, AGAIN))
+     hr_wire_sequence_reply_encode(&back, AGAIN))
 
 static const struct hr_wire_stat stats[] = {{"runs", "device=\"cpu0\"", 1.5}, {"sets", "", -1}};
 struct stats_back {
@@ -460,7 +466,7 @@ static const struct message messages[] = {
                                                  a graph" */
         PLAIN(reserve_reply), BOTH(run),          LISTS(run_reply),
         PLAIN(traced),        PLAIN(tap_push),    PLAIN(tap),
-        PLAIN(ask),           BOTH(sequence),     LISTS(sequence_reply),
+        PLAIN(ask),           BOTH(sequence),     BOTH(sequence_reply),
         BOTH(stats),          BOTH(manifest),     TEXTS(status),
         TEXTS(reload),        PLAIN(drained),     TEXTS(evict),
         PLAIN(evicted),       PLAIN(page),        PLAIN(explain),
