@@ -329,6 +329,7 @@ def test_credentials(machine: Container, running: str, tmp_path: Path) -> None:
     try:
         machine.systemctl("daemon-reload")
         machine.systemctl("restart", UNIT)
+        machine.run("ldconfig")
         said = machine.run("env", "HEADRACE_TOKEN=secret", "/usr/local/bin/headracectl", "--connect",
                            "tls:localhost:7071", "--tls-ca", "/etc/ours.pem", "status")  # fmt: skip
         assert "serving" in said and "who" in said
