@@ -73,15 +73,15 @@ LANES_INLINE void dot_parts(const lanes_u *w, const lanes_f *scale, const struct
                             int64_t blocks, const struct shape shape, lanes_f (*part)[DWORDS]) {
         lanes_f sum[COLUMNS][PARTS];
 
-#pragma GCC unroll 8
+        LANES_UNROLL
         for (int c = 0; c < count; c++)
-#pragma GCC unroll 8
+                LANES_UNROLL
                 for (int i = 0; i < PARTS; i++)
                         sum[c][i] = lanes_set_f(0);
         for (int64_t b = 0; b < blocks; b++) {
                 lanes_f factor[2][COLUMNS];
 
-#pragma GCC unroll 8
+                LANES_UNROLL
                 for (int c = 0; c < count; c++) {
                         const lanes_f a = lanes_set_f(at->scale[b * width + c0 + c]);
 
@@ -89,11 +89,11 @@ LANES_INLINE void dot_parts(const lanes_u *w, const lanes_f *scale, const struct
                         if (shape.is_halved)
                                 factor[1][c] = scale[2 * b + 1] * a;
                 }
-#pragma GCC unroll 8
+                LANES_UNROLL
                 for (int i = 0; i < PARTS; i++) {
                         const int64_t dword = b * DWORDS + first + i;
 
-#pragma GCC unroll 8
+                        LANES_UNROLL
                         for (int c = 0; c < count; c++)
                                 sum[c][i] = lanes_fma(
                                         factor[(first + i) / 4][c],
@@ -101,9 +101,9 @@ LANES_INLINE void dot_parts(const lanes_u *w, const lanes_f *scale, const struct
                                         sum[c][i]);
                 }
         }
-#pragma GCC unroll 8
+        LANES_UNROLL
         for (int c = 0; c < count; c++)
-#pragma GCC unroll 8
+                LANES_UNROLL
                 for (int i = 0; i < PARTS; i++)
                         part[c][first + i] = sum[c][i];
 }
@@ -111,7 +111,7 @@ LANES_INLINE void dot_parts(const lanes_u *w, const lanes_f *scale, const struct
 LANES_INLINE lanes_f add_parts(const lanes_f *part) {
         lanes_f sum[4];
 
-#pragma GCC unroll 4
+        LANES_UNROLL
         for (int i = 0; i < 4; i++)
                 sum[i] = part[i + 4] + part[i];
         return (sum[0] + sum[2]) + (sum[1] + sum[3]);
@@ -122,14 +122,14 @@ LANES_INLINE void add_minimums(const lanes_f *minimum, const struct columns *at,
                                int64_t blocks, lanes_f *ret_low) {
         lanes_f low[CPU_WIDTH];
 
-#pragma GCC unroll 8
+        LANES_UNROLL
         for (int c = 0; c < width; c++)
                 low[c] = lanes_set_f(0);
         for (int64_t b = 0; b < blocks; b++)
-#pragma GCC unroll 8
+                LANES_UNROLL
                 for (int c = 0; c < width; c++)
                         low[c] = lanes_fma(minimum[b], lanes_set_f(at->sum[b * width + c]), low[c]);
-#pragma GCC unroll 8
+        LANES_UNROLL
         for (int c = 0; c < width; c++)
                 ret_low[c] = low[c];
 }
@@ -161,11 +161,18 @@ LANES_INLINE void dot_group(const uint8_t *tile, const uint8_t *columns, const i
 
         if (shape.has_minimum)
                 add_minimums(scale + k / BLOCK, &at, width, k / BLOCK, low);
-#pragma GCC unroll 8
-        for (int c = 0; c < width; c += COLUMNS)
-                dot_columns(tile, &at, width, c, width - c < COLUMNS ? width - c : COLUMNS, k,
-                            shape, low, ret_out);
+        /* Written out: not every compiler unrolls a loop whose ends are constants only because it has
+         * unrolled the one around it. */
+        dot_columns(tile, &at, width, 0, HR_MIN(width, COLUMNS), k, shape, low, ret_out);
+        if (width > COLUMNS)
+                dot_columns(tile, &at, width, COLUMNS, HR_MIN(width - COLUMNS, COLUMNS), k, shape,
+                            low, ret_out);
+        if (width > 2 * COLUMNS)
+                dot_columns(tile, &at, width, 2 * COLUMNS, width - 2 * COLUMNS, k, shape, low,
+                            ret_out);
 }
+
+_Static_assert(CPU_WIDTH <= 3 * COLUMNS, "a group is at most three calls");
 
 LANES_INLINE void dot_width(const uint8_t *tile, const uint8_t *columns, uint32_t width, int64_t k,
                             const struct shape shape, float *ret_out) {
@@ -197,7 +204,7 @@ LANES_INLINE void dot_block(const lanes_u *w, const lanes_f *scale, lanes_f mini
         const lanes_f a = lanes_set_f(at->scale[block]);
         const lanes_f factor[2] = {scale[0] * a, shape.is_halved ? scale[1] * a : scale[0] * a};
 
-#pragma GCC unroll 8
+        LANES_UNROLL
         for (int i = 0; i < DWORDS; i++)
                 part[i] = lanes_fma(factor[i / 4], dot_dword(w[i], at, block * DWORDS + i, shape),
                                     part[i]);
