@@ -1,11 +1,11 @@
 /*
  * Which nodes of a split become one chain. See chains.h.
  *
- * A node joins its only reader when both are element-wise on the same shape, or the first is of another
- * form that may lead. It then is computed when its reader is: everything between the two must leave
- * alone what it reads, and unless they are neighbours it must not keep more memory alive than its
- * result would take. A reader goes on with one of its sources only; where several would do, with the
- * one computed last.
+ * A node joins its only reader when both are element-wise on the same shape, or the first is of
+ * another form that may lead. It then is computed when its reader is: everything between the two
+ * must leave alone what it reads, and unless they are neighbours it must not keep more memory alive
+ * than its result would take. A reader goes on with one of its sources only; where several would
+ * do, with the one computed last.
  */
 #include "core/chains.h"
 
@@ -186,8 +186,8 @@ static void join_one(const struct chains *chains, uint32_t reader) {
                 if (place == NOWHERE || chains->view->reader[place] != reader ||
                     (best != NOWHERE && place < best))
                         continue;
-                if (length(chains, place) < chains->rules->most && forms_fit(chains, place, reader) &&
-                    memory_allows(chains, place, reader))
+                if (length(chains, place) < chains->rules->most &&
+                    forms_fit(chains, place, reader) && memory_allows(chains, place, reader))
                         best = place;
         }
         if (best == NOWHERE)

@@ -1,7 +1,7 @@
 /*
- * Chains: nodes of a split that are computed in one pass, element-wise ones that feed one another and
- * what may come before them. For hr_device_ops.optimize of devices that have such passes; which nodes
- * those are they say themselves.
+ * Chains: nodes of a split that are computed in one pass, element-wise ones that feed one another
+ * and what may come before them. For hr_device_ops.optimize of devices that have such passes; which
+ * nodes those are they say themselves.
  */
 #pragma once
 

@@ -24,7 +24,8 @@ static hr_status deny_one(const char *item, struct hr_diag *diag, struct hr_deny
         if (number) {
                 errno = 0;
                 most = strtoll(number + 1, &end, 10);
-                if (number[1] < '0' || number[1] > '9' || *end != '\0' || errno || most >= INT64_MAX)
+                if (number[1] < '0' || number[1] > '9' || *end != '\0' || errno ||
+                    most >= INT64_MAX)
                         return hr_fail_reason(diag, HR_E_INVALID, "OP", "'%s' has no length", item);
         }
         for (uint32_t i = 0; i < HR_OP_LIMIT; ++i)

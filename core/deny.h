@@ -1,7 +1,7 @@
 /*
- * Ops that a device is told to claim not to support, for tests of what happens then: a list of names,
- * "MUL_MAT,TOP_K>4096"; "*" is every op that is no view. With a number, only where the node or a source
- * of it is longer than that in dimension 0.
+ * Ops that a device is told to claim not to support, for tests of what happens then: a list of
+ * names, "MUL_MAT,TOP_K>4096"; "*" is every op that is no view. With a number, only where the node
+ * or a source of it is longer than that in dimension 0.
  */
 #pragma once
 

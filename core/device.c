@@ -450,8 +450,8 @@ hr_status hr_queue_copy_experts(struct hr_queue *queue, struct hr_expert_cache *
         HR_ASSERT(queue->device->props.experts);
         HR_ASSERT(weight < cache->weight_count);
         HR_ASSERT(ids);
-        return device_heard(queue->device,
-                            queue->ops->copy_experts(queue, cache, weight, ids, tally, outcome, diag));
+        return device_heard(queue->device, queue->ops->copy_experts(queue, cache, weight, ids,
+                                                                    tally, outcome, diag));
 }
 
 hr_status hr_event_new(struct hr_device *device, struct hr_diag *diag,

@@ -92,9 +92,9 @@ struct hr_operand {
         uint64_t room;     /* bytes that may be touched from data on: kernels never leave it */
 };
 
-/* The tensor's type, extents and strides; no address yet, unless it is empty. Where dimension 0 has only one block its
- * stride means nothing in the graph; in the operand it is the block's size, so that a kernel may
- * walk contiguous memory by nb[0]. */
+/* The tensor's type, extents and strides; no address yet, unless it is empty. Where dimension 0 has
+ * only one block its stride means nothing in the graph; in the operand it is the block's size, so
+ * that a kernel may walk contiguous memory by nb[0]. */
 struct hr_operand hr_operand_of_tensor(const struct hr_tensor *tensor, uint32_t id);
 
 struct hr_step {
@@ -256,9 +256,9 @@ void hr_device_optimize(const struct hr_device *device, const struct hr_split_vi
 struct hr_buffer_ops {
         uint32_t size;
         void (*destroy)(struct hr_buffer *buffer);
-        /* More bytes behind those that it has, zero-filled, at the same address; `bytes` is all that
-         * it then has. What is in flight is not disturbed. HR_E_UNSUPPORTED where memory cannot
-         * grow, or not that far. */
+        /* More bytes behind those that it has, zero-filled, at the same address; `bytes` is all
+         * that it then has. What is in flight is not disturbed. HR_E_UNSUPPORTED where memory
+         * cannot grow, or not that far. */
         hr_status (*grow)(struct hr_buffer *buffer, uint64_t bytes, struct hr_diag *diag);
 };
 
@@ -289,8 +289,8 @@ struct hr_buffer {
 HR_NODISCARD hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes,
                                      hr_buffer_usage usage, struct hr_diag *diag,
                                      struct hr_buffer **ret_buffer);
-/* See hr_buffer_ops.grow; charged to the device. `bytes` is at least what it has. On failure it is as
- * it was. HR_E_EXHAUSTED (reason DEVICE_MEMORY), HR_E_UNSUPPORTED. Thread: engine. */
+/* See hr_buffer_ops.grow; charged to the device. `bytes` is at least what it has. On failure it is
+ * as it was. HR_E_EXHAUSTED (reason DEVICE_MEMORY), HR_E_UNSUPPORTED. Thread: engine. */
 HR_NODISCARD hr_status hr_buffer_grow(struct hr_buffer *buffer, uint64_t bytes,
                                       struct hr_diag *diag);
 /* For buffers of one size: HR_E_UNSUPPORTED. */

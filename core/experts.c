@@ -161,8 +161,8 @@ bool hr_experts_next(const struct hr_expert_cache *cache, uint32_t index,
         return true;
 }
 
-void hr_experts_end(struct hr_expert_cache *cache, uint32_t index, const struct hr_expert_move *move,
-                    struct hr_expert_tally *tally) {
+void hr_experts_end(struct hr_expert_cache *cache, uint32_t index,
+                    const struct hr_expert_move *move, struct hr_expert_tally *tally) {
         struct hr_expert_weight *weight = &cache->weights[index];
 
         weight->copied_at = cache->clock;

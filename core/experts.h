@@ -34,5 +34,5 @@ bool hr_experts_scan(struct hr_expert_cache *cache, const void *ids, int32_t *tr
 bool hr_experts_next(const struct hr_expert_cache *cache, uint32_t weight,
                      struct hr_expert_move *move);
 /* All moves of the weight have been made, or will be before whatever follows. */
-void hr_experts_end(struct hr_expert_cache *cache, uint32_t weight, const struct hr_expert_move *move,
-                    struct hr_expert_tally *tally);
+void hr_experts_end(struct hr_expert_cache *cache, uint32_t weight,
+                    const struct hr_expert_move *move, struct hr_expert_tally *tally);

@@ -90,7 +90,8 @@ struct hr_graph_limits {
  *
  * HR_E_INVALID with node or tensor, reason (ARITY, SOURCE, DTYPE, BLOCK, SHAPE, STRIDE, SIZE, VIEW,
  * PARAM, FLAG, LEAF, ALIAS, NAME, COLUMN) and words; HR_E_INVALID (reason OP) for a
- * number that is no op; HR_E_EXHAUSTED for a tensor over the limit. On failure the graph stays unfrozen.
+ * number that is no op; HR_E_EXHAUSTED for a tensor over the limit. On failure the graph stays
+ * unfrozen.
  */
 HR_NODISCARD hr_status hr_graph_validate(struct hr_graph *graph,
                                          const struct hr_graph_limits *limits,
@@ -99,7 +100,7 @@ HR_NODISCARD hr_status hr_graph_validate(struct hr_graph *graph,
 /*
  * Fills in what validation would demand of tensor `id`, a node whose op, sources and parameters are
  * set: type, extents, strides, view. Extents, type and strides that the op leaves open (RESHAPE,
- * VIEW, CONT, REPEAT, ...) are taken from the node as it is. For who builds graphs; leaves and nodes
- * may be mixed, as long as sources have smaller ids. Failures as of hr_graph_validate().
+ * VIEW, CONT, REPEAT, ...) are taken from the node as it is. For who builds graphs; leaves and
+ * nodes may be mixed, as long as sources have smaller ids. Failures as of hr_graph_validate().
  */
 HR_NODISCARD hr_status hr_graph_infer(struct hr_graph *graph, uint32_t id, struct hr_diag *diag);

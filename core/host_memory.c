@@ -6,11 +6,11 @@
  * an error of one request instead of the end of the daemon. Small buffers come from the allocator,
  * where the sanitizers guard their ends; large ones are mapped, zero pages until touched.
  *
- * What devices compute in is mapped from a few pages on, with addresses that lead nowhere before and
- * behind it. Processors fetch ahead past the end of what a thread reads, across the end of a page as
- * well, and the system puts one mapping right below the one before: lines that a neighbour writes
- * would wander to and fro between two processors, and a stage of a pipeline would take a third
- * longer where these have no cache in common.
+ * What devices compute in is mapped from a few pages on, with addresses that lead nowhere before
+ * and behind it. Processors fetch ahead past the end of what a thread reads, across the end of a
+ * page as well, and the system puts one mapping right below the one before: lines that a neighbour
+ * writes would wander to and fro between two processors, and a stage of a pipeline would take a
+ * third longer where these have no cache in common.
  */
 #include "core/host.h"
 

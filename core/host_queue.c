@@ -22,8 +22,8 @@
  * queue's own.
  *
  * Spans. What a recorder is there for is timed by the executing thread: the clock is read once per
- * command, and once more after a pause, since a command begins where the one before has ended. Reading
- * it takes about as long as a copy of some kilobytes: such a copy counts as one nanosecond.
+ * command, and once more after a pause, since a command begins where the one before has ended.
+ * Reading it takes about as long as a copy of some kilobytes: such a copy counts as one nanosecond.
  */
 #include "core/host.h"
 

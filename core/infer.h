@@ -29,7 +29,8 @@ struct hr_infer {
 
 typedef hr_status (*hr_infer_fn)(struct hr_infer *infer);
 
-/* The function of an op: every op of op.def that a node can have is there. NULL for other numbers. */
+/* The function of an op: every op of op.def that a node can have is there. NULL for other
+ * numbers. */
 hr_infer_fn hr_infer_lookup(uint32_t op);
 
 /* Records a failure with the node and returns HR_E_INVALID. */

@@ -225,7 +225,8 @@ hr_status hr_infer_timestep_embedding(struct hr_infer *infer) {
         HR_INFER_NEED(source->type == HR_TYPE_F32 && source->ne[1] == 1 && source->ne[2] == 1 &&
                               source->ne[3] == 1,
                       "SHAPE", "the source is no vector of f32");
-        HR_INFER_NEED(params[0] > 0 && params[1] > 0, "PARAM", "dim and max_period must be above 0");
+        HR_INFER_NEED(params[0] > 0 && params[1] > 0, "PARAM",
+                      "dim and max_period must be above 0");
         hr_infer_shape(infer, HR_TYPE_F32, params[0], source->ne[0], 1, 1);
         return HR_OK;
 }

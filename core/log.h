@@ -1,8 +1,10 @@
 /*
  * Log lines: level, topic, words and fields. core, backends, scheduler and proto never log above
- * DEBUG; the daemon logs each failure once. They go to stderr, or to the sink that the daemon has set.
+ * DEBUG; the daemon logs each failure once. They go to stderr, or to the sink that the daemon has
+ * set.
  *
- * Words and values may come from a peer: control characters (C0, DEL, C1) and what is no UTF-8 become
+ * Words and values may come from a peer: control characters (C0, DEL, C1) and what is no UTF-8
+ * become
  * '?', and a value in a line of text stands in quotes that nothing inside of it can end. So no peer
  * begins a line, moves a cursor or adds a field. Thread: any.
  */
@@ -42,7 +44,8 @@ void hr_log(hr_log_level level, const char *topic, const char *format, ...);
 HR_PRINTF(5, 6)
 void hr_log_fields(hr_log_level level, const char *topic, const struct hr_log_field *fields,
                    size_t count, const char *format, ...);
-/* The words and then the fields, name=value, cut to the room. Returns the bytes, without the NUL. */
+/* The words and then the fields, name=value, cut to the room. Returns the bytes, without the
+ * NUL. */
 size_t hr_log_text(const char *words, const struct hr_log_field *fields, size_t count, char *text,
                    size_t room);
 /* What stderr gets: the whole line with its end, cut to the room. Returns its bytes. */

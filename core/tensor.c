@@ -7,8 +7,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Four extents of so many bits make a tensor below 2^63 bytes: an element that is no part of a block has
- * at most eight. */
+/* Four extents of so many bits make a tensor below 2^63 bytes: an element that is no part of a
+ * block has at most eight. */
 #define SMALL_EXTENT_BITS 15
 
 hr_status hr_tensor_set_contiguous(struct hr_tensor *tensor, struct hr_diag *diag) {

@@ -253,8 +253,8 @@ static hr_status check_node(const struct hr_graph *graph, const struct hr_graph_
         return check_memory(infer);
 }
 
-/* What is counted while the tensors are looked at: they fill more than the caches of a processor, and
- * are walked over once. */
+/* What is counted while the tensors are looked at: they fill more than the caches of a processor,
+ * and are walked over once. */
 struct walk {
         uint64_t next_source; /* where the sources of the next tensor begin */
         uint32_t input_count, input_first, input_end;

@@ -20,9 +20,9 @@
 
 #define HR_PASSES_MAX 16U
 /* So long before the expected end of a long run, and twice what it is as a rule away from the
- * expected, the next one goes to its device, which then does not stand still while the next is being
- * found and started: waking and starting take some tens of microseconds. Who comes after that waits
- * for so much more than the run in front of it; at most device_ahead. */
+ * expected, the next one goes to its device, which then does not stand still while the next is
+ * being found and started: waking and starting take some tens of microseconds. Who comes after that
+ * waits for so much more than the run in front of it; at most device_ahead. */
 #define HR_LEAD_NS (UINT64_C(100) * 1000)
 
 /* Zeroed is valid: priority 0, waiting nowhere. */

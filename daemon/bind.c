@@ -71,8 +71,8 @@ static hr_status graph_find(struct hr_request *request, struct hr_binding *bindi
                                       "no graph with this digest is held");
         }
         HR_TRY(hr_bind_decode(server, body, diag, &graph));
-        return hr_graphs_add(server->graphs, request->session->principal->id, binding->digest, graph,
-                             diag, &binding->entry);
+        return hr_graphs_add(server->graphs, request->session->principal->id, binding->digest,
+                             graph, diag, &binding->entry);
 }
 
 /* ---- homes and pins -------------------------------------------------------------------------- */
@@ -369,7 +369,8 @@ static hr_status bound_fill(struct hr_request *request, struct hr_binding *bindi
                 bound->bound.states[i] = hr_state_ref(homes->states[i]);
         bound->bound.state_count = homes->state_count;
         bound->plan = hr_plan_ref(binding->plan);
-        bound->entry = hr_graphs_find(server->graphs, request->session->principal->id, binding->digest);
+        bound->entry =
+                hr_graphs_find(server->graphs, request->session->principal->id, binding->digest);
         HR_ASSERT(bound->entry == binding->entry);
         bound->leaves = HR_STEAL(homes->leaves);
         hr_engine_turn_take(server->engine);

@@ -8,8 +8,11 @@
 #include "daemon/config_priv.h"
 
 #include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
 #include <ini.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,11 +20,11 @@
 
 #define KEYS_MAX 128 /* rows of the table, at most */
 
-/* What a file has said so far; an override may say it again. */
+/* What a file has said so far; the next file, or an override, may say it again. */
 struct hr_config_given {
         bool sections[SECTION_COUNT];
         bool file_keys[KEYS_MAX]; /* of the one-of-a-kind sections */
-        bool override_directories;
+        bool other_directories; /* what is told next is another list */
         bool is_finished;
 };
 
@@ -120,6 +123,26 @@ struct reader {
         hr_status status;
 };
 
+static bool *opened_of(enum section section, void *object) {
+        return section == SECTION_DEVICE ? &((struct hr_config_device *) object)->is_opened
+                                         : &((struct hr_config_principal *) object)->is_opened;
+}
+
+/* A section of which there are many: a new one, or one that an earlier file began. */
+static hr_status open_named(struct reader *reader, const char *name) {
+        const enum section section = reader->section;
+        void *object = find_named(reader->config, section, name);
+
+        if (object && *opened_of(section, object))
+                return hr_config_fail(&reader->origin, NULL, "second section [%s %s]",
+                                      hr_config_sections[section], name);
+        if (!object)
+                HR_TRY(add_named(&reader->origin, reader->config, section, name, &object));
+        *opened_of(section, object) = true;
+        reader->object = object;
+        return HR_OK;
+}
+
 /* A header line: opens the section. `line` begins with '['. */
 static hr_status open_section(struct reader *reader, const char *line) {
         const char *object_name = "";
@@ -133,12 +156,7 @@ static hr_status open_section(struct reader *reader, const char *line) {
         snprintf(name, sizeof name, "%.*s", (int) (close - line - 1), line + 1);
         reader->section = find_named_section(name, ' ', &object_name);
         if (reader->section != SECTION_NONE) {
-                object_name += strspn(object_name, " ");
-                if (find_named(reader->config, reader->section, object_name))
-                        return hr_config_fail(&reader->origin, NULL, "second section [%s %s]",
-                                              hr_config_sections[reader->section], object_name);
-                return add_named(&reader->origin, reader->config, reader->section, object_name,
-                                 &reader->object);
+                return open_named(reader, object_name + strspn(object_name, " "));
         }
         reader->object = reader->config;
         reader->section = find_section(name);
@@ -181,6 +199,14 @@ static char *reader_line(char *buffer, int size, void *stream) {
         return reader->status == HR_OK ? buffer : NULL;
 }
 
+/* A file's list, or that of the overrides, is a list of its own: it does not go on with the one
+ * before it. */
+static void list_begin(struct hr_config *config) {
+        if (config->given->other_directories)
+                hr_config_clear_directories(config);
+        config->given->other_directories = false;
+}
+
 static hr_status take_pair(struct reader *reader, const char *name, const char *value) {
         struct hr_config *config = reader->config;
         bool *given;
@@ -203,6 +229,8 @@ static hr_status take_pair(struct reader *reader, const char *name, const char *
         if (*given && hr_config_keys[index].kind != KIND_DIRECTORIES)
                 return hr_config_fail(&reader->origin, &hr_config_keys[index], "given twice");
         *given = true;
+        if (hr_config_keys[index].kind == KIND_DIRECTORIES)
+                list_begin(config);
         return hr_config_set_value(&reader->origin, &hr_config_keys[index], value, config,
                                    reader->object);
 }
@@ -215,6 +243,20 @@ static int reader_pair(void *user, const char *section, const char *name, const 
         return reader->status == HR_OK;
 }
 
+/* Each file is checked by itself for what is said twice. */
+static void forget_given(struct hr_config *config) {
+        memset(config->given->sections, 0, sizeof config->given->sections);
+        memset(config->given->file_keys, 0, sizeof config->given->file_keys);
+        for (uint32_t i = 0; i < config->device_count; i++) {
+                config->devices[i].is_opened = false;
+                memset(config->devices[i].given, 0, sizeof config->devices[i].given);
+        }
+        for (uint32_t i = 0; i < config->principal_count; i++) {
+                config->principals[i].is_opened = false;
+                memset(config->principals[i].given, 0, sizeof config->principals[i].given);
+        }
+}
+
 hr_status hr_config_read_text(struct hr_config *config, const char *label, const char *text,
                               size_t text_bytes, struct hr_diag *diag) {
         struct reader reader = {.config = config,
@@ -224,12 +266,14 @@ hr_status hr_config_read_text(struct hr_config *config, const char *label, const
         int bad_line;
 
         HR_ASSERT(config->given && hr_config_key_count <= KEYS_MAX);
+        forget_given(config);
         bad_line = ini_parse_stream(reader_line, &reader, reader_pair, &reader);
         HR_TRY(reader.status);
         if (bad_line != 0) {
                 reader.origin.line = bad_line > 0 ? (uint32_t) bad_line : 0;
                 return hr_config_fail(&reader.origin, NULL, "neither [SECTION] nor KEY = VALUE");
         }
+        config->given->other_directories = true;
         return HR_OK;
 }
 
@@ -261,6 +305,44 @@ hr_status hr_config_read_file(struct hr_config *config, const char *path, struct
         return status;
 }
 
+static int is_fragment(const struct dirent *entry) {
+        const size_t bytes = strlen(entry->d_name);
+
+        return entry->d_name[0] != '.' && bytes > 5 &&
+               strcmp(entry->d_name + bytes - 5, ".conf") == 0;
+}
+
+static int by_bytes(const struct dirent **a, const struct dirent **b) {
+        return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+hr_status hr_config_read_fragments(struct hr_config *config, const char *path,
+                                   struct hr_diag *diag) {
+        struct dirent **entries = NULL;
+        char folder[PATH_MAX], file[PATH_MAX];
+        hr_status status = HR_OK;
+        int count;
+
+        if ((size_t) snprintf(folder, sizeof folder, "%s.d", path) >= sizeof folder)
+                return hr_fail(diag, HR_E_NOT_FOUND, "a path of more than %d bytes", PATH_MAX);
+        count = scandir(folder, &entries, is_fragment, by_bytes);
+        if (count < 0)
+                return errno == ENOENT ? HR_OK
+                                       : hr_fail(diag, HR_E_NOT_FOUND, "%.200s: %m", folder);
+        for (int i = 0; i < count && status == HR_OK; i++) {
+                if ((size_t) snprintf(file, sizeof file, "%s/%s", folder, entries[i]->d_name) >=
+                    sizeof file)
+                        status = hr_fail(diag, HR_E_NOT_FOUND, "a path of more than %d bytes",
+                                         PATH_MAX);
+                else
+                        status = hr_config_read_file(config, file, diag);
+        }
+        for (int i = 0; i < count; i++)
+                free(entries[i]);
+        free(entries);
+        return status;
+}
+
 /* ---- Overrides ------------------------------------------------------------------------------- */
 
 static hr_status set_override(struct hr_config *config, const struct origin *origin, char *section,
@@ -280,11 +362,8 @@ static hr_status set_override(struct hr_config *config, const struct origin *ori
                 if (!object)
                         HR_TRY(add_named(origin, config, number, object_name, &object));
         }
-        if (hr_config_keys[index].kind == KIND_DIRECTORIES &&
-            !config->given->override_directories) {
-                hr_config_clear_directories(config);
-                config->given->override_directories = true;
-        }
+        if (hr_config_keys[index].kind == KIND_DIRECTORIES)
+                list_begin(config);
         return hr_config_set_value(origin, &hr_config_keys[index], value, config, object);
 }
 

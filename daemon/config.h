@@ -1,10 +1,11 @@
 /*
- * Configuration: an INI file, then `section.key=value` overrides, validated as a whole.
+ * Configuration: an INI file, then fragments of it in a folder beside it, then `section.key=value`
+ * overrides, validated as a whole.
  *
  * One table in config.c lists every key with its type, bounds and default; it drives parsing,
- * checking and dumping. An unknown section or key, a key given twice, a section opened twice, a
- * value that is no value of its type or out of bounds is HR_E_INVALID with file, line and key in
- * the words.
+ * checking and dumping. An unknown section or key, a key given twice in a file, a section opened
+ * twice there, a value that is no value of its type or out of bounds is HR_E_INVALID with file,
+ * line and key in the words.
  *
  * Sections: [daemon] [listen] [tls] [models] [limits], one [principal NAME] per identity that may
  * come in, and one [device NAME] per device, in priority order. Without any device there is one for
@@ -48,7 +49,8 @@ struct hr_limits {
         uint64_t principal_plan_bytes, principal_descriptors;
         uint64_t principal_misses, principal_cancels; /* per second */
         uint64_t connections, greetings, connection_requests, backlog;
-        uint64_t hello_timeout_ns, refusal_delay_ns, progress_timeout_ns, output_timeout_ns, tap_timeout_ns;
+        uint64_t hello_timeout_ns, refusal_delay_ns, progress_timeout_ns, output_timeout_ns,
+                tap_timeout_ns;
 };
 
 struct hr_config_device {
@@ -68,7 +70,8 @@ struct hr_config_device {
         bool required;        /* without it the daemon is not ready */
         uint64_t gpu;         /* cuda: the GPU's number, as the driver counts */
         bool graphs;          /* cuda: splits that are computed again are one launch */
-        bool given[HR_SECTION_KEYS_MAX]; /* keys given, by position in the table; private */
+        /* Private: opened by the file that is read; keys it has given, by position in the table. */
+        bool is_opened, given[HR_SECTION_KEYS_MAX];
 };
 
 /* What a principal may do. */
@@ -92,7 +95,7 @@ struct hr_config_principal {
         char *certificate;    /* common name of its client certificate; NULL = none */
         uint64_t permissions; /* HR_PERMIT_... */
         uint64_t weight;      /* its share of the devices */
-        bool given[HR_SECTION_KEYS_MAX];
+        bool is_opened, given[HR_SECTION_KEYS_MAX]; /* private, as a device's */
 };
 
 /* ADDRESS:PORT. */
@@ -160,15 +163,20 @@ struct hr_config {
 /* All defaults. HR_E_EXHAUSTED without memory. Zeroed is valid to deinit. */
 HR_NODISCARD hr_status hr_config_init(struct hr_config *config, struct hr_diag *diag);
 void hr_config_deinit(struct hr_config *config);
-/* Reads a file over the defaults. HR_E_NOT_FOUND when it cannot be opened. At most one file. */
+/* Reads a file over what there is: what it says replaces that, key by key, a list as a whole.
+ * HR_E_NOT_FOUND when it cannot be opened. */
 HR_NODISCARD hr_status hr_config_read_file(struct hr_config *config, const char *path,
                                            struct hr_diag *diag);
 /* The same from memory; `label` stands for the file name in messages. */
 HR_NODISCARD hr_status hr_config_read_text(struct hr_config *config, const char *label,
                                            const char *text, size_t text_bytes,
                                            struct hr_diag *diag);
+/* Reads every PATH.d/NAME.conf in the order of the names' bytes, hidden files left out. Without that
+ * folder there is nothing to read. */
+HR_NODISCARD hr_status hr_config_read_fragments(struct hr_config *config, const char *path,
+                                                struct hr_diag *diag);
 /* One override, "section.key=value", "device.NAME.key=value" or "principal.NAME.key=value";
- * replaces what the file said, the last one wins. A device that does not exist yet is added after
+ * replaces what the files said, the last one wins. A device that does not exist yet is added after
  * the others. */
 HR_NODISCARD hr_status hr_config_set(struct hr_config *config, const char *assignment,
                                      struct hr_diag *diag);

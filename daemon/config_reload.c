@@ -1,7 +1,7 @@
 /*
- * A configuration read again while the daemon runs. Keys that only the loop looks at, each time anew,
- * may change, and so may principals, as a whole; whatever else differs is named and stays as it was.
- * Devices and sockets are made at the start.
+ * A configuration read again while the daemon runs. Keys that only the loop looks at, each time
+ * anew, may change, and so may principals, as a whole; whatever else differs is named and stays as
+ * it was. Devices and sockets are made at the start.
  */
 #include "daemon/config_priv.h"
 

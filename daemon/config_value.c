@@ -90,7 +90,8 @@ const struct key hr_config_keys[] = {
         {SECTION_TLS, "key", KIND_PATH, FIELD(tls_key), 0, 0, 4096, NULL, NULL},
         {SECTION_TLS, "client_ca", KIND_PATH, FIELD(tls_client_ca), 0, 0, 4096, NULL, NULL},
 
-        {SECTION_MODELS, "cache_directory", KIND_PATH, FIELD(cache_directory), 0, 0, 4096, NULL, NULL},
+        {SECTION_MODELS, "cache_directory", KIND_PATH, FIELD(cache_directory), 0, 0, 4096, NULL,
+         NULL},
         {SECTION_MODELS, "cache_bytes", KIND_SIZE, FIELD(cache_bytes), HR_DEFAULT_CACHE_BYTES, 0,
          UINT64_C(1) << 60, NULL, NULL},
         {SECTION_MODELS, "keep", KIND_CHOICE, FIELD(keep), 0, 0, 0, "host", keep_choices},
@@ -341,8 +342,8 @@ hr_status hr_config_set_string(const struct origin *origin, const struct key *ke
         return HR_OK;
 }
 
-/* Can a file hold it? No control characters, no blank at either end, nothing that begins a comment.
- */
+/* Can a file hold it? No control characters, no blank at either end, nothing that begins a
+ * comment. */
 static bool path_is_plain(const char *path, size_t bytes) {
         for (size_t i = 0; i < bytes; i++)
                 if ((unsigned char) path[i] < ' ' || path[i] == 0x7f ||

@@ -92,8 +92,8 @@ void hr_conn_finish(struct hr_conn *conn);
 /* A hello without the right credentials: nothing more is read; after a delay that grows with such
  * hellos its request is answered UNAUTHENTICATED, and the connection closes. */
 void hr_conn_refuse(struct hr_conn *conn);
-/* The peer is not known any more: a GOAWAY says so, then as hr_conn_finish(); aborts: its requests in
- * flight end with the same error. */
+/* The peer is not known any more: a GOAWAY says so, then as hr_conn_finish(); aborts: its requests
+ * in flight end with the same error. */
 void hr_conn_revoke(struct hr_conn *conn, bool aborts);
 /* A second's worth of `field` has been passed: one error frame, then as hr_conn_finish(). */
 void hr_conn_too_often(struct hr_conn *conn, const char *field, uint64_t per_second);

@@ -80,8 +80,8 @@ void hr_conn_too_often(struct hr_conn *conn, const char *field, uint64_t per_sec
 
         if (conn->over || conn->finishing)
                 return;
-        (void) hr_fail_reason(&diag, HR_E_EXHAUSTED, "RATE", "%s: more than %llu in a second", field,
-                              (unsigned long long) per_second);
+        (void) hr_fail_reason(&diag, HR_E_EXHAUSTED, "RATE", "%s: more than %llu in a second",
+                              field, (unsigned long long) per_second);
         diag.field = field;
         diag.limit = per_second;
         diag.retry_after_ms = 1000;

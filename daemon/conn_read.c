@@ -180,8 +180,9 @@ static size_t conn_receive(struct hr_conn *conn, struct iovec *parts, size_t par
         return 0;
 }
 
-/* How much of the window a read may fill. Of a stranger no more is taken than what is due, and little
- * beyond it: whoever speaks another protocol, or floods, has not been read when it is cut. */
+/* How much of the window a read may fill. Of a stranger no more is taken than what is due, and
+ * little beyond it: whoever speaks another protocol, or floods, has not been read when it is cut.
+ */
 static size_t conn_window_bytes(const struct hr_conn *conn) {
         if (conn->session)
                 return HR_WINDOW_BYTES;

@@ -1,7 +1,7 @@
 /*
- * Waiting is done in the loop, so that signals are taken and HTTP answers; sockets are not open yet,
- * except those that the service manager holds, where clients wait: until its devices are known the
- * daemon has no plans to make, no limits to tell and nobody to charge.
+ * Waiting is done in the loop, so that signals are taken and HTTP answers; sockets are not open
+ * yet, except those that the service manager holds, where clients wait: until its devices are known
+ * the daemon has no plans to make, no limits to tell and nobody to charge.
  */
 #include "daemon/devices.h"
 

@@ -94,7 +94,8 @@ struct hr_bound {
         struct hr_state **states; /* each distinct one, referenced */
         uint32_t state_count;
         struct hr_image **images; /* mapped files behind its weights, referenced; ends with NULL */
-        /* Private: what a run takes of its devices, by the latest ones; how far they are from it. */
+        /* Private: what a run takes of its devices, by the latest ones; how far they are from
+         * it. */
         uint64_t cost_ns, spread_ns;
         struct hr_list
                 settling; /* private: in the engine's list while its workspace is to settle */
@@ -129,7 +130,8 @@ struct hr_run_job {
 struct hr_transfer_job {
         struct hr_job job;
         bool is_write;
-        /* Set before the post: it takes its place in the lane, and starts after hr_engine_release(). */
+        /* Set before the post: it takes its place in the lane, and starts after
+         * hr_engine_release(). */
         atomic_bool is_held;
         struct hr_state_transfer
                 transfer; /* state, tensor, offset, bytes, host set by the caller */
@@ -141,7 +143,8 @@ struct hr_engine_config {
         struct hr_inherited *inherited; /* the store takes its sets out of it; NULL = none */
         /* Tells the loop that hr_engine_poll() would find something. Thread: any. */
         void (*wake_loop)(void *arg);
-        /* From that time on it would find something as well; the latest word counts. Thread: any. */
+        /* From that time on it would find something as well; the latest word counts. Thread:
+         * any. */
         void (*wake_loop_at)(void *arg, uint64_t at_ns);
         void *arg;
 };

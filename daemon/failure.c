@@ -1,7 +1,7 @@
 /*
- * How loud a failure is: what is wrong with the daemon or its devices is an error; what an operator can do
- * something about (too little of something, too slow) a warning; who may not come in, or breaks rules, is
- * a notice; all else is between the client and its request, and information.
+ * How loud a failure is: what is wrong with the daemon or its devices is an error; what an operator
+ * can do something about (too little of something, too slow) a warning; who may not come in, or
+ * breaks rules, is a notice; all else is between the client and its request, and information.
  */
 #include "daemon/failure.h"
 

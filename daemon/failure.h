@@ -1,8 +1,8 @@
 /*
- * Failures in the log: one line each, with what it takes to find the request again, and of each kind only
- * so many. A kind is a status of requests, or one of what else happens to connections. Each may have a
- * burst of lines, then one a second; the next line that is written, or a line of its own once it has been
- * quiet, says how many were not.
+ * Failures in the log: one line each, with what it takes to find the request again, and of each
+ * kind only so many. A kind is a status of requests, or one of what else happens to connections.
+ * Each may have a burst of lines, then one a second; the next line that is written, or a line of
+ * its own once it has been quiet, says how many were not.
  *
  * Thread: loop.
  */
@@ -31,8 +31,8 @@ struct hr_failures {
         uint64_t suppressed_total;
 };
 
-/* Whether a line of that kind may be written now; *ret_suppressed is then how many were not since the
- * last one. Pure but for the clock that it is given. */
+/* Whether a line of that kind may be written now; *ret_suppressed is then how many were not since
+ * the last one. Pure but for the clock that it is given. */
 bool hr_failure_allowed(struct hr_failures *failures, unsigned kind, uint64_t now_ns,
                         uint64_t *ret_suppressed);
 
@@ -43,5 +43,6 @@ void hr_failure_log_refused(const struct hr_conn *conn, const struct hr_diag *fa
 /* What happens to a connection; words: what, static. */
 void hr_failure_log_conn(const struct hr_conn *conn, hr_failure_kind kind, const char *words,
                          const struct hr_diag *failure);
-/* Tells what was suppressed of kinds that are quiet by now. True while something is left to tell. */
+/* Tells what was suppressed of kinds that are quiet by now. True while something is left to
+ * tell. */
 bool hr_failures_flush(struct hr_server *server, uint64_t now_ns, bool all);

@@ -1,11 +1,11 @@
 /*
  * From rings to text: the spans of all rings in one list, by request and time; then the events.
  *
- * Tracks. Slices of one track have to lie inside each other or apart. A queue executes one command at a
- * time, so each queue is a track. Requests overlap: each gets a lane, the first one that is free when it
- * arrives, and its stages lie in the lane, inside the request; steps of a sequence may be under way at
- * the same time, then the later one takes a lane of its own. Arrows go from slice to slice, each from
- * the beginning of one to that of the next.
+ * Tracks. Slices of one track have to lie inside each other or apart. A queue executes one command
+ * at a time, so each queue is a track. Requests overlap: each gets a lane, the first one that is
+ * free when it arrives, and its stages lie in the lane, inside the request; steps of a sequence may
+ * be under way at the same time, then the later one takes a lane of its own. Arrows go from slice
+ * to slice, each from the beginning of one to that of the next.
  */
 #include "daemon/flight.h"
 
@@ -94,7 +94,8 @@ static int line_by_request(const void *a, const void *b) {
         return order ? order : number_compare(first->kind, second->kind);
 }
 
-/* Sorted by request. Without those of other principals: whose a request is is told by its own span. */
+/* Sorted by request. Without those of other principals: whose a request is is told by its own
+ * span. */
 static void collection_filter(struct collection *collection, uint64_t principal) {
         uint32_t kept = 0;
 
@@ -189,8 +190,9 @@ static void time_write(struct writer *writer, const char *key, uint64_t ns) {
 static void track_name(struct writer *writer, int pid, uint32_t tid, const char *what,
                        const char *name, const char *suffix) {
         event_begin(writer);
-        fprintf(writer->out, "\"ph\":\"M\",\"pid\":%d,\"tid\":%u,\"name\":\"%s\",\"args\":{\"name\":",
-                pid, tid, what);
+        fprintf(writer->out,
+                "\"ph\":\"M\",\"pid\":%d,\"tid\":%u,\"name\":\"%s\",\"args\":{\"name\":", pid, tid,
+                what);
         name_write(writer->out, name);
         if (suffix)
                 fprintf(writer->out, ",\"queue\":\"%s\"", suffix);
@@ -402,7 +404,8 @@ static void collection_write(struct writer *writer, const struct collection *col
                 zero_ns = HR_MIN(zero_ns, collection->lines[i].span.begin_ns);
         writer->zero_ns = zero_ns;
         fprintf(writer->out,
-                "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"clock\":\"monotonic\",\"zero_ns\":%llu,"
+                "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"clock\":\"monotonic\",\"zero_ns\":%"
+                "llu,"
                 "\"spans\":%u,\"left_out\":%u},\"traceEvents\":[",
                 collection->count ? (unsigned long long) zero_ns : 0, collection->count,
                 collection->left_out);

@@ -1,7 +1,8 @@
 /*
- * What the daemon remembers of itself, as Chrome/Perfetto JSON: the spans of requests that the loop has
- * recorded and those of commands that devices' queues have, with arrows from each request through its
- * stages, its commands in the order in which they began, on whatever device, to its reply.
+ * What the daemon remembers of itself, as Chrome/Perfetto JSON: the spans of requests that the loop
+ * has recorded and those of commands that devices' queues have, with arrows from each request
+ * through its stages, its commands in the order in which they began, on whatever device, to its
+ * reply.
  */
 #pragma once
 

@@ -1,9 +1,9 @@
 /*
  * One tick of a timer: what has come back is judged, the watchdog is fed, the next beat is sent to
- * the devices that have answered the one before: a job of the engine that queues, on each of them, a
- * write, a computation and a read of a few floats, and a notification behind them. So one that does
- * not answer keeps nobody from asking the others. Sums, or a product on a device that only multiplies, of
- * small whole numbers: they are exact whatever the order.
+ * the devices that have answered the one before: a job of the engine that queues, on each of them,
+ * a write, a computation and a read of a few floats, and a notification behind them. So one that
+ * does not answer keeps nobody from asking the others. Sums, or a product on a device that only
+ * multiplies, of small whole numbers: they are exact whatever the order.
  */
 #include "daemon/heartbeat.h"
 

@@ -4,8 +4,8 @@
  * computes right, and a look at the listeners' paths that clients can still come; the service
  * manager's watchdog is fed by nothing else.
  *
- * A beat waits behind what a device has been given. While it does, the device is alive as long as it
- * comes from step to step.
+ * A beat waits behind what a device has been given. While it does, the device is alive as long as
+ * it comes from step to step.
  *
  * Thread: loop, except where said.
  */

@@ -1,7 +1,7 @@
 /*
- * libmicrohttpd without a thread of its own: its epoll descriptor is watched by the loop, and a timer
- * lets it drop connections that say nothing. An answer that needs the engine suspends its connection
- * until the engine's job has come back.
+ * libmicrohttpd without a thread of its own: its epoll descriptor is watched by the loop, and a
+ * timer lets it drop connections that say nothing. An answer that needs the engine suspends its
+ * connection until the engine's job has come back.
  */
 #include "daemon/http.h"
 
@@ -36,8 +36,8 @@ struct hr_http {
 
 static void timer_cb(void *arg);
 
-/* Lets the library work until nothing is left that could go on at once: it tells of that by a timeout of
- * nothing, its epoll descriptor does not. */
+/* Lets the library work until nothing is left that could go on at once: it tells of that by a
+ * timeout of nothing, its epoll descriptor does not. */
 static void http_run(struct hr_http *http) {
         MHD_UNSIGNED_LONG_LONG left_ms = 0;
         bool is_busy = true;
@@ -217,7 +217,8 @@ static enum MHD_Result request_cb(void *arg, struct MHD_Connection *connection, 
                 return ready_answer(http, connection);
         if (strcmp(url, "/degraded") == 0)
                 return degraded_answer(http, connection);
-        return reply_words(connection, MHD_HTTP_NOT_FOUND, "/metrics, /live, /ready or /degraded\n");
+        return reply_words(connection, MHD_HTTP_NOT_FOUND,
+                           "/metrics, /live, /ready or /degraded\n");
 }
 
 static void completed_cb(void *arg, struct MHD_Connection *connection, void **context,

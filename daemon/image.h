@@ -9,9 +9,9 @@
  * A mapped file may become shorter than its mapping; touching what is gone is a SIGBUS. The handler
  * that hr_image_guard() installs finds the image by the address, puts zeros in the place of the
  * rest of it, marks it lost, and lets the thread go on: whoever used the contents looks at
- * hr_image_check() before the result counts. A SIGBUS elsewhere ends the process as ever. Of the page
- * that the new end lies in nothing faults, it only reads as zeros behind it: so the check asks for the
- * file's size as well.
+ * hr_image_check() before the result counts. A SIGBUS elsewhere ends the process as ever. Of the
+ * page that the new end lies in nothing faults, it only reads as zeros behind it: so the check asks
+ * for the file's size as well.
  *
  * Thread: any.
  */
@@ -48,8 +48,8 @@ HR_DEFINE_CLEANUP(struct hr_image *, hr_image_unrefp, hr_image_unref)
 
 /* Some of its contents could not be read: what was computed from it since is worth nothing. */
 bool hr_image_is_lost(const struct hr_image *image);
-/* The same, after a look at the size of a file, as this system knows it without waiting for another.
- * Less than a microsecond. */
+/* The same, after a look at the size of a file, as this system knows it without waiting for
+ * another. Less than a microsecond. */
 bool hr_image_check(struct hr_image *image);
 /* A mapped file is watched through a descriptor of its own from now on. HR_E_EXHAUSTED (reason
  * DESCRIPTORS). */

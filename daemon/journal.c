@@ -1,6 +1,6 @@
 /*
- * A datagram that the journal cannot take now, because it is behind or starts anew, goes to stderr, which
- * is its stream: the line is there, without fields.
+ * A datagram that the journal cannot take now, because it is behind or starts anew, goes to stderr,
+ * which is its stream: the line is there, without fields.
  */
 #include "daemon/journal.h"
 

@@ -141,12 +141,13 @@
 /* ---- Connections
  * ------------------------------------------------------------------------------ */
 
-/* Host memory of graphs and plans, by each handle on them: a plan of a language model takes a MiB. */
+/* Host memory of graphs and plans, by each handle on them: a plan of a language model takes a
+ * MiB. */
 #define HR_DEFAULT_SESSION_PLAN_BYTES (4 * HR_GIB)
 #define HR_DEFAULT_PRINCIPAL_PLAN_BYTES (32 * HR_GIB)
-/* Requests of one principal, per second, for what is not there: a client of many sessions that comes
- * back to a daemon without its handles asks for some hundreds. Whoever guesses the 32 random bits of a
- * handle at this rate needs fifty days. */
+/* Requests of one principal, per second, for what is not there: a client of many sessions that
+ * comes back to a daemon without its handles asks for some hundreds. Whoever guesses the 32 random
+ * bits of a handle at this rate needs fifty days. */
 #define HR_DEFAULT_PRINCIPAL_MISSES UINT64_C(1000)
 /* Cancels of one principal, per second: each may make a device's work be for nothing. */
 #define HR_DEFAULT_PRINCIPAL_CANCELS UINT64_C(4000)
@@ -190,15 +191,18 @@
 /* ---- Daemon
  * ----------------------------------------------------------------------------------- */
 
-/* Spans that the loop and each queue of a device keep, of 48 bytes: some seconds of a busy daemon. */
+/* Spans that the loop and each queue of a device keep, of 48 bytes: some seconds of a busy
+ * daemon. */
 #define HR_DEFAULT_TRACE_SPANS UINT64_C(4096)
 #define HR_TRACE_SPANS_MAX (UINT64_C(1) << 20)
-/* Spans that one answer to TRACE tells at most, the latest: some MiB of text, and milliseconds of the
- * engine's thread. */
+/* Spans that one answer to TRACE tells at most, the latest: some MiB of text, and milliseconds of
+ * the engine's thread. */
 #define HR_TRACE_ANSWER_SPANS 16384U
-/* Between two looks at whether memory is short: a look costs microseconds, and a second is early. */
+/* Between two looks at whether memory is short: a look costs microseconds, and a second is
+ * early. */
 #define HR_DEFAULT_MEMORY_LOOK_MS UINT64_C(1000)
-/* Of a second, threads waiting for memory: a tenth is felt by everybody; service managers take as much. */
+/* Of a second, threads waiting for memory: a tenth is felt by everybody; service managers take as
+ * much. */
 #define HR_DEFAULT_MEMORY_STALL_MS UINT64_C(100)
 /* A graph that has not been used for so long is idle where memory is short: between two steps of a
  * client that reads along there are seconds. */

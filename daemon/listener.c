@@ -280,7 +280,8 @@ hr_status hr_listener_open_tcp(struct hr_server *server, const struct hr_address
         if (!listener)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for a listener");
         listener->context = context;
-        listener->fd = socket(address->socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        listener->fd =
+                socket(address->socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (listener->fd < 0)
                 return system_fail(diag, "socket", address->text);
         if (setsockopt(listener->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0)

@@ -83,8 +83,10 @@ static int arguments_parse(int argc, char **argv, struct arguments *arguments) {
 static hr_status config_load(const struct arguments *arguments, struct hr_config *config,
                              struct hr_diag *diag) {
         HR_TRY(hr_config_init(config, diag));
-        if (arguments->config_path)
+        if (arguments->config_path) {
                 HR_TRY(hr_config_read_file(config, arguments->config_path, diag));
+                HR_TRY(hr_config_read_fragments(config, arguments->config_path, diag));
+        }
         for (int i = 0; i < arguments->setting_count; i++)
                 HR_TRY(hr_config_set(config, arguments->settings[i], diag));
         return hr_config_finish(config, diag);
@@ -98,7 +100,7 @@ static void keep_freed_memory(void) {
         (void) mallopt(M_TRIM_THRESHOLD, 64 << 20);
 }
 
-/* The same file and settings once more, at SIGHUP. */
+/* The same files and settings once more, at SIGHUP. */
 static hr_status reload(void *arg, struct hr_diag *diag, struct hr_config *ret_fresh) {
         return config_load(arg, ret_fresh, diag);
 }
@@ -126,7 +128,8 @@ int main(int argc, char **argv) {
         if (code != EX_OK)
                 return code < 0 ? EX_OK : code;
 #ifndef __SANITIZE_ADDRESS__ /* whose search for leaks looks into the process */
-        /* Tokens and weights are not for other programs' eyes; whoever debugs the daemon says so. */
+        /* Tokens and weights are not for other programs' eyes; whoever debugs the daemon says
+         * so. */
         if (!getenv("HEADRACE_DUMPABLE"))
                 (void) prctl(PR_SET_DUMPABLE, 0);
 #endif

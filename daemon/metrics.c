@@ -1,8 +1,8 @@
 /*
  * The daemon's figures: one flat list of named numbers with labels, first those of the engine's
  * side, then the loop's own. STATS sends it as it is, METRICS and HTTP as text in the format of
- * Prometheus (exposition format 0.0.4), where names begin with headrace_. The names, their kinds and
- * what they mean stand in metrics.def; a name that is missing there is in no text.
+ * Prometheus (exposition format 0.0.4), where names begin with headrace_. The names, their kinds
+ * and what they mean stand in metrics.def; a name that is missing there is in no text.
  */
 #include "daemon/metrics.h"
 
@@ -141,8 +141,10 @@ static void put_server(struct hr_metrics *list, const struct hr_server *server) 
         put(list, "rates_exceeded_total", stats->rates_exceeded);
         put(list, "data_dropped_total", stats->data_dropped);
         put(list, "fallback_nodes_total", stats->fallback_nodes);
-        hr_metrics_put_with(list, "graph_evictions_total", stats->evictions_for_handles, "reason=\"handles\"");
-        hr_metrics_put_with(list, "graph_evictions_total", stats->evictions_for_memory, "reason=\"memory\"");
+        hr_metrics_put_with(list, "graph_evictions_total", stats->evictions_for_handles,
+                            "reason=\"handles\"");
+        hr_metrics_put_with(list, "graph_evictions_total", stats->evictions_for_memory,
+                            "reason=\"memory\"");
         hr_metrics_put_with(list, "graph_evictions_total", stats->evictions_for_loss,
                  "reason=\"device_lost\"");
         hr_metrics_put_with(list, "graph_evictions_total", stats->evictions_for_operator,
@@ -156,9 +158,10 @@ static void put_server(struct hr_metrics *list, const struct hr_server *server) 
         for (unsigned type = 0; type < HR_ARRAY_LENGTH(stats->requests); type++)
                 for (unsigned code = 0; code < HR_GRPC_CODES; code++)
                         if (stats->requests[type][code] > 0)
-                                hr_metrics_put_with(list, "requests_total", stats->requests[type][code],
-                                         "type=\"%s\",code=\"%u\"", hr_method_name((uint8_t) type),
-                                         code);
+                                hr_metrics_put_with(list, "requests_total",
+                                                    stats->requests[type][code],
+                                                    "type=\"%s\",code=\"%u\"",
+                                                    hr_method_name((uint8_t) type), code);
 }
 
 /* 1 before the first use. */
@@ -184,7 +187,8 @@ static void put_engine(struct hr_metrics *list) {
         put(list, "engine_blocked_total", list->exec.device_waits);
         hr_metrics_put_with(list, "run_bytes_total", list->exec.bytes_in, "direction=\"in\"");
         hr_metrics_put_with(list, "run_bytes_total", list->exec.bytes_out, "direction=\"out\"");
-        hr_metrics_put_with(list, "plan_cache_total", list->plans.count[HR_PLAN_HIT], "result=\"hit\"");
+        hr_metrics_put_with(list, "plan_cache_total", list->plans.count[HR_PLAN_HIT],
+                            "result=\"hit\"");
         for (unsigned i = HR_PLAN_HIT + 1; i < HR_PLAN_ORIGIN_COUNT; i++)
                 hr_metrics_put_with(list, "plan_cache_total", list->plans.count[i],
                          "result=\"miss\",reason=\"%s\"", hr_plan_origin_name((hr_plan_origin) i));
@@ -262,9 +266,10 @@ static void put_copy_faults(struct hr_metrics *list, const struct hr_fleet *flee
         for (uint32_t to = 0; to < hr_fleet_device_count(fleet); to++)
                 if (hr_queue_copy_fault(hr_fleet_queue(fleet, from),
                                         hr_fleet_device(fleet, to)->props.kind))
-                        hr_metrics_put_with(list, "device_copies_through_host", 1, "from=\"%s\",to=\"%s\"",
-                                 hr_fleet_device(fleet, from)->props.name,
-                                 hr_fleet_device(fleet, to)->props.name);
+                        hr_metrics_put_with(list, "device_copies_through_host", 1,
+                                            "from=\"%s\",to=\"%s\"",
+                                            hr_fleet_device(fleet, from)->props.name,
+                                            hr_fleet_device(fleet, to)->props.name);
 }
 
 static void put_devices(struct hr_metrics *list, const struct hr_server *server) {
@@ -273,8 +278,9 @@ static void put_devices(struct hr_metrics *list, const struct hr_server *server)
                 uint64_t free_bytes = 0, total_bytes = 0;
 
                 hr_device_memory(device, &free_bytes, &total_bytes);
-                hr_metrics_put_with(list, "device_memory_used_bytes", atomic_load(&device->used_bytes),
-                         "device=\"%s\"", device->props.name);
+                hr_metrics_put_with(list, "device_memory_used_bytes",
+                                    atomic_load(&device->used_bytes), "device=\"%s\"",
+                                    device->props.name);
                 hr_metrics_put_with(list, "device_memory_free_bytes", free_bytes, "device=\"%s\"",
                          device->props.name);
                 hr_metrics_put_with(list, "device_splits_total", server->stats.device_splits[i],

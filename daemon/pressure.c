@@ -3,9 +3,10 @@
  * after daemon.memory_look, or at once as long as there are more idle graphs than a millisecond of
  * the loop allows.
  *
- * What is given up on the loop (handles of graphs, requests) reaches the engine ahead of the job that
- * frees plans and hands the heap's free memory back to the kernel; until that job is back, looks
- * count time but go no step further, so that each step has had its effect when the next is taken.
+ * What is given up on the loop (handles of graphs, requests) reaches the engine ahead of the job
+ * that frees plans and hands the heap's free memory back to the kernel; until that job is back,
+ * looks count time but go no step further, so that each step has had its effect when the next is
+ * taken.
  */
 #include "daemon/pressure.h"
 
@@ -100,7 +101,8 @@ static void shed_done(struct hr_job *job) {
         const uint64_t held_bytes = device_bytes(pressure->server);
 
         pressure->job_is_out = false;
-        /* Of graphs counts what all hold less of now: what some share goes with the last of them. */
+        /* Of graphs counts what all hold less of now: what some share goes with the last of
+         * them. */
         if (pressure->held_bytes > held_bytes)
                 shed_count(pressure, HR_SHED_GRAPHS, 0, pressure->held_bytes - held_bytes);
         shed_count(pressure, HR_SHED_PLANS, pressure->plans.entries, pressure->plans.bytes);
@@ -295,7 +297,8 @@ const char *hr_pressure_words(const struct hr_pressure *pressure) {
                 [HR_PRESSURE_NONE] = NULL,
                 [HR_PRESSURE_CACHES] = "memory is short: caches are given up",
                 [HR_PRESSURE_IDLE] = "memory is short: idle graphs are given up",
-                [HR_PRESSURE_REFUSE] = "memory is short: new graphs, states and weights are refused",
+                [HR_PRESSURE_REFUSE] =
+                        "memory is short: new graphs, states and weights are refused",
         };
 
         return pressure ? words[pressure->stats.level] : NULL;

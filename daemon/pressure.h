@@ -2,8 +2,8 @@
  * What the daemon gives up when memory is short, so that the kernel need not take it.
  *
  * At a steady pace it looks at how long threads have waited for memory (psi.h). While that is more
- * than daemon.memory_stall of a second, each look goes a step further, and does again what the steps
- * before it do:
+ * than daemon.memory_stall of a second, each look goes a step further, and does again what the
+ * steps before it do:
  *
  *   1 caches   memory of ended requests, plans that no graph uses, free memory of the heap
  *   2 idle     graphs that nobody has used for daemon.memory_idle; uploads that nobody sends
@@ -39,7 +39,8 @@ struct hr_pressure_stats {
         uint64_t entries[HR_SHED_KINDS], bytes[HR_SHED_KINDS]; /* bytes of requests: not counted */
 };
 
-/* Begins looking, unless the configuration says off or there is nothing to look at. HR_E_EXHAUSTED. */
+/* Begins looking, unless the configuration says off or there is nothing to look at.
+ * HR_E_EXHAUSTED. */
 HR_NODISCARD hr_status hr_pressure_new(struct hr_server *server, struct hr_diag *diag,
                                        struct hr_pressure **ret_pressure);
 /* No more looks, for a drain. NULL is a no-op. */

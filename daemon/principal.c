@@ -2,8 +2,8 @@
  * The table of principals.
  *
  * Tokens are compared as SHA-256 digests, all of them, without leaving early: the time says neither
- * whether a token is right nor how much of it. The token itself, and its digest, are wiped by whoever
- * received it.
+ * whether a token is right nor how much of it. The token itself, and its digest, are wiped by
+ * whoever received it.
  */
 #include "daemon/principal.h"
 
@@ -303,7 +303,8 @@ hr_status hr_principal_of_unix(struct hr_principals *principals, int fd, struct 
         gid_t gid;
 
         if (!hr_stream_user(fd, &uid, &gid))
-                return hr_fail(diag, HR_E_UNAUTHENTICATED, "the system does not say who the peer is");
+                return hr_fail(diag, HR_E_UNAUTHENTICATED,
+                               "the system does not say who the peer is");
         if (config->principal_count == 0)
                 return principal_without_section(principals, uid, diag, ret_principal);
         for (uint32_t i = 0; i < config->principal_count; i++)

@@ -1,8 +1,8 @@
 /*
  * Files are opened anew for each look: their contents are made when they are read, and a look a
- * second costs some microseconds. A control group's file is there for whoever may see the hierarchy,
- * which a service may even where all of it is read-only; so nothing is ever written to it, and what
- * a trigger would say is found out by comparing two looks.
+ * second costs some microseconds. A control group's file is there for whoever may see the
+ * hierarchy, which a service may even where all of it is read-only; so nothing is ever written to
+ * it, and what a trigger would say is found out by comparing two looks.
  */
 #include "daemon/psi.h"
 

@@ -13,7 +13,8 @@
 
 #define HR_PSI_PATH_BYTES 4096
 
-/* Microseconds in which at least one thread waited, since the beginning. False: that is not said. */
+/* Microseconds in which at least one thread waited, since the beginning. False: that is not
+ * said. */
 bool hr_psi_parse(const char *text, uint64_t *ret_some_us);
 /* The same of a file. HR_E_NOT_FOUND when it cannot be opened or read; HR_E_INVALID. */
 HR_NODISCARD hr_status hr_psi_read(const char *path, struct hr_diag *diag, uint64_t *ret_some_us);

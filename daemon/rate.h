@@ -2,8 +2,8 @@
  * How often somebody may do what costs the daemon more than it costs them.
  *
  * The generic cell rate algorithm (ITU-T I.371, A.1): one number is kept, the time up to which what
- * has been done is paid for. Each time costs 1 / per_second; who has done nothing for a second may do
- * a second's worth at once. Thread: loop.
+ * has been done is paid for. Each time costs 1 / per_second; who has done nothing for a second may
+ * do a second's worth at once. Thread: loop.
  */
 #pragma once
 

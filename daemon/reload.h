@@ -4,9 +4,10 @@
  * First everything that can fail: the file, the TLS files, memory. Then the change, at once: no
  * request sees half of it. Whoever came in by something that is not valid any more (a principal
  * without a section, a token, user, group or certificate that it is not known by now) loses the
- * connection: GOAWAY with PERMISSION (reason REVOKED), and daemon.revocation says whether requests in
- * flight end with the same error or in their own way. Sessions stay with their principal; those of a
- * revoked one close, with all that they hold. What a principal must not do any more ends likewise.
+ * connection: GOAWAY with PERMISSION (reason REVOKED), and daemon.revocation says whether requests
+ * in flight end with the same error or in their own way. Sessions stay with their principal; those
+ * of a revoked one close, with all that they hold. What a principal must not do any more ends
+ * likewise.
  *
  * Thread: loop.
  */

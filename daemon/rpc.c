@@ -3,8 +3,8 @@
  *
  * Rules in order: a hello first and once; an id that is in flight is not used again; an unknown
  * type is refused and its frame skipped; nothing new while the daemon drains, nothing that takes
- * memory while that is short; at most so many requests of one connection at a time. What breaks the conversation itself ends the connection,
- * everything else ends one request.
+ * memory while that is short; at most so many requests of one connection at a time. What breaks the
+ * conversation itself ends the connection, everything else ends one request.
  *
  * A body whose total is known to be larger than its first frame follows as DATA: in order, within
  * what has been granted, MORE on every frame but the last. DATA for a request that is not receiving

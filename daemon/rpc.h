@@ -24,7 +24,8 @@ struct hr_method {
         hr_status (*start)(struct hr_request *request, struct hr_diag *diag);
         /* Optional: gives back what the request holds, before it is recycled. */
         void (*release)(struct hr_request *request);
-        /* Optional: where the body of a DATA frame of an upload goes. A failure ends the request. */
+        /* Optional: where the body of a DATA frame of an upload goes. A failure ends the
+         * request. */
         hr_status (*place)(struct hr_request *request, const struct hr_frame_header *header,
                            uint64_t offset, struct hr_diag *diag, uint8_t **ret_memory);
         /* Optional: `bytes` more of an upload have been received. */
@@ -92,7 +93,7 @@ HR_NODISCARD hr_status hr_rpc_placed(struct hr_request *request,
 void hr_rpc_devices(struct hr_server *server, struct hr_wire_device *devices);
 /* A run of the plan has ended well. */
 void hr_splits_count(struct hr_server *server, const struct hr_plan *plan);
-/* Notes, for the error, the states that a run of the graph has written, or may have, which failed or
- * waits at a tap. The first call counts. */
+/* Notes, for the error, the states that a run of the graph has written, or may have, which failed
+ * or waits at a tap. The first call counts. */
 void hr_written_note(struct hr_request *request, struct hr_object *object,
                      const struct hr_run *run);

@@ -1,4 +1,5 @@
-/* STATS and METRICS: the daemon's figures, as a list and as text. QUOTA: what the asking client holds. */
+/* STATS and METRICS: the daemon's figures, as a list and as text. QUOTA: what the asking client
+ * holds. */
 #include <stdlib.h>
 
 #include "daemon/metrics.h"
@@ -12,7 +13,8 @@ static hr_status list_reply(struct hr_request *request, const struct hr_metrics 
 
         if (list->full)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the counters");
-        HR_TRY(hr_wire_stats_encode(list->stats, list->count, NULL, 0, diag, &request->reply_bytes));
+        HR_TRY(hr_wire_stats_encode(list->stats, list->count, NULL, 0, diag,
+                                    &request->reply_bytes));
         request->reply_memory = malloc(request->reply_bytes + 1);
         if (!request->reply_memory)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the counters");
@@ -95,8 +97,8 @@ static hr_status quota_start(struct hr_request *request, struct hr_diag *diag) {
                 hr_metrics_put_with(&list, "principal_held",
                                     hr_account_held(&session->principal->account, kind),
                                     "what=\"%s\"", name);
-                hr_metrics_put_with(&list, "principal_limit", hr_charge_limit(limits, kind), "what=\"%s\"",
-                         name);
+                hr_metrics_put_with(&list, "principal_limit", hr_charge_limit(limits, kind),
+                                    "what=\"%s\"", name);
         }
         return list_reply(request, &list, diag);
 }

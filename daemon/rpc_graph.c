@@ -108,8 +108,8 @@ static hr_status submit_begin(struct hr_request *request, struct hr_wire_span me
         HR_TRY(hr_wire_submit_decode(message, &request->arena, diag, submit));
         hr_origin_parse(submit->traceparent, &request->origin);
         HR_TRY(hr_binding_begin(request, binding, diag));
-        /* Those on their way may be as many as those there: a handle is made room for at the end.
-         */
+        /* Those on their way may be as many as those there: a handle is made room for at the
+         * end. */
         HR_TRY(hr_object_new(request->session, HR_OBJECT_GRAPH, sizeof(struct hr_graph_object),
                              2 * limits->session_graphs, diag, &request->object));
         request->object->close = hr_graph_object_close_work;
@@ -248,7 +248,8 @@ static void submit_done(struct hr_job *job) {
                 hr_request_post_work(request, submit_work, submit_done);
                 return;
         }
-        hr_stage_add(&request->server->stats.stages[HR_STAGE_PLAN], job->ended_ns - job->started_ns);
+        hr_stage_add(&request->server->stats.stages[HR_STAGE_PLAN],
+                     job->ended_ns - job->started_ns);
         hr_request_record(request, HR_SPAN_UPLOAD, request->arrived_ns, job->posted_ns);
         hr_request_record(request, HR_SPAN_QUEUE, job->posted_ns, job->started_ns);
         hr_request_record(request, HR_SPAN_PLAN, job->started_ns, job->ended_ns);

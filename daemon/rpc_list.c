@@ -242,8 +242,8 @@ static void quota_fill(const struct hr_server *server, const struct hr_principal
         }
 }
 
-/* The first principals whose id + 1 is above `after`, in the order of their ids; one more than a page
- * has, when there are so many. */
+/* The first principals whose id + 1 is above `after`, in the order of their ids; one more than a
+ * page has, when there are so many. */
 static uint32_t principals_find(const struct hr_request *request, uint64_t after,
                                 const struct hr_principal *found[PRINCIPALS_MAX + 1]) {
         const struct hr_principal *principal = NULL;

@@ -111,7 +111,8 @@ static hr_status health_start(struct hr_request *request, struct hr_diag *diag) 
 
 /* ---- reload and drain ------------------------------------------------------------------------ */
 
-/* The words of a wrong file begin with its path, which is no client's business: its name is kept. */
+/* The words of a wrong file begin with its path, which is no client's business: its name is
+ * kept. */
 static hr_status reload_fail(const struct hr_diag *why, struct hr_diag *diag) {
         const char *end = strstr(why->words, ": ");
         const char *name = why->words;
@@ -122,8 +123,8 @@ static hr_status reload_fail(const struct hr_diag *why, struct hr_diag *diag) {
         return hr_fail_reason(diag, why->status, hr_diag_reason(why), "%s", name);
 }
 
-/* Whoever asks may be revoked by what it asks for. Then its connection ends, but this request does not
- * while it is at work: it counts as answered while the others are looked through. */
+/* Whoever asks may be revoked by what it asks for. Then its connection ends, but this request does
+ * not while it is at work: it counts as answered while the others are looked through. */
 static hr_status reload_start(struct hr_request *request, struct hr_diag *diag) {
         struct hr_server *server = request->server;
         struct hr_config_changes changes;
@@ -253,7 +254,8 @@ static uint64_t device_bytes(const struct hr_server *server) {
         return hr_account_held(hr_principals_account(server->principals), HR_CHARGE_DEVICE_BYTES);
 }
 
-/* Of graphs it counts what all hold less of now: memory that some shared goes with the last of them. */
+/* Of graphs it counts what all hold less of now: memory that some shared goes with the last of
+ * them. */
 static hr_status evict_finish(struct hr_request *request, struct hr_diag *diag) {
         struct eviction *eviction = request->context;
         struct hr_evicted_sum *sum = &eviction->sum;

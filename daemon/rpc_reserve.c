@@ -340,7 +340,8 @@ static hr_status reserve_finish(struct hr_request *request, struct hr_diag *diag
                 const struct hr_bound_graph *graph = reservation_of(object)->graphs[i];
 
                 HR_TRY(hr_binding_hold(&reserving->bindings[i], object, diag));
-                plan_bytes += hr_binding_plan_bytes(hr_graph_entry_graph(graph->entry), graph->plan);
+                plan_bytes +=
+                        hr_binding_plan_bytes(hr_graph_entry_graph(graph->entry), graph->plan);
         }
         HR_TRY(hr_session_charge(request->session, HR_CHARGE_PLAN_BYTES, plan_bytes,
                                  request->server->config->limits.session_plan_bytes, diag));

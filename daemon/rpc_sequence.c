@@ -8,8 +8,8 @@
  * The first failure keeps the rest from starting.
  *
  * Memory is the request's: inputs in the body, results in one piece, those asked for first, step by
- * step, so that the reply is sent from where the devices wrote it. Everything is charged before. Inputs
- * and what is asked for may lie in regions of the client's instead.
+ * step, so that the reply is sent from where the devices wrote it. Everything is charged before.
+ * Inputs and what is asked for may lie in regions of the client's instead.
  *
  * The request's own job stands for all of them: it is never posted, but ends the request when the
  * last step has been handed back.

@@ -5,8 +5,8 @@
  * nothing comes between them, so what is read is the state between two runs, and runs that follow
  * find all that is written. The request ends with the last of them; the first failure is its own.
  *
- * A FORK takes its place in the lane when it comes, though the engine has to make the new state first:
- * until then its transfers are held. Making it counts as one of what the request waits for.
+ * A FORK takes its place in the lane when it comes, though the engine has to make the new state
+ * first: until then its transfers are held. Making it counts as one of what the request waits for.
  */
 #include <stdlib.h>
 #include <string.h>

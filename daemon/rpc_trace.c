@@ -1,6 +1,6 @@
 /*
- * TRACE: what the daemon remembers of itself. The text is put together on the engine's thread, without
- * its turn: runs go on starting and ending meanwhile.
+ * TRACE: what the daemon remembers of itself. The text is put together on the engine's thread,
+ * without its turn: runs go on starting and ending meanwhile.
  */
 #include <string.h>
 

@@ -173,8 +173,8 @@ static void stream_stop(struct making *making) {
         credit_give(MAKING_OF(link));
 }
 
-/* Nothing more is to come: all that wait for the upload wait for the store. A holding of contents that
- * are there may have several, to different places. */
+/* Nothing more is to come: all that wait for the upload wait for the store. A holding of contents
+ * that are there may have several, to different places. */
 static void streams_complete(struct hr_holding *holding, const struct hr_upload *upload) {
         HR_LIST_FOR_EACH(link, &holding->streams) {
                 struct making *making = MAKING_OF(link);

@@ -196,8 +196,8 @@ void hr_server_drain_limit(struct hr_server *server, uint64_t limit_ms) {
                 hr_timer_start(server->drain_timer, drain_timeout_cb, limit_ms, 0);
 }
 
-/* What is left of a drain: first the requests, then the connections, then what the sessions held.
- */
+/* What is left of a drain: first the requests, then the connections, then what the sessions
+ * held. */
 static void drain_step(struct hr_server *server) {
         if (!server->draining || server->stats.requests_in_flight > 0)
                 return;
@@ -356,7 +356,8 @@ static void copy_faults_log(const struct hr_fleet *fleet) {
                 }
 }
 
-/* ---- what an earlier daemon has left ---------------------------------------------------------- */
+/* ---- what an earlier daemon has left
+ * ---------------------------------------------------------- */
 
 /* Thread: engine. */
 static void release_work(struct hr_job *job) {
@@ -425,8 +426,8 @@ static hr_status listener_open(struct hr_server *server, hr_inherited_kind kind,
                 HR_TRY(hr_listener_open_inherited(server, fd, kind != HR_INHERITED_UNIX, context,
                                                   diag, place));
         else if (kind == HR_INHERITED_UNIX && config->unix_path)
-                HR_TRY(hr_listener_open_unix(server, config->unix_path, (uint32_t) config->unix_mode,
-                                             diag, place));
+                HR_TRY(hr_listener_open_unix(server, config->unix_path,
+                                             (uint32_t) config->unix_mode, diag, place));
         else if (kind != HR_INHERITED_UNIX && address->text)
                 HR_TRY(hr_listener_open_tcp(server, address, context, diag, place));
         else

@@ -110,7 +110,8 @@ struct hr_server {
         uint8_t scratch[HR_WIRE_MESSAGE_BYTES_MAX]; /* a message being encoded */
 };
 
-/* Reads the configuration again, for hr_config_deinit() also on failure; NULL: SIGHUP does nothing. */
+/* Reads the configuration again, for hr_config_deinit() also on failure; NULL: SIGHUP does
+ * nothing. */
 typedef hr_status (*hr_reload_fn)(void *arg, struct hr_diag *diag, struct hr_config *ret_fresh);
 /* Runs until drained. HR_OK after a drain; otherwise diag says why it could not start or go on. */
 HR_NODISCARD hr_status hr_server_run(struct hr_config *config, hr_reload_fn reload, void *arg,

@@ -7,9 +7,9 @@
  * more.
  *
  * Objects. What a handle leads to is counted by the loop: the handle is one reference, each request
- * in flight that uses it another, and so has each object that is bound to it. With the last one a job goes to the engine, which frees what is
- * the engine's; when that job is back the charge is returned. So nothing a device may still touch
- * is freed early, and quotas are exact.
+ * in flight that uses it another, and so has each object that is bound to it. With the last one a
+ * job goes to the engine, which frees what is the engine's; when that job is back the charge is
+ * returned. So nothing a device may still touch is freed early, and quotas are exact.
  *
  * Handles are slot + random generation, per session. A foreign, stale or guessed one is not found.
  *
@@ -89,7 +89,8 @@ struct hr_object {
 HR_NODISCARD hr_status hr_object_new(struct hr_session *session, hr_object_kind kind, size_t size,
                                      uint64_t limit, struct hr_diag *diag,
                                      struct hr_object **ret_object);
-/* Charges what the object holds, until it has closed; once. limit: the session's. HR_E_EXHAUSTED. */
+/* Charges what the object holds, until it has closed; once. limit: the session's.
+ * HR_E_EXHAUSTED. */
 HR_NODISCARD hr_status hr_object_charge(struct hr_object *object, hr_charge_kind kind,
                                         uint64_t bytes, uint64_t limit, struct hr_diag *diag);
 /* What it is bound to stays, and stays charged, until it has closed, whoever drops the handles.
@@ -145,8 +146,8 @@ HR_NODISCARD hr_status hr_session_need_workspace(struct hr_session *session, str
 void hr_session_close(struct hr_session *session);
 /* The last connection has left: closes at once, or when the grace time has passed. */
 void hr_session_left(struct hr_session *session);
-/* Closes the sessions without connections whose grace time has passed or whose principal was revoked,
- * or all of them. False when there are none left that wait. */
+/* Closes the sessions without connections whose grace time has passed or whose principal was
+ * revoked, or all of them. False when there are none left that wait. */
 bool hr_sessions_expire(struct hr_server *server, uint64_t now_ns, bool all);
 /* The live session with that token and principal, or NULL. Compares in constant time. */
 struct hr_session *hr_session_find(struct hr_server *server, const struct hr_principal *principal,
@@ -163,8 +164,8 @@ HR_NODISCARD hr_status hr_session_publish(struct hr_session *session, struct hr_
 
 /* Takes the handles from all objects of a kind. */
 void hr_session_forget_kind(struct hr_session *session, hr_object_kind kind);
-/* Takes the handle from an object that is held by somebody else as well; a no-op for one without.
- */
+/* Takes the handle from an object that is held by somebody else as well; a no-op for one
+ * without. */
 void hr_session_forget(struct hr_session *session, struct hr_object *object);
 
 /* Charges the session and its principal, or neither; limit: the session's. HR_E_EXHAUSTED (reason

@@ -1,7 +1,7 @@
 /*
- * Peers' sockets, Unix or TCP: who is at the other end, and the bytes, plain or through TLS. Nothing
- * here blocks, and nothing knows frames. The simulation (tests/simulation) has streams of its own
- * behind this face. Thread: loop.
+ * Peers' sockets, Unix or TCP: who is at the other end, and the bytes, plain or through TLS.
+ * Nothing here blocks, and nothing knows frames. The simulation (tests/simulation) has streams of
+ * its own behind this face. Thread: loop.
  */
 #pragma once
 
@@ -58,6 +58,6 @@ hr_stream_event hr_stream_flush(struct hr_stream *stream);
 void hr_stream_end(struct hr_stream *stream);
 /* Drops what has come. False: nothing comes any more. */
 HR_NODISCARD bool hr_stream_drop(struct hr_stream *stream, void *window, size_t window_bytes);
-/* A peer that has closed both directions of a Unix socket, or whose TLS ended without saying so, can be
- * told from one that still reads. */
+/* A peer that has closed both directions of a Unix socket, or whose TLS ended without saying so,
+ * can be told from one that still reads. */
 bool hr_stream_peer_vanished(const struct hr_stream *stream);

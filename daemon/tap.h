@@ -2,7 +2,8 @@
  * Observed runs: each tap is pushed to the client, and the run waits for the client's word.
  *
  *   engine: waits at a tap --> pushed --> sent and answered --> engine: goes on
- *                                 \--> no answer in time, cancelled, peer gone --> engine: to its end
+ *                                 \--> no answer in time, cancelled, peer gone --> engine: to its
+ * end
  *
  * The bytes lie in the run's memory until the socket has taken them, so a run goes on only when
  * both have happened, and its reply waits for the last byte. Thread: loop.

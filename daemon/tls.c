@@ -169,7 +169,8 @@ hr_stream_event hr_tls_flush(struct hr_tls *tls, int fd) {
                                        ? HR_STREAM_LATER
                                        : HR_STREAM_FAILED;
                 while (sent > 0) {
-                        int taken = BIO_read(tls->out, sink, (int) HR_MIN((size_t) sent, sizeof sink));
+                        int taken =
+                                BIO_read(tls->out, sink, (int) HR_MIN((size_t) sent, sizeof sink));
 
                         if (taken <= 0)
                                 return HR_STREAM_FAILED;
@@ -228,9 +229,9 @@ hr_stream_event hr_tls_receive(struct hr_tls *tls, int fd, const struct iovec *p
         *ret_bytes = 0;
         for (size_t i = 0; i < part_count; i++)
                 for (size_t filled = 0, got = 0; filled < parts[i].iov_len; filled += got) {
-                        hr_stream_event event =
-                                tls_read(tls, fd, only_buffered, (uint8_t *) parts[i].iov_base + filled,
-                                         parts[i].iov_len - filled, &got);
+                        hr_stream_event event = tls_read(tls, fd, only_buffered,
+                                                         (uint8_t *) parts[i].iov_base + filled,
+                                                         parts[i].iov_len - filled, &got);
 
                         if (event != HR_STREAM_OK) /* an end is met again by the next call */
                                 return *ret_bytes > 0 && event != HR_STREAM_FAILED ? HR_STREAM_OK

@@ -30,8 +30,8 @@ HR_NODISCARD hr_status hr_tls_context_new(const char *certificate, const char *k
                                           const char *client_ca, struct hr_diag *diag,
                                           struct hr_tls_context **ret_context);
 struct hr_tls_context *hr_tls_context_free(struct hr_tls_context *context);
-/* From now on connections begin with what `fresh` holds; those that are open go on, but are known by
- * their certificates only as far as `fresh` trusts them. What was held before is in `fresh`. */
+/* From now on connections begin with what `fresh` holds; those that are open go on, but are known
+ * by their certificates only as far as `fresh` trusts them. What was held before is in `fresh`. */
 void hr_tls_context_take(struct hr_tls_context *context, struct hr_tls_context *fresh);
 
 /* One connection, as the server. NULL without memory. The context outlives it. */

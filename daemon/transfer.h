@@ -1,5 +1,6 @@
 /*
- * One copy between host memory and a device's memory, or inside the latter, with exactly one notification behind it.
+ * One copy between host memory and a device's memory, or inside the latter, with exactly one
+ * notification behind it.
  */
 #pragma once
 

@@ -210,8 +210,9 @@ void hr_upload_map(const struct hr_upload *upload, uint8_t *ret_bits) {
                         ret_bits[i / 8] = (uint8_t) (ret_bits[i / 8] | 1U << i % 8);
 }
 
-/* The system clears and maps pages when they are first written: a whole leaf at once costs less than
- * page by page, and costs a worker. Where the system cannot do it the loop does. Thread: a worker's. */
+/* The system clears and maps pages when they are first written: a whole leaf at once costs less
+ * than page by page, and costs a worker. Where the system cannot do it the loop does. Thread: a
+ * worker's. */
 static void leaf_bring(struct hr_task *task) {
         struct leaf *leaf = HR_CONTAINER_OF(task, struct leaf, bringing);
         struct hr_upload *upload = leaf->upload;

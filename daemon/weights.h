@@ -99,9 +99,10 @@ struct hr_weights *hr_weights_unref(struct hr_weights *set);
 
 /* The file behind it has become shorter: its contents are worth nothing any more. Thread: any. */
 bool hr_weights_is_torn(const struct hr_weights *set);
-/* Finds the home of weight leaf `leaf` (by its name). HR_E_DATA_LOSS (reason FILE) of a torn set. HR_E_NOT_FOUND (reason LEAF) when the set has
- * no such tensor: try the next set, with a cleared diag; HR_E_INVALID (reason LEAF) when type or
- * shape differ. The home's buffer is the set's: no reference is taken. */
+/* Finds the home of weight leaf `leaf` (by its name). HR_E_DATA_LOSS (reason FILE) of a torn set.
+ * HR_E_NOT_FOUND (reason LEAF) when the set has no such tensor: try the next set, with a cleared
+ * diag; HR_E_INVALID (reason LEAF) when type or shape differ. The home's buffer is the set's: no
+ * reference is taken. */
 HR_NODISCARD hr_status hr_weights_bind(const struct hr_weights *set, const struct hr_graph *graph,
                                        uint32_t leaf, struct hr_diag *diag,
                                        struct hr_leaf_home *ret_home);
@@ -258,16 +259,16 @@ struct hr_upload_request {
          * when nobody does, until hr_weights_upload_drop(). */
         bool is_kept;
         const void *owner; /* only compared */
-        /* All contents, in memory that nobody can change: at least total_bytes, referenced. NULL: they
-         * will come. */
+        /* All contents, in memory that nobody can change: at least total_bytes, referenced. NULL:
+         * they will come. */
         struct hr_image *contents;
 };
 
 /* Begins a PUT: plans the placement and takes memory for everything; or takes part in one that is
- * under way (equal owner, digest and name, both kept: HR_E_INVALID, reason MANIFEST, when tensors or
- * places differ); or finds that the contents are there: then *ret_upload is NULL and nothing is to
- * be sent. HR_E_EXHAUSTED names bytes asked and free. An upload of 0 bytes is complete at once. The
- * caller charges its principal first. When the digest or the copies fail, job->done tells
+ * under way (equal owner, digest and name, both kept: HR_E_INVALID, reason MANIFEST, when tensors
+ * or places differ); or finds that the contents are there: then *ret_upload is NULL and nothing is
+ * to be sent. HR_E_EXHAUSTED names bytes asked and free. An upload of 0 bytes is complete at once.
+ * The caller charges its principal first. When the digest or the copies fail, job->done tells
  * HR_E_DATA_LOSS (reason DIGEST). A reference to the upload is the caller's. */
 HR_NODISCARD hr_status hr_weights_put(struct hr_weights_store *store,
                                       const struct hr_upload_request *request,

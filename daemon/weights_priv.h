@@ -126,7 +126,8 @@ bool hr_weights_upload_verified(struct hr_weights *set, bool *ret_did);
 /* A ready upload with equal name, tensors, places and digest, or NULL. */
 struct hr_weights *hr_weights_same_upload(const struct hr_weights *set);
 
-/* Of weights_keep.c. A set that has become ready is given to the service manager, if it can be... */
+/* Of weights_keep.c. A set that has become ready is given to the service manager, if it can
+ * be... */
 void hr_weights_give(struct hr_weights *set);
 /* ... and taken away from it before it is freed. */
 void hr_weights_take_away(struct hr_weights *set);

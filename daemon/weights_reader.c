@@ -67,8 +67,8 @@ bool hr_reader_populate(const struct hr_reader_task *task, uint64_t offset, uint
         }
 }
 
-/* A chunk, in large pages where they can be had. What lies in the cache in small ones is read again,
- * until a chunk has stayed in small ones in spite of it. */
+/* A chunk, in large pages where they can be had. What lies in the cache in small ones is read
+ * again, until a chunk has stayed in small ones in spite of it. */
 static bool chunk_read(const struct hr_reader *reader, struct hr_reader_task *task,
                        uint64_t offset, uint64_t bytes) {
         uint64_t first, end;

@@ -172,8 +172,8 @@ HR_NODISCARD hr_status hr_wire_ops_reply_encode(uint32_t device_count, uint32_t 
                                                 struct hr_diag *diag, size_t *ret_bytes);
 
 /* Credit. offset: 0 but for uploads. */
-HR_NODISCARD hr_status hr_wire_credit_encode(uint64_t credit_bytes, uint64_t offset, uint8_t *buffer,
-                                             size_t capacity, struct hr_diag *diag,
+HR_NODISCARD hr_status hr_wire_credit_encode(uint64_t credit_bytes, uint64_t offset,
+                                             uint8_t *buffer, size_t capacity, struct hr_diag *diag,
                                              size_t *ret_bytes);
 
 HR_NODISCARD hr_status hr_wire_credit_decode(struct hr_wire_span message, struct hr_diag *diag,

@@ -1,7 +1,8 @@
 /*
  * Messages that are written from columns as they lie in memory: Explanation and Trace. The caller
  * names each field with its number and form; nothing is copied before it is written. Whoever reads
- * them names the fields that it wants: columns are copied once, into the arena, where they are aligned.
+ * them names the fields that it wants: columns are copied once, into the arena, where they are
+ * aligned.
  */
 #include "proto/fields.h"
 

@@ -1,7 +1,7 @@
 /*
  * The messages of who runs the daemon, from the lists of operate.h: each list writes the generated
- * struct, reads it back, and checks its texts. A list that names a field which the contract does not
- * have, or of another length, does not compile.
+ * struct, reads it back, and checks its texts. A list that names a field which the contract does
+ * not have, or of another length, does not compile.
  */
 #include "proto/operate.h"
 

@@ -38,8 +38,8 @@ HR_NODISCARD hr_status hr_codec_text_check(const char *text, size_t capacity, co
                                            struct hr_diag *diag);
 bool hr_codec_array_is_valid(const char *text, size_t capacity);
 
-/* The decoded string in the arena: hr_codec_text_check() first. NULL for an empty one. HR_E_EXHAUSTED
- * when the arena is full. */
+/* The decoded string in the arena: hr_codec_text_check() first. NULL for an empty one.
+ * HR_E_EXHAUSTED when the arena is full. */
 HR_NODISCARD hr_status hr_codec_text_keep(const char *text, struct hr_arena *arena,
                                           struct hr_diag *diag, const char **ret_text);
 

@@ -1,6 +1,7 @@
 /*
- * Explanation and Trace: messages that are written from columns as they lie in memory, and read into
- * such. The caller gives each field with its number and form. Nothing here keeps state. Thread: any.
+ * Explanation and Trace: messages that are written from columns as they lie in memory, and read
+ * into such. The caller gives each field with its number and form. Nothing here keeps state.
+ * Thread: any.
  */
 #pragma once
 
@@ -29,9 +30,9 @@ HR_NODISCARD hr_status hr_wire_fields_encode(const struct hr_wire_field *fields,
                                              size_t *ret_bytes);
 
 /* Takes fields of a message: for each one named in `fields` with number and form, what the message
- * holds of it. NUMBER: `count`; TEXT: `data` ("" without one); TEXTS: `data` and `count`; WORDS, LONGS,
- * BYTES: likewise, aligned, the last column where it comes twice. Memory is the arena's. Fields that
- * are not named are skipped. HR_E_INVALID (reason DECODE, UTF8), HR_E_EXHAUSTED. */
+ * holds of it. NUMBER: `count`; TEXT: `data` ("" without one); TEXTS: `data` and `count`; WORDS,
+ * LONGS, BYTES: likewise, aligned, the last column where it comes twice. Memory is the arena's.
+ * Fields that are not named are skipped. HR_E_INVALID (reason DECODE, UTF8), HR_E_EXHAUSTED. */
 HR_NODISCARD hr_status hr_wire_fields_decode(struct hr_wire_span message, struct hr_arena *arena,
                                              struct hr_diag *diag, struct hr_wire_field *fields,
                                              uint32_t count);

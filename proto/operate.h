@@ -1,7 +1,7 @@
 /*
- * What who runs the daemon asks and is told: status, health, sessions, plans, quotas; reload, drain,
- * evict. Fields are listed once, and the lists give the structs, both ways of the codec and the C
- * client's copies: names are those of proto/headrace.proto.
+ * What who runs the daemon asks and is told: status, health, sessions, plans, quotas; reload,
+ * drain, evict. Fields are listed once, and the lists give the structs, both ways of the codec and
+ * the C client's copies: names are those of proto/headrace.proto.
  *
  * Texts are NUL-terminated and valid, cut to the wire's caps when they are written. Statuses as in
  * codec.h. Thread: any.
@@ -144,8 +144,8 @@ struct hr_wire_quota {
         struct hr_wire_quota_item items[HR_WIRE_QUOTA_ITEMS_MAX];
 };
 
-/* Where a page begins, or the next one does: Sessions, Quotas (only the first number) and Plans, and
- * their replies. */
+/* Where a page begins, or the next one does: Sessions, Quotas (only the first number) and Plans,
+ * and their replies. */
 struct hr_wire_page {
         uint64_t first;
         uint32_t second;

@@ -179,8 +179,8 @@ static hr_status pass_memory(struct hr_planner *planner) {
         return HR_OK;
 }
 
-/* The turn at which a sweep starts: what it carries to the first open node on its way comes from the
- * nearest node before that one which is no view. */
+/* The turn at which a sweep starts: what it carries to the first open node on its way comes from
+ * the nearest node before that one which is no view. */
 static uint32_t sweep_start(const struct hr_planner *planner, bool down) {
         uint32_t count = planner->graph->node_count, first = planner->graph->leaf_count;
         uint32_t node = down ? planner->open_first : planner->open_end;
@@ -194,8 +194,8 @@ static uint32_t sweep_start(const struct hr_planner *planner, bool down) {
         return node < count ? count - 1 - node : 0;
 }
 
-/* One sweep of pass 2 over the nodes in one direction. Nothing is left to do once no node is open.
- */
+/* One sweep of pass 2 over the nodes in one direction. Nothing is left to do once no node is
+ * open. */
 static void sweep(struct hr_planner *planner, bool down, bool skip_last, hr_cause cause) {
         uint32_t count = planner->graph->node_count, first = planner->graph->leaf_count;
         int64_t last = (int64_t) planner->in->device_count - 1, carried = -1;
@@ -421,7 +421,8 @@ static void allow_idle(struct hr_planner *planner, const uint64_t *idle, bool is
                         set_allowed(planner, d, is_allowed);
 }
 
-/* Where one of them turns out to be needed (it alone reaches some memory) it stays, the others go. */
+/* Where one of them turns out to be needed (it alone reaches some memory) it stays, the others
+ * go. */
 static hr_status drop_one_by_one(struct hr_planner *planner, const uint64_t *idle, uint64_t *needed,
                                  bool *ret_dropped) {
         allow_idle(planner, idle, true);
@@ -439,8 +440,8 @@ static hr_status drop_one_by_one(struct hr_planner *planner, const uint64_t *idl
         return run_passes(planner);
 }
 
-/* Repeats the passes without the devices that hold labels but no node, until none is left: where one
- * is gone, the next may hold what it held. */
+/* Repeats the passes without the devices that hold labels but no node, until none is left: where
+ * one is gone, the next may hold what it held. */
 static hr_status drop_idle(struct hr_planner *planner) {
         uint32_t words = planner->plan->words;
         uint64_t *idle = planner_scratch(planner, words, sizeof *idle);

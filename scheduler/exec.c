@@ -12,9 +12,10 @@
  * wait for the ends of the other pipeline's lanes. So it is with memory that pipelines share
  * (workspace.c).
  *
- * An edge that cannot be submitted leaves later runs on the same workspace, or with the same states,
- * without their order: none of them starts until those in flight there are over. Others have no
- * memory in common with them and go on. A notification that cannot be submitted is waited for.
+ * An edge that cannot be submitted leaves later runs on the same workspace, or with the same
+ * states, without their order: none of them starts until those in flight there are over. Others
+ * have no memory in common with them and go on. A notification that cannot be submitted is waited
+ * for.
  */
 #include "scheduler/exec.h"
 
@@ -38,8 +39,8 @@ static void count_at_start(atomic_uint_fast64_t *counter, uint64_t more) {
         atomic_store_explicit(counter, before + more, memory_order_relaxed);
 }
 
-/* ---- Before ------------------------------------------------------------------------------------
- */
+/* ---- Before
+ * ------------------------------------------------------------------------------------ */
 
 static hr_status check_inputs(const struct hr_pipeline *pipeline, const struct hr_run *run,
                               struct hr_diag *diag) {
@@ -107,8 +108,8 @@ static hr_status choose_outputs(const struct hr_pipeline *pipeline, const struct
         return HR_OK;
 }
 
-/* ---- The end -----------------------------------------------------------------------------------
- */
+/* ---- The end
+ * ----------------------------------------------------------------------------------- */
 
 static void count_experts(struct hr_exec_counters *counters, const struct hr_expert_tally *tally) {
         uint64_t bytes = atomic_load_explicit(&tally->bytes, memory_order_relaxed);
@@ -159,8 +160,8 @@ static void on_notify(void *arg) {
         share_end(arg, 0);
 }
 
-/* ---- Traces ------------------------------------------------------------------------------------
- */
+/* ---- Traces
+ * ------------------------------------------------------------------------------------ */
 
 /* Thread: the queue's, before and after the command. */
 static void on_begin(void *arg) {
@@ -192,8 +193,8 @@ static void mark(const struct hr_bound_command *command, struct hr_trace_entry *
                 on_notify(entry->run); /* not the last: the starter holds a share */
 }
 
-/* ---- Submission --------------------------------------------------------------------------------
- */
+/* ---- Submission
+ * -------------------------------------------------------------------------------- */
 
 /* A queue that takes no notification: the end of its lane is waited for, so that nothing that the
  * run touches is used while a device still does. What a lost device was given is over. */
@@ -327,8 +328,8 @@ static struct hr_trace_entry *trace_begin(const struct hr_bound_command *command
         return entry;
 }
 
-/* The lanes of this pipeline that touch states wait for those of the pipeline that used them last.
- */
+/* The lanes of this pipeline that touch states wait for those of the pipeline that used them
+ * last. */
 static hr_status wait_for_pipeline(const struct hr_pipeline *pipeline,
                                    const struct hr_pipeline *other, struct hr_diag *diag) {
         uint64_t ends = other->event_count - other->plan->lane_count;

@@ -100,8 +100,8 @@ static hr_status out_of_reach(struct lanes *lanes, uint32_t tensor) {
         return HR_E_UNSUPPORTED;
 }
 
-/* The device whose queue reads and copies the root's memory: of those to which it belongs the lowest
- * that the run uses anyway, else the last; so a device without work gets none by this. */
+/* The device whose queue reads and copies the root's memory: of those to which it belongs the
+ * lowest that the run uses anyway, else the last; so a device without work gets none by this. */
 static int64_t reader_of(const struct lanes *lanes, uint32_t root) {
         const struct hr_plan_input *in = lanes->planner->in;
         uint32_t buffer = in->tensor_buffer[root];
@@ -198,10 +198,12 @@ static hr_status touch_outputs(struct lanes *lanes) {
                 uint32_t root = lanes->plan->root[graph->outputs[i]];
                 int64_t reader = reader_of(lanes, root);
 
+                lanes->planner->output_reader[i] = HR_NO_INDEX;
                 if (lanes->plan->span[graph->outputs[i]] == 0)
                         continue;
                 if (reader < 0)
                         return out_of_reach(lanes, root);
+                lanes->planner->output_reader[i] = (uint32_t) reader;
                 touch(lanes, (uint32_t) reader, root);
         }
         return HR_OK;
@@ -216,6 +218,7 @@ static hr_status touch_taps(struct lanes *lanes) {
 
                 if (reader < 0)
                         return out_of_reach(lanes, root);
+                lanes->planner->tap_reader[i] = (uint32_t) reader;
                 touch(lanes, (uint32_t) reader, root);
         }
         return HR_OK;
@@ -266,6 +269,12 @@ hr_status hr_plan_lanes(struct hr_planner *planner) {
         lanes.in_pool = planner_scratch(planner, in->device_count, sizeof *lanes.in_pool);
         lanes.toucher = planner_scratch(planner, plan->tensor_count, sizeof *lanes.toucher);
         planner->direct = planner_scratch(planner, plan->tensor_count, sizeof *planner->direct);
+        planner->output_reader = planner_scratch(planner, planner->graph->output_count,
+                                                 sizeof *planner->output_reader);
+        planner->tap_reader =
+                planner_scratch(planner, plan->tap_count, sizeof *planner->tap_reader);
+        if (!planner->output_reader || !planner->tap_reader)
+                return planner_out_of_memory(planner);
         if (!lanes.parent || !lanes.used || !lanes.in_buffer || !lanes.in_pool || !lanes.toucher ||
             !planner->direct)
                 return planner_out_of_memory(planner);

@@ -408,6 +408,9 @@ struct hr_planner {
         uint32_t *version; /* per tensor (roots): writes so far */
         bool *written;     /* per tensor (roots): some node writes into it */
         bool *direct;      /* per tensor (roots): touched in place or copied from its memory */
+        uint32_t *output_reader; /* per output: the device whose queue reads it; HR_NO_INDEX: there
+                                  * is nothing to read */
+        uint32_t *tap_reader;    /* per tap, likewise */
         uint32_t *leaf_head, *leaf_next; /* per split: leaves that take their place in its prologue;
                                           * the entry past the last split: for outputs only */
 };

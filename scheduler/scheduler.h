@@ -182,11 +182,11 @@ HR_NODISCARD hr_status hr_plan_cache_get(struct hr_plan_cache *cache,
 struct hr_plan_cache_evicted hr_plan_cache_evict(struct hr_plan_cache *cache);
 struct hr_plan_cache_stats hr_plan_cache_stats(const struct hr_plan_cache *cache);
 
-/* ---- Budget: what somebody may hold of compute memory ------------------------------------------
- */
+/* ---- Budget: what somebody may hold of compute memory
+ * ------------------------------------------ */
 
-/* Taken before the memory is, given back after it has gone; those above are charged along. Its place
- * in memory stays while anything is held. Thread: any. */
+/* Taken before the memory is, given back after it has gone; those above are charged along. Its
+ * place in memory stays while anything is held. Thread: any. */
 struct hr_budget {
         struct hr_budget *above; /* NULL = none */
         uint64_t limit;
@@ -198,8 +198,8 @@ HR_NODISCARD hr_status hr_budget_take(struct hr_budget *budget, uint64_t bytes,
                                       struct hr_diag *diag);
 void hr_budget_give(struct hr_budget *budget, uint64_t bytes);
 
-/* ---- Workspace: compute memory that pipelines share --------------------------------------------
- */
+/* ---- Workspace: compute memory that pipelines share
+ * -------------------------------------------- */
 
 /* What passes through the memory of a run is nothing afterwards, so pipelines whose runs follow
  * each other need it once: per kind of memory as much as the largest of them. A session has a
@@ -237,8 +237,8 @@ struct hr_workspace *hr_workspace_unref(struct hr_workspace *workspace);
 struct hr_workspace_stats hr_workspace_stats(const struct hr_workspace *workspace);
 /* Bytes of shared memory held, replaced memory that is still in use included. */
 uint64_t hr_workspace_bytes(const struct hr_workspace *workspace, uint32_t device);
-/* The next allocations are large enough for the plan, too; zero again with hr_workspace_forget().
- */
+/* The next allocations are large enough for the plan, too; zero again with
+ * hr_workspace_forget(). */
 HR_NODISCARD hr_status hr_workspace_want(struct hr_workspace *workspace,
                                          const struct hr_plan_request *request,
                                          const struct hr_plan *plan, struct hr_diag *diag);

@@ -245,9 +245,9 @@ static bool ids_are_late(struct cutter *cutter, uint32_t id) {
                        current(cutter)->start;
 }
 
-/* Notes the uses of a node of the current split's device that reads near tensors alone, which no rule
- * of cuts or copies has a say in: the common case in one loop. False, with nothing done: it is not
- * such a node. */
+/* Notes the uses of a node of the current split's device that reads near tensors alone, which no
+ * rule of cuts or copies has a say in: the common case in one loop. False, with nothing done: it is
+ * not such a node. */
 static inline bool list_near(struct cutter *cutter, const struct hr_plan_tensor *t, uint32_t node) {
         struct hr_planner *planner = cutter->planner;
         const uint32_t *sources = planner->graph->sources + t->source_first;

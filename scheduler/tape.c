@@ -14,26 +14,10 @@
  */
 #include "scheduler/tape_priv.h"
 
-static uint32_t output_device(const struct writer *writer, uint32_t root) {
-        const struct hr_plan_input *in = writer->planner->in;
-        uint32_t buffer = in->tensor_buffer[root], reader = HR_NO_INDEX;
-
-        if (buffer == HR_NO_BUFFER)
-                return planner_root_device(writer->planner, root);
-        for (uint32_t d = 0; d < in->device_count; ++d) {
-                if (in->devices[d].kind == in->buffers[buffer].kind)
-                        return d;
-                if (reader == HR_NO_INDEX &&
-                    planner_reads(writer->planner, d, in->buffers[buffer].kind))
-                        reader = d;
-        }
-        return reader;
-}
-
 static hr_status emit_tap(struct writer *writer, uint32_t index) {
         const struct hr_plan *plan = writer->plan;
         uint32_t tensor = plan->taps[index].tensor;
-        uint32_t device = output_device(writer, plan->root[tensor]);
+        uint32_t device = writer->planner->tap_reader[index];
 
         HR_TRY(hr_tape_go_to(writer, device));
         return hr_tape_emit(writer, (struct hr_command){.code = HR_COMMAND_TAP,
@@ -106,7 +90,7 @@ static hr_status emit_epilogue(struct writer *writer) {
         for (uint32_t i = 0; i < graph->output_count; ++i) {
                 uint32_t tensor = graph->outputs[i];
                 struct hr_place place = hr_plan_tensor_place(plan, tensor);
-                uint32_t device = output_device(writer, plan->root[tensor]);
+                uint32_t device = writer->planner->output_reader[i];
 
                 if (plan->span[tensor] == 0 || place.where == HR_WHERE_NONE ||
                     device == HR_NO_INDEX)

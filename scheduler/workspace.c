@@ -3,10 +3,10 @@
  *
  * A pipeline's pool is [kept][passing][slots]; only what passes is shared. Per kind of memory a
  * workspace has one current block, as large as the largest of its pipelines needs. Where memory can
- * grow, the block does, and keeps its address. Elsewhere growing makes a new block; pipelines bound to
- * the old one move when they have no run in flight, and the block goes with its last reference. So
- * nothing that a device may still touch is freed, and a failure to allocate leaves everything as it
- * was, or a block larger than anybody needs.
+ * grow, the block does, and keeps its address. Elsewhere growing makes a new block; pipelines bound
+ * to the old one move when they have no run in flight, and the block goes with its last reference.
+ * So nothing that a device may still touch is freed, and a failure to allocate leaves everything as
+ * it was, or a block larger than anybody needs.
  *
  * Order. A block remembers the pipeline whose run was submitted last. A run of another one passes
  * the gates of its tape: each lane that touches passing memory of a kind waits, before its first
@@ -25,8 +25,8 @@
 #include "core/log.h"
 #include "scheduler/exec.h"
 
-/* ---- Life --------------------------------------------------------------------------------------
- */
+/* ---- Life
+ * -------------------------------------------------------------------------------------- */
 
 hr_status hr_workspace_new(struct hr_diag *diag, struct hr_workspace **ret_workspace) {
         struct hr_workspace *workspace = calloc(1, sizeof *workspace);
@@ -84,8 +84,8 @@ void hr_workspace_reset(struct hr_workspace *workspace) {
         workspace->stats = (struct hr_workspace_stats){.moves = workspace->stats.moves};
 }
 
-/* ---- Parts and blocks --------------------------------------------------------------------------
- */
+/* ---- Parts and blocks
+ * -------------------------------------------------------------------------- */
 
 static hr_status part_of(struct hr_workspace *workspace, const struct hr_buffer_kind *kind,
                          struct hr_diag *diag, struct hr_workspace_part **ret_part) {
@@ -158,7 +158,8 @@ static hr_status block_new(struct hr_workspace *workspace, struct hr_device *dev
         return HR_OK;
 }
 
-/* The block itself, larger, where its memory can: nobody has to move, and what is in flight goes on. */
+/* The block itself, larger, where its memory can: nobody has to move, and what is in flight goes
+ * on. */
 static bool block_grow(struct hr_workspace *workspace, struct hr_block *block, uint64_t bytes) {
         uint64_t old_bytes = block->buffer->bytes;
 
@@ -174,8 +175,8 @@ static bool block_grow(struct hr_workspace *workspace, struct hr_block *block, u
         return true;
 }
 
-/* The largest other block of that kind that a pipeline has: it is large enough for all of them. NULL
- * without one. */
+/* The largest other block of that kind that a pipeline has: it is large enough for all of them.
+ * NULL without one. */
 static struct hr_block *largest_other(const struct hr_workspace *workspace,
                                       const struct hr_buffer_kind *kind,
                                       const struct hr_block *gone) {
@@ -230,8 +231,8 @@ static void forget_user(struct hr_block *block, const struct hr_pipeline *pipeli
                 block->user = NULL;
 }
 
-/* ---- What a pipeline needs ---------------------------------------------------------------------
- */
+/* ---- What a pipeline needs
+ * --------------------------------------------------------------------- */
 
 /* The root, or the copied tensor, that reaches furthest into what passes. */
 static uint32_t furthest_tensor(const struct hr_plan *plan, uint32_t kind) {
@@ -371,8 +372,8 @@ void hr_workspace_commit(struct hr_workspace *workspace, struct hr_pipeline *pip
         }
 }
 
-/* ---- Reservations ------------------------------------------------------------------------------
- */
+/* ---- Reservations
+ * ------------------------------------------------------------------------------ */
 
 hr_status hr_workspace_want(struct hr_workspace *workspace, const struct hr_plan_request *request,
                             const struct hr_plan *plan, struct hr_diag *diag) {
@@ -450,8 +451,8 @@ void hr_workspace_trim(struct hr_workspace *workspace) {
         (void) hr_workspace_settle(workspace);
 }
 
-/* ---- Moving ------------------------------------------------------------------------------------
- */
+/* ---- Moving
+ * ------------------------------------------------------------------------------------ */
 
 bool hr_workspace_is_behind(const struct hr_workspace *workspace,
                             const struct hr_pipeline *pipeline) {
@@ -514,8 +515,8 @@ bool hr_workspace_settle(struct hr_workspace *workspace) {
         return settled;
 }
 
-/* ---- Gates -------------------------------------------------------------------------------------
- */
+/* ---- Gates
+ * ------------------------------------------------------------------------------------- */
 
 hr_status hr_gate_pass(const struct hr_pipeline *pipeline, struct hr_queue *queue, uint32_t kind,
                        struct hr_diag *diag) {

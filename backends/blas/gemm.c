@@ -47,7 +47,8 @@ static bool weight_is_usable(const struct hr_operand *a, const hr_dequantize_fn 
                a->nb[1] / sizeof(float) <= INT_MAX;
 }
 
-bool blas_gemm_supports(const struct hr_step *step, const hr_dequantize_fn *to_f32, uint32_t n_min) {
+bool blas_gemm_supports(const struct hr_step *step, const hr_dequantize_fn *to_f32,
+                        uint32_t n_min) {
         const struct hr_operand *a = &step->sources[0], *b = &step->sources[1],
                                 *c = &step->result;
 

@@ -188,7 +188,8 @@ static uint32_t chain_threads(const struct hr_step *step) {
 /* Every step of a chain is supported by itself. */
 static bool chain_supports(const struct hr_step *step) {
         for (uint32_t i = 0; i <= step->joined; i++)
-                if (!cpu_kernel_find(step[i].op) || !cpu_kernel_find(step[i].op)->supports(&step[i]))
+                if (!cpu_kernel_find(step[i].op) ||
+                    !cpu_kernel_find(step[i].op)->supports(&step[i]))
                         return false;
         return step->joined > 0 && step->joined < CPU_CHAIN_MAX;
 }

@@ -29,7 +29,8 @@ static bool arange_supports(const struct hr_step *step) {
 }
 
 static void arange_run(const struct cpu_call *call) {
-        float start = hr_param_f32(call->step->params, 0), step = hr_param_f32(call->step->params, 2);
+        float start = hr_param_f32(call->step->params, 0),
+              step = hr_param_f32(call->step->params, 2);
         float *out = call->step->result.data;
         int64_t first, end;
 

@@ -1,6 +1,6 @@
 /*
- * Which nodes of a split become one chain (ops_chain.c): those of core/chains.h, with this backend's
- * element-wise operators, and norms that may come first.
+ * Which nodes of a split become one chain (ops_chain.c): those of core/chains.h, with this
+ * backend's element-wise operators, and norms that may come first.
  */
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /*
- * See blas.h. The library's results are told as the driver's: what went wrong on the GPU is what the
- * driver will say of the context, too.
+ * See blas.h. The library's results are told as the driver's: what went wrong on the GPU is what
+ * the driver will say of the context, too.
  */
 #include "backends/cuda/blas.h"
 

@@ -1,6 +1,6 @@
 /*
- * Chains of element-wise nodes, perhaps with a norm before them, as one launch. Which nodes they are is
- * core/chains.h's, with this backend's operators.
+ * Chains of element-wise nodes, perhaps with a norm before them, as one launch. Which nodes they
+ * are is core/chains.h's, with this backend's operators.
  */
 #pragma once
 

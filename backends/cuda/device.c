@@ -171,8 +171,8 @@ static hr_status device_event_new(struct hr_device *device, struct hr_diag *diag
 
 static hr_status device_program_new(struct hr_device *device, const struct hr_steps *steps,
                                     struct hr_diag *diag, struct hr_program **ret_program) {
-        return cuda_program_new(device, device_cast(device)->gpu, &device_cast(device)->options, steps,
-                                diag, ret_program);
+        return cuda_program_new(device, device_cast(device)->gpu, &device_cast(device)->options,
+                                steps, diag, ret_program);
 }
 
 /* Steps have the same scratch, one after the other. */

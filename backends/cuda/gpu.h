@@ -82,8 +82,8 @@ hr_status cuda_gpu_fail_lost(struct cuda_gpu *gpu, struct hr_diag *diag);
 HR_NODISCARD hr_status cuda_gpu_clear(struct cuda_gpu *gpu, CUdeviceptr memory, uint64_t bytes,
                                       struct hr_diag *diag);
 
-/* Device memory that is not cleared, in the GPU's context. HR_E_EXHAUSTED (reason DEVICE_MEMORY) names
- * asked and free bytes; `who` is named as well. */
+/* Device memory that is not cleared, in the GPU's context. HR_E_EXHAUSTED (reason DEVICE_MEMORY)
+ * names asked and free bytes; `who` is named as well. */
 HR_NODISCARD hr_status cuda_gpu_memory_take(struct cuda_gpu *gpu, const char *who, uint64_t bytes,
                                             struct hr_diag *diag, CUdeviceptr *ret_memory);
 /* Of any thread. 0 is no memory. */

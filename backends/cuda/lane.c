@@ -360,7 +360,8 @@ void cuda_lane_compute(struct cuda_lane *lane, struct cuda_program *program, uin
                 atomic_fetch_add(&lane->device->graphs.launch_ns, hr_clock_now_ns() - start_ns);
         }
         if (result != CUDA_SUCCESS) {
-                cuda_lane_fail(lane, result, "launch", program->program.steps->steps[step].node, outcome);
+                cuda_lane_fail(lane, result, "launch", program->program.steps->steps[step].node,
+                               outcome);
                 return;
         }
         for (uint32_t i = first; i < first + count; i++)
@@ -411,7 +412,7 @@ void cuda_lane_record(struct cuda_lane *lane, struct cuda_mark *mark) {
 }
 
 void cuda_lane_notify(struct cuda_lane *lane, hr_notify_fn fn, void *arg) {
-        (void) cuda_lane_task(lane, &(struct cuda_task) { .kind = TASK_NOTIFY, .notify = { fn, arg } });
+        (void) cuda_lane_task(lane, &(struct cuda_task){.kind = TASK_NOTIFY, .notify = {fn, arg}});
 }
 
 /* ---- Spans ----------------------------------------------------------------------------------- */

@@ -2,9 +2,10 @@
  * Bytes that a lane moves: from and to the host through its ring of pinned pieces, between devices
  * directly, and the experts of mixtures that a run uses.
  *
- * Small writes whose source an earlier command may still change are taken by a host function, so that
- * what follows is already in the stream when they are. Large ones wait here: then this thread fills
- * one piece while the GPU fetches another, which a host function in the stream would not allow.
+ * Small writes whose source an earlier command may still change are taken by a host function, so
+ * that what follows is already in the stream when they are. Large ones wait here: then this thread
+ * fills one piece while the GPU fetches another, which a host function in the stream would not
+ * allow.
  */
 #include "backends/cuda/lane_priv.h"
 
@@ -105,7 +106,8 @@ void cuda_lane_read(struct cuda_lane *lane, const void *source, void *host, uint
                                              (uint8_t *) host + at, piece, outcome);
 
                 if (result != CUDA_SUCCESS) {
-                        cuda_lane_fail(lane, result, "copy from the GPU", HR_DIAG_NO_INDEX, outcome);
+                        cuda_lane_fail(lane, result, "copy from the GPU", HR_DIAG_NO_INDEX,
+                                       outcome);
                         return;
                 }
         }

@@ -68,9 +68,10 @@ void cuda_builder_launch(struct cuda_builder *builder, enum cuda_kernel kernel, 
         HR_ASSERT(argument_bytes <= ARGUMENT_BYTES_MAX && argument_bytes % 8 == 0);
         if (builder->status != HR_OK || items == 0)
                 return;
-        has_room = grow(&launches, &builder->launch_room, builder->launch_count, 1, sizeof launch) &&
-                   grow(&arguments, &builder->argument_room, builder->argument_count,
-                        argument_bytes, 1);
+        has_room =
+                grow(&launches, &builder->launch_room, builder->launch_count, 1, sizeof launch) &&
+                grow(&arguments, &builder->argument_room, builder->argument_count, argument_bytes,
+                     1);
         program->launches = launches;
         program->arguments = arguments;
         if (!has_room) {

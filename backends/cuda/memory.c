@@ -71,8 +71,9 @@ hr_status cuda_gpu_memory_take(struct cuda_gpu *gpu, const char *who, uint64_t b
 /* Addresses to grow into: many times what there is, and never so many that those of the process, a
  * hundred thousand times the least, could run out. */
 static uint64_t addresses_for(const struct cuda_gpu *gpu, uint64_t bytes) {
-        uint64_t wanted = bytes > gpu->total_bytes / ADDRESSES_PER_BYTE ? gpu->total_bytes
-                                                                        : bytes * ADDRESSES_PER_BYTE;
+        uint64_t wanted = bytes > gpu->total_bytes / ADDRESSES_PER_BYTE
+                                  ? gpu->total_bytes
+                                  : bytes * ADDRESSES_PER_BYTE;
 
         return HR_MIN(HR_MAX(wanted, ADDRESSES_MIN), gpu->total_bytes);
 }
@@ -99,8 +100,8 @@ static hr_status memory_new(struct cuda_buffer *buffer, struct hr_device *device
         return status;
 }
 
-/* The mapped bytes that nobody had are cleared as they come into use: they may have been used before
- * only if this failed before. */
+/* The mapped bytes that nobody had are cleared as they come into use: they may have been used
+ * before only if this failed before. */
 static hr_status buffer_grow(struct hr_buffer *base, uint64_t bytes, struct hr_diag *diag) {
         struct cuda_buffer *buffer = buffer_cast(base);
         struct cuda_gpu *gpu = buffer->gpu;

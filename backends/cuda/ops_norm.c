@@ -1,5 +1,5 @@
-/* NORM, RMS_NORM, L2_NORM, GROUP_NORM, SUM, SUM_ROWS, MEAN, CUMSUM, ARGMAX, COUNT_EQUAL, ARGSORT, TOP_K, SOFT_MAX;
- * ROPE and its inverse. */
+/* NORM, RMS_NORM, L2_NORM, GROUP_NORM, SUM, SUM_ROWS, MEAN, CUMSUM, ARGMAX, COUNT_EQUAL, ARGSORT,
+ * TOP_K, SOFT_MAX; ROPE and its inverse. */
 #include "backends/cuda/ops.h"
 
 #include <math.h>
@@ -70,7 +70,8 @@ static void sort_prepare(const struct hr_step *step, struct cuda_builder *builde
                             &args, sizeof args);
 }
 
-/* ---- Sums of everything, running sums, the largest -------------------------------------------- */
+/* ---- Sums of everything, running sums, the largest
+ * -------------------------------------------- */
 
 static void norm_launch(const struct hr_step *step, enum cuda_kernel kernel, uint64_t items,
                         struct cuda_builder *builder) {
@@ -89,8 +90,9 @@ static bool has_elements(const struct hr_operand *operand) {
 }
 
 static bool sum_all_supports(const struct hr_step *step) {
-        return step->source_count == 1 && has_elements(&step->sources[0]) && cuda_is_float(&step->sources[0]) &&
-               cuda_is_float(&step->result) && step->result.ne[0] * cuda_rows(&step->result) == 1;
+        return step->source_count == 1 && has_elements(&step->sources[0]) &&
+               cuda_is_float(&step->sources[0]) && cuda_is_float(&step->result) &&
+               step->result.ne[0] * cuda_rows(&step->result) == 1;
 }
 
 static void sum_all_prepare(const struct hr_step *step, struct cuda_builder *builder) {

@@ -1,15 +1,15 @@
 /*
  * MUL_MAT and MUL_MAT_ID: which kernels make a product, and what scratch they need.
  *
- * Weights in blocks are multiplied with columns rounded to bytes, which the step makes in its scratch
- * first. Columns of experts, when there are many, are gathered by expert there. All of it is decided
- * by types and shapes alone, so that scratch can be told before there are addresses.
+ * Weights in blocks are multiplied with columns rounded to bytes, which the step makes in its
+ * scratch first. Columns of experts, when there are many, are gathered by expert there. All of it
+ * is decided by types and shapes alone, so that scratch can be told before there are addresses.
  *
  * Large products of floats are the library's, where there is one. It is given halves on both sides,
- * rounded as the own kernels round them, and scratch of its own. So are, from some number of columns
- * on, products of weights in blocks: rows of them are expanded to bf16 in scratch, as many at a time as
- * it holds, and multiplied. Expanding costs the same for any number of columns, and the units for
- * halves are the ones that the library keeps busy.
+ * rounded as the own kernels round them, and scratch of its own. So are, from some number of
+ * columns on, products of weights in blocks: rows of them are expanded to bf16 in scratch, as many
+ * at a time as it holds, and multiplied. Expanding costs the same for any number of columns, and
+ * the units for halves are the ones that the library keeps busy.
  */
 #include "backends/cuda/blas.h"
 #include "backends/cuda/ops.h"
@@ -86,8 +86,8 @@ static enum cuda_kernel many_kernel(const struct hr_operand *a, const struct hr_
 #define LARGE_EXTENT 32
 #define WORKSPACE (UINT64_C(32) << 20)
 
-/* Bytes of expanded weights that lie in scratch at most, but for a few rows that are very long: what an
- * H200's second-level cache holds, so that the product reads them from there. */
+/* Bytes of expanded weights that lie in scratch at most, but for a few rows that are very long:
+ * what an H200's second-level cache holds, so that the product reads them from there. */
 #define EXPANDED (INT64_C(32) << 20)
 #define EXPANDED_ROWS 128
 
@@ -254,8 +254,8 @@ static void columns_launch(const struct hr_step *step, uint32_t type, uint64_t h
 
 /* Weights in blocks, expanded part by part. False: as large_launch; whoever then makes the product
  * writes over what was. */
-static bool expanded_launch(const struct hr_step *step, uint64_t halves, struct cuda_matmul_spec spec,
-                            struct cuda_builder *builder) {
+static bool expanded_launch(const struct hr_step *step, uint64_t halves,
+                            struct cuda_matmul_spec spec, struct cuda_builder *builder) {
         const struct hr_operand *a = &step->sources[0];
         struct cuda_expand_args expand = { .in = cuda_tensor_of(a), .halves = halves };
         const uint64_t out = spec.out;

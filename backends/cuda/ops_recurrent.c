@@ -40,8 +40,8 @@ enum { STATE, X, DT, DECAY, B, C, IDS, SCAN_SOURCES };
 
 static bool ssm_scan_supports(const struct hr_step *step) {
         return step->source_count == SCAN_SOURCES && are_f32(step, IDS) &&
-               step->sources[IDS].type == HR_TYPE_I32 && cuda_is_contiguous(&step->sources[STATE]) &&
-               cuda_is_contiguous(&step->result);
+               step->sources[IDS].type == HR_TYPE_I32 &&
+               cuda_is_contiguous(&step->sources[STATE]) && cuda_is_contiguous(&step->result);
 }
 
 static void ssm_scan_prepare(const struct hr_step *step, struct cuda_builder *builder) {
@@ -51,8 +51,8 @@ static void ssm_scan_prepare(const struct hr_step *step, struct cuda_builder *bu
         args.snapshots = step->params[0];
         args.fault = cuda_builder_fault(builder);
         args.step = cuda_builder_step(builder);
-        cuda_builder_launch(builder, CUDA_KERNEL_scan_states, blocks_of(ne[0] * ne[1] * ne[3]), &args,
-                            sizeof args);
+        cuda_builder_launch(builder, CUDA_KERNEL_scan_states, blocks_of(ne[0] * ne[1] * ne[3]),
+                            &args, sizeof args);
 }
 
 /* ---- Linear attention ------------------------------------------------------------------------ */
@@ -79,8 +79,8 @@ static void linear_prepare(const struct hr_step *step, struct cuda_builder *buil
         struct cuda_recurrent_args args = args_of(step);
 
         args.scale = hr_param_f32(step->params, 0);
-        cuda_builder_launch(builder, CUDA_KERNEL_attend_linear, blocks_of(ne[0] * ne[1] * sequences),
-                            &args, sizeof args);
+        cuda_builder_launch(builder, CUDA_KERNEL_attend_linear,
+                            blocks_of(ne[0] * ne[1] * sequences), &args, sizeof args);
 }
 
 enum { Q, K, V, GATE, BETA, DELTA_STATE, DELTA_SOURCES };

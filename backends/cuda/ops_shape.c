@@ -93,7 +93,8 @@ static bool out_prod_supports(const struct hr_step *step) {
         const struct hr_operand *a = &step->sources[0], *b = &step->sources[1],
                                 *out = &step->result;
 
-        if (step->source_count != 2 || !(cuda_is_float(a) || (cuda_is_block(a) && cuda_is_dense(a))) ||
+        if (step->source_count != 2 ||
+            !(cuda_is_float(a) || (cuda_is_block(a) && cuda_is_dense(a))) ||
             b->type != HR_TYPE_F32 || out->type != HR_TYPE_F32 || a->ne[0] != out->ne[0] ||
             b->ne[0] != out->ne[1] || a->ne[1] != b->ne[1])
                 return false;
@@ -101,7 +102,8 @@ static bool out_prod_supports(const struct hr_step *step) {
                out->ne[3] % a->ne[3] == 0 && b->ne[2] == out->ne[2] && b->ne[3] == out->ne[3];
 }
 
-/* ---- SET, ACC --------------------------------------------------------------------------------- */
+/* ---- SET, ACC
+ * --------------------------------------------------------------------------------- */
 
 static bool is_contiguous(const struct hr_operand *operand) {
         uint64_t bytes = hr_type_info(operand->type)->block_bytes;

@@ -1,8 +1,8 @@
 /*
- * A range of addresses of a GPU, the first part of which has memory: the driver's virtual memory. More
- * memory can be put behind what there is, so that it grows without moving; until its end the
- * addresses cost nothing. GPUs that have direct access to this one reach it as well. No other process
- * does: memory is made without handles that could be passed on.
+ * A range of addresses of a GPU, the first part of which has memory: the driver's virtual memory.
+ * More memory can be put behind what there is, so that it grows without moving; until its end the
+ * addresses cost nothing. GPUs that have direct access to this one reach it as well. No other
+ * process does: memory is made without handles that could be passed on.
  */
 #pragma once
 

@@ -62,8 +62,8 @@ static CUresult kernel_add(const struct cuda_program *program, const struct cuda
                                                       before ? 1 : 0, &params);
 }
 
-/* What the library puts into a stream for a product, caught before it is executed. Only calls of this
- * thread could spoil it, and it makes none. Whatever goes wrong here is the capture's, not the
+/* What the library puts into a stream for a product, caught before it is executed. Only calls of
+ * this thread could spoil it, and it makes none. Whatever goes wrong here is the capture's, not the
  * context's. */
 static CUresult product_capture(const struct cuda_syms *cu, const struct cuda_launch *item,
                                 CUstream stream, CUgraph *ret_part) {

@@ -2,15 +2,15 @@
  * A split as a graph of the driver's: one call launches all of its kernels.
  *
  * A program's launches never change, so neither does what its graph computes: the graph belongs to
- * the program, is launched for whole splits only, and leaves with it. Whatever makes another program
- * (other shapes, other memory) starts without one. It is made at the second run, so that splits
- * computed once cost nothing; a graph of a program that is gone is given the new launches if it has
- * the same kernels. What the driver refuses is launched kernel by kernel and tried again later, ever
- * more seldom, and never given up for good.
+ * the program, is launched for whole splits only, and leaves with it. Whatever makes another
+ * program (other shapes, other memory) starts without one. It is made at the second run, so that
+ * splits computed once cost nothing; a graph of a program that is gone is given the new launches if
+ * it has the same kernels. What the driver refuses is launched kernel by kernel and tried again
+ * later, ever more seldom, and never given up for good.
  *
  * The graph is a chain built from the list of launches. Products of the library are captured one by
- * one, in a stream of their own and for this thread alone, and become graphs within it: all memory that
- * they need was taken with the program.
+ * one, in a stream of their own and for this thread alone, and become graphs within it: all memory
+ * that they need was taken with the program.
  */
 #pragma once
 

@@ -25,8 +25,8 @@ void cuda_spans_deinit(struct cuda_spans *spans, struct cuda_gpu *gpu) {
         *spans = (struct cuda_spans) { 0 };
 }
 
-/* The times of both clocks, side by side. The host's is taken first: no span then seems to end later
- * than it does, nor to begin before the queue was there. */
+/* The times of both clocks, side by side. The host's is taken first: no span then seems to end
+ * later than it does, nor to begin before the queue was there. */
 static void base_renew(struct cuda_spans *spans, struct cuda_gpu *gpu, CUstream stream) {
         uint64_t now_ns = hr_clock_now_ns();
 

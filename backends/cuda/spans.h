@@ -1,13 +1,13 @@
 /*
  * How long a lane's commands take on the GPU, for the flight recorder (core/recorder.h): the stream
- * records an event with a time before and after each, and once it is past both, the thread works out
- * the span. These are the only events with times. Between commands of a busy stream one event serves
- * both.
+ * records an event with a time before and after each, and once it is past both, the thread works
+ * out the span. These are the only events with times. Between commands of a busy stream one event
+ * serves both.
  *
- * Times of the GPU become the host's by an event recorded while the stream is idle: exact to the few
- * microseconds that it takes to get there, and renewed whenever the stream is idle later on. The driver
- * counts in milliseconds of 24 digits: on a stream that is never idle times are coarser, the longer it
- * lasts (60 us after a quarter of an hour).
+ * Times of the GPU become the host's by an event recorded while the stream is idle: exact to the
+ * few microseconds that it takes to get there, and renewed whenever the stream is idle later on.
+ * The driver counts in milliseconds of 24 digits: on a stream that is never idle times are coarser,
+ * the longer it lasts (60 us after a quarter of an hour).
  *
  * Nothing here fails a run: what cannot be measured is left out. Thread: the queue's.
  */
@@ -36,8 +36,10 @@ struct cuda_spans {
 };
 
 /* Before a command. Idle: nothing is under way in the stream. */
-void cuda_spans_begin(struct cuda_spans *spans, struct cuda_gpu *gpu, CUstream stream, bool is_idle);
-/* After it: kind, detail, a, b and tag of `span`; `count` is the number that the lane gives next. */
+void cuda_spans_begin(struct cuda_spans *spans, struct cuda_gpu *gpu, CUstream stream,
+                      bool is_idle);
+/* After it: kind, detail, a, b and tag of `span`; `count` is the number that the lane gives
+ * next. */
 void cuda_spans_end(struct cuda_spans *spans, struct cuda_gpu *gpu, CUstream stream,
                     const struct hr_span *span, uint64_t count);
 /* Adds to the recorder what the stream has passed. */

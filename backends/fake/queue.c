@@ -213,12 +213,14 @@ static hr_status queue_read(struct hr_queue *base, const void *source, void *hos
         return move(queue_cast(base), host, source, &hr_host_kind, bytes, outcome, diag);
 }
 
-/* Its own memory always; memory without bytes can be anybody's: all of the world is simulated then. */
+/* Its own memory always; memory without bytes can be anybody's: all of the world is simulated
+ * then. */
 static bool queue_can_copy(const struct hr_queue *base, const struct hr_buffer_kind *to) {
         const struct fake_device *device = fake_device_cast(base->device);
         const struct hr_fake_config *config = &device->config;
 
-        return to->host || to == &device->kind || (config->peer && (to->addressable || config->sizes_only));
+        return to->host || to == &device->kind ||
+               (config->peer && (to->addressable || config->sizes_only));
 }
 
 static hr_status queue_copy(struct hr_queue *base, const void *source, void *destination,

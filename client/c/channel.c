@@ -245,7 +245,8 @@ void hr_channel_wait_some(struct hr_channel *channel, struct hr_call *call, int6
         struct pollfd ready = {.fd = channel->transport.poll_fd, .events = POLLIN};
 
         if (channel->reading) {
-                int64_t until = hr_client_now_ns() + hr_client_poll_ms(deadline_ns) * INT64_C(1000000);
+                int64_t until =
+                        hr_client_now_ns() + hr_client_poll_ms(deadline_ns) * INT64_C(1000000);
                 const struct timespec at = {.tv_sec = until / 1000000000,
                                             .tv_nsec = until % 1000000000};
 

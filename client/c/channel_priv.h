@@ -37,7 +37,8 @@ struct hr_call {
         bool waiting;
         bool sent; /* its own frame is out */
         uint64_t credit; /* bytes that may be sent */
-        /* Of contents that are asked for by offset: what is not sent yet, in the order asked for. */
+        /* Of contents that are asked for by offset: what is not sent yet, in the order asked
+         * for. */
         bool is_pulled;
         uint64_t before; /* bytes of what precedes them that credit has not been given for yet */
         struct hr_range *ranges;

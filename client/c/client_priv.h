@@ -77,8 +77,8 @@ struct hr_answer {
         uint64_t body_bytes;      /* received, also into `into`, which more may come than fits into */
 };
 
-/* Takes the transport over, also on failure. A channel is its creator's and that of each call that is
- * waited for. */
+/* Takes the transport over, also on failure. A channel is its creator's and that of each call that
+ * is waited for. */
 enum headrace_status hr_channel_new(const struct hr_transport *transport,
                                     struct headrace_error *error, struct hr_channel **ret_channel);
 struct hr_channel *hr_channel_ref(struct hr_channel *channel);
@@ -156,14 +156,14 @@ enum headrace_status hr_client_keep_options(struct headrace_client *client, cons
 void hr_client_forget_all(struct headrace_client *client);
 /* The present connection, referenced. */
 struct hr_channel *hr_client_channel(struct headrace_client *client);
-/* Connects anew, unless another thread has done so since `ended` was found to have ended. False: there
- * is no other connection. */
+/* Connects anew, unless another thread has done so since `ended` was found to have ended. False:
+ * there is no other connection. */
 bool hr_client_reconnect(struct headrace_client *client, const struct hr_channel *ended,
                          int64_t deadline_ns);
 /* The daemon has gone, or is about to and refuses. */
 bool hr_client_has_ended(enum headrace_status status, const struct headrace_error *error);
-/* hr_channel_call() over the present connection; questions and loads are sent once more over another
- * one when it ends. */
+/* hr_channel_call() over the present connection; questions and loads are sent once more over
+ * another one when it ends. */
 enum headrace_status hr_client_call(struct headrace_client *client,
                                     const struct hr_request *request, int64_t deadline_ns,
                                     struct headrace_error *error, struct hr_call **ret_call,
@@ -185,7 +185,8 @@ enum headrace_status hr_client_graph_encode(const struct headrace_graph *graph,
                                             struct headrace_error *error, uint8_t **ret_bytes,
                                             size_t *ret_size);
 
-/* Nodes to be observed: their ids on the wire, and their numbers in the same order. INVALID (TAP). */
+/* Nodes to be observed: their ids on the wire, and their numbers in the same order. INVALID
+ * (TAP). */
 enum headrace_status hr_client_graph_taps(const struct headrace_graph *graph, const uint32_t *taps,
                                           size_t count, struct headrace_error *error,
                                           uint32_t *ret_ids, uint32_t *ret_numbers);

@@ -16,25 +16,25 @@
  * the connection stays usable, and a late answer is thrown away.
  *
  * Daemons that end (restart, kill), connections that break. A request that was not answered is sent
- * once more, over a new connection and within the deadline of its call, if twice is the same as once:
- * questions, loads, submits of graphs without states, and their runs, which are planned again first;
- * weight sets are found again by path or name, and keep the numbers that the caller has. The session is
- * the same where the daemon waits for it, else a new one, without the states of the old one. All else
- * ends with HEADRACE_UNAVAILABLE (EOF; DRAINING while the daemon still answers). Not with
- * headrace_options.no_resend, and not over a stream of the caller's.
+ * once more, over a new connection and within the deadline of its call, if twice is the same as
+ * once: questions, loads, submits of graphs without states, and their runs, which are planned again
+ * first; weight sets are found again by path or name, and keep the numbers that the caller has. The
+ * session is the same where the daemon waits for it, else a new one, without the states of the old
+ * one. All else ends with HEADRACE_UNAVAILABLE (EOF; DRAINING while the daemon still answers). Not
+ * with headrace_options.no_resend, and not over a stream of the caller's.
  *
- * Processes. A client belongs to the process that made it: in a child after fork() its calls end with
- * HEADRACE_UNAVAILABLE (FORKED), and headrace_close() leaves the parent's connection alone.
+ * Processes. A client belongs to the process that made it: in a child after fork() its calls end
+ * with HEADRACE_UNAVAILABLE (FORKED), and headrace_close() leaves the parent's connection alone.
  *
  * Threads. Any number of threads may share one client and its handles; there is no thread inside.
- * Whoever waits reads for all. A graph under construction belongs to one thread. Nothing may be used
- * by another thread while it is closed or freed.
+ * Whoever waits reads for all. A graph under construction belongs to one thread. Nothing may be
+ * used by another thread while it is closed or freed.
  *
  * Memory. Strings and arrays that are passed in are not kept after the call, except where a run is
  * started and waited for separately. What a function gives is freed by the function named with it.
  *
- * Tensors have four extents, ne[0] being the fastest; types and operators are those of GGUF and ggml
- * by name ("f32", "q4_K"; "MUL_MAT"). Sizes and offsets are in bytes.
+ * Tensors have four extents, ne[0] being the fastest; types and operators are those of GGUF and
+ * ggml by name ("f32", "q4_K"; "MUL_MAT"). Sizes and offsets are in bytes.
  */
 #pragma once
 
@@ -124,8 +124,8 @@ struct headrace_options {
 };
 
 /* Connects to "unix:/path", "tcp:host:port" or "tls:host:port" and says hello; options may be NULL.
- * Over TLS, which is 1.3 or nothing, the daemon has to show a certificate of that name. Besides what
- * the daemon says, such as UNAUTHENTICATED:
+ * Over TLS, which is 1.3 or nothing, the daemon has to show a certificate of that name. Besides
+ * what the daemon says, such as UNAUTHENTICATED:
  *
  *   INVALID (ADDRESS, TLS)          no such address; a file that cannot be used, or none of TLS's
  *   UNAVAILABLE (CONNECT)           nobody listens there
@@ -183,9 +183,9 @@ HEADRACE_API enum headrace_status headrace_stats(struct headrace_client *client,
 HEADRACE_API enum headrace_status headrace_metrics(struct headrace_client *client,
                                                    int64_t timeout_ms,
                                                    struct headrace_error *error, char **ret_text);
-/* What the daemon remembers of itself as Chrome/Perfetto JSON, with a NUL behind it: requests, their
- * stages and the commands of devices that have ended in the latest milliseconds (0: all of it).
- * own: only of this principal; otherwise PERMISSION without the right to administer. Free with
+/* What the daemon remembers of itself as Chrome/Perfetto JSON, with a NUL behind it: requests,
+ * their stages and the commands of devices that have ended in the latest milliseconds (0: all of
+ * it). own: only of this principal; otherwise PERMISSION without the right to administer. Free with
  * headrace_free(). */
 HEADRACE_API enum headrace_status headrace_trace(struct headrace_client *client,
                                                  uint64_t latest_ms, bool own, int64_t timeout_ms,
@@ -230,9 +230,9 @@ HEADRACE_API enum headrace_status
 headrace_load(struct headrace_client *client, const char *path, const char *name,
               const struct headrace_rule *rules, size_t rule_count, int64_t timeout_ms,
               struct headrace_error *error, struct headrace_set *ret_set);
-/* Uploads tensors as a set. Contents that the daemon has are not sent; when the connection breaks it is
- * made anew, and what has arrived is not sent again (whole leaves of 4 MiB, unless the daemon has
- * ended). On a Unix socket large contents are passed as sealed memory. */
+/* Uploads tensors as a set. Contents that the daemon has are not sent; when the connection breaks
+ * it is made anew, and what has arrived is not sent again (whole leaves of 4 MiB, unless the daemon
+ * has ended). On a Unix socket large contents are passed as sealed memory. */
 HEADRACE_API enum headrace_status
 headrace_put(struct headrace_client *client, const char *name,
              const struct headrace_tensor *tensors, size_t tensor_count,
@@ -281,11 +281,11 @@ HEADRACE_API enum headrace_status headrace_state_fork(struct headrace_client *cl
 
 /* ---- shared memory --------------------------------------------------------------------------- */
 
-/* Memory that the daemon has, too: runs and sequences whose inputs, or whose outputs, lie one behind the
- * other in a region, and reads and writes of states there, send none of it; inputs then have the
- * lengths that the graph gives them. They must stay as they are until the run has ended. Where a run
- * ends with HEADRACE_DEADLINE on this side, the daemon may still write its outputs for a moment. Unix
- * sockets only: HEADRACE_UNSUPPORTED (REGION) elsewhere. */
+/* Memory that the daemon has, too: runs and sequences whose inputs, or whose outputs, lie one
+ * behind the other in a region, and reads and writes of states there, send none of it; inputs then
+ * have the lengths that the graph gives them. They must stay as they are until the run has ended.
+ * Where a run ends with HEADRACE_DEADLINE on this side, the daemon may still write its outputs for
+ * a moment. Unix sockets only: HEADRACE_UNSUPPORTED (REGION) elsewhere. */
 struct headrace_region;
 HEADRACE_API enum headrace_status headrace_region_new(struct headrace_client *client,
                                                       uint64_t bytes, int64_t timeout_ms,
@@ -293,7 +293,8 @@ HEADRACE_API enum headrace_status headrace_region_new(struct headrace_client *cl
                                                       struct headrace_region **ret_region);
 /* Page-aligned; zeros at first. */
 HEADRACE_API void *headrace_region_memory(const struct headrace_region *region);
-/* After the runs that use it, before headrace_close(); freed on this side in any case. NULL is a no-op. */
+/* After the runs that use it, before headrace_close(); freed on this side in any case. NULL is a
+ * no-op. */
 HEADRACE_API enum headrace_status headrace_region_free(struct headrace_region *region,
                                                        int64_t timeout_ms,
                                                        struct headrace_error *error);
@@ -393,7 +394,8 @@ HEADRACE_API enum headrace_status headrace_release(struct headrace_handle *handl
                                                    int64_t timeout_ms,
                                                    struct headrace_error *error);
 
-/* The plan as data: message Explanation of the daemon's headrace.proto. Free with headrace_free(). */
+/* The plan as data: message Explanation of the daemon's headrace.proto. Free with
+ * headrace_free(). */
 HEADRACE_API enum headrace_status headrace_explain(struct headrace_handle *handle,
                                                    int64_t timeout_ms,
                                                    struct headrace_error *error, void **ret_bytes,
@@ -403,8 +405,8 @@ struct headrace_wanted {
         const struct headrace_graph *graph;
         const struct headrace_submit *options; /* may be NULL */
 };
-/* Takes memory for a set of graphs at once: as long as the reservation is there, submitting and running
- * one of them takes no more. */
+/* Takes memory for a set of graphs at once: as long as the reservation is there, submitting and
+ * running one of them takes no more. */
 HEADRACE_API enum headrace_status headrace_reserve(struct headrace_client *client,
                                                    const struct headrace_wanted *graphs,
                                                    size_t count, int64_t timeout_ms,
@@ -419,10 +421,10 @@ struct headrace_buffer {
         uint64_t bytes;
 };
 
-/* Is shown the value of a tap, in the order of the nodes: `bytes` bytes of `tensor`, which are gone when
- * it returns. The run waits meanwhile, and so do the session's other runs. false: the run ends here, with
- * HEADRACE_CANCELLED (TAP_STOP). Called by the thread that is in headrace_run() or headrace_run_wait(),
- * without a lock. */
+/* Is shown the value of a tap, in the order of the nodes: `bytes` bytes of `tensor`, which are gone
+ * when it returns. The run waits meanwhile, and so do the session's other runs. false: the run ends
+ * here, with HEADRACE_CANCELLED (TAP_STOP). Called by the thread that is in headrace_run() or
+ * headrace_run_wait(), without a lock. */
 typedef bool (*headrace_observe_fn)(void *arg, uint32_t tensor, const void *data, uint64_t bytes);
 
 /* Zeroed is valid. */
@@ -446,8 +448,8 @@ struct headrace_run;
 /* Evaluates a graph: all inputs in order, all outputs in order into buffers of exactly their bytes.
  * INVALID (SIZE) for another buffer, INVALID (OUTPUT) for another number of them, with `limit` what
  * there is room for and `actual` what there is; the connection goes on, what is in the buffers then
- * is anything. A graph that the daemon has evicted is submitted again, once. options and ret_figures may be
- * NULL. */
+ * is anything. A graph that the daemon has evicted is submitted again, once. options and
+ * ret_figures may be NULL. */
 HEADRACE_API enum headrace_status
 headrace_run(struct headrace_handle *handle, const struct headrace_buffer *inputs,
              size_t input_count, const struct headrace_buffer *outputs, size_t output_count,
@@ -482,15 +484,16 @@ struct headrace_step {
         bool no_outputs; /* none comes back */
 };
 /* Runs the steps one after the other in the daemon. inputs: those that no feed gives, step by step;
- * outputs: what the steps give back, likewise. When a step fails, those after it do not begin. Buffers
- * as in headrace_run(). options may be NULL. */
+ * outputs: what the steps give back, likewise. When a step fails, those after it do not begin.
+ * Buffers as in headrace_run(). options may be NULL. */
 HEADRACE_API enum headrace_status
 headrace_sequence(struct headrace_client *client, const struct headrace_step *steps,
                   size_t step_count, const struct headrace_buffer *inputs, size_t input_count,
                   const struct headrace_buffer *outputs, size_t output_count,
                   const struct headrace_run_options *options, struct headrace_error *error);
 
-/* ---- for who runs the daemon ------------------------------------------------------------------- */
+/* ---- for who runs the daemon
+ * ------------------------------------------------------------------- */
 
 /* A principal without the right "admin" is shown what its own sessions hold, and is refused
  * (HEADRACE_PERMISSION) a reload, a drain and an eviction. Lists are freed with headrace_free(). */

@@ -193,9 +193,10 @@ static enum headrace_status message_of(struct headrace_handle *handle,
 
         handle->taps = calloc(options->tap_count + 1, sizeof *handle->taps);
         handle->tap_count = options->tap_count;
-        status = ids && handle->taps ? hr_client_graph_taps(graph, options->taps, options->tap_count,
-                                                            error, ids, handle->taps)
-                                     : hr_client_fail_memory(error);
+        status = ids && handle->taps
+                         ? hr_client_graph_taps(graph, options->taps, options->tap_count, error,
+                                                ids, handle->taps)
+                         : hr_client_fail_memory(error);
         if (status == HEADRACE_OK)
                 status = message_make(handle, options, ids, error);
         free(ids);
@@ -373,7 +374,8 @@ static enum headrace_status run_over(struct headrace_run *run, struct hr_channel
         return HEADRACE_OK;
 }
 
-/* The run was not answered since its connection has ended, and may be sent once more over another. */
+/* The run was not answered since its connection has ended, and may be sent once more over
+ * another. */
 static bool run_may_repeat(struct headrace_run *run, enum headrace_status status,
                            const struct headrace_error *error, const struct hr_channel *ended) {
         if (!hr_client_has_ended(status, error) || run->handle->has_states || run->repeated ||
@@ -445,11 +447,10 @@ static enum headrace_status outputs_check(const struct headrace_run *run,
                                            reply->output_count, run->output_count);
         for (uint32_t i = 0; i < reply->output_count; i++) {
                 if (reply->output_bytes[i] != run->outputs[i].iov_len)
-                        return hr_client_fail_size(error, "SIZE", run->outputs[i].iov_len,
-                                                   reply->output_bytes[i],
-                                                   "output %u has %" PRIu64 " bytes, its buffer %zu",
-                                                   i, reply->output_bytes[i],
-                                                   run->outputs[i].iov_len);
+                        return hr_client_fail_size(
+                                error, "SIZE", run->outputs[i].iov_len, reply->output_bytes[i],
+                                "output %u has %" PRIu64 " bytes, its buffer %zu", i,
+                                reply->output_bytes[i], run->outputs[i].iov_len);
                 body_bytes -= reply->output_bytes[i];
         }
         return body_bytes ? hr_client_fail(error, HEADRACE_INTERNAL, "PROTOCOL",

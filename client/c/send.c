@@ -98,8 +98,8 @@ struct frame {
         const int *fds; /* header.n_fds of them */
 };
 
-/* Sends all parts, which it consumes, and what the transport has kept of them; the frame's descriptors
- * with the first byte. `sending` held. */
+/* Sends all parts, which it consumes, and what the transport has kept of them; the frame's
+ * descriptors with the first byte. `sending` held. */
 static enum headrace_status send_all(struct hr_channel *channel, const struct frame *frame,
                                      struct iovec *parts, size_t count, int64_t deadline_ns,
                                      struct headrace_error *error) {
@@ -243,7 +243,8 @@ static enum headrace_status wait_credit(struct hr_channel *channel, struct hr_ca
         enum headrace_status status = HEADRACE_OK;
 
         (void) pthread_mutex_lock(&channel->state);
-        while (!call->ended && !call->credit && !channel->failed && !hr_client_is_past(call->deadline_ns))
+        while (!call->ended && !call->credit && !channel->failed &&
+               !hr_client_is_past(call->deadline_ns))
                 hr_channel_wait_some(channel, call, call->deadline_ns);
         if (channel->failed && !call->ended) {
                 status = channel->failure.status;

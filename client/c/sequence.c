@@ -1,7 +1,7 @@
 /*
- * Runs chained in the daemon: a step's inputs come from the client or from outputs of earlier steps,
- * and only what is asked for comes back. A graph that was evicted is submitted again, once, and so is
- * the whole sequence, which has not begun then.
+ * Runs chained in the daemon: a step's inputs come from the client or from outputs of earlier
+ * steps, and only what is asked for comes back. A graph that was evicted is submitted again, once,
+ * and so is the whole sequence, which has not begun then.
  */
 #include "client/c/client_priv.h"
 
@@ -161,7 +161,8 @@ static enum headrace_status sequence_call(struct headrace_client *client,
         return status;
 }
 
-/* Which of the graphs was evicted is not said in a way that could be relied on: all are submitted. */
+/* Which of the graphs was evicted is not said in a way that could be relied on: all are
+ * submitted. */
 static enum headrace_status sequence_again(struct headrace_client *client,
                                            const struct sequence *sequence,
                                            struct headrace_error *error) {

@@ -94,7 +94,8 @@ enum headrace_status headrace_state_alloc(struct headrace_client *client,
                         manifest.size > hr_client_body_max(client) ? manifest.size : 0;
                 if (hr_wire_state_alloc_encode(&alloc, message, sizeof message, &diag,
                                                &request.message_bytes) == HR_OK)
-                        status = hr_client_ask_state(client, &request, timeout_ms, error, ret_state);
+                        status =
+                                hr_client_ask_state(client, &request, timeout_ms, error, ret_state);
                 else
                         status = hr_client_fail_diag(error, &diag);
         }

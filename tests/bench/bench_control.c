@@ -12,8 +12,8 @@
  * it, is what the burst has cost, waking the loop and the device included; ends and replies, which
  * come later, are not. One JSON line for each burst: nanoseconds a run.
  *
- * Beside it, in turn, stands what the system alone takes ("bare"): a process that waits for the same
- * bytes in the same way, reads them, and does nothing with them.
+ * Beside it, in turn, stands what the system alone takes ("bare"): a process that waits for the
+ * same bytes in the same way, reads them, and does nothing with them.
  */
 #include <dirent.h>
 #include <signal.h>
@@ -93,8 +93,8 @@ struct shape {
         unsigned delay_ms, spacing_us;
 };
 
-/* ---- A process that only reads -----------------------------------------------------------------
- */
+/* ---- A process that only reads
+ * ----------------------------------------------------------------- */
 
 static _Noreturn void bare_main(int fd) {
         struct epoll_event event = {.events = EPOLLIN};
@@ -127,8 +127,8 @@ static int bare_start(struct threads *ret_threads, pid_t *ret_child) {
         return ends[0];
 }
 
-/* ---- Measuring ---------------------------------------------------------------------------------
- */
+/* ---- Measuring
+ * --------------------------------------------------------------------------------- */
 
 static void burst_send(int fd, uint64_t handle, const struct shape *shape) {
         static uint8_t bytes[BURST_MAX * 256];

@@ -240,7 +240,8 @@ int main(int argc, char **argv) {
         bench.begin_ns = hr_clock_now_ns() + WARM_NS;
         bench.end_ns = bench.begin_ns + (uint64_t) (seconds * 1e9);
         work(&bench);
-        printf("{\"p50\": %llu, \"p99\": %llu, \"runs\": %zu, \"split\": %llu, \"hog_runs\": %zu}\n",
+        printf("{\"p50\": %llu, \"p99\": %llu, \"runs\": %zu, \"split\": %llu, \"hog_runs\": "
+               "%zu}\n",
                (unsigned long long) percentile(&bench.trips, 0.5),
                (unsigned long long) percentile(&bench.trips, 0.99), bench.trips.count,
                (unsigned long long) percentile(&bench.splits, 0.5), bench.splits.count);

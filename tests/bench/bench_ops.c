@@ -1,9 +1,8 @@
 /*
  * Operators on one device, timed for `./bench ops`, which speaks to it in lines:
  *
- *   mul_mat WAY TYPE M K N THREADS MIB   products of m x k weights with n columns: as many as fill MIB
- *                                        with weights, one at least. WAY: cpu, fast (cpu with that
- *                                        arithmetic) or another backend
+ *   mul_mat WAY TYPE M K N THREADS MIB   products of m x k weights with n columns: as many as fill
+ * MIB with weights, one at least. WAY: cpu, fast (cpu with that arithmetic) or another backend
  *   attend THREADS SIZE HEADS KEY_HEADS KEYS QUERIES COPIES      attention over f16 keys and values
  *                                                -> "ok OPERATORS" or "no"
  *   run PASSES            computes them all so often        -> ns an operator
@@ -162,12 +161,12 @@ static bool mul_mat_open(struct bench *bench, const char *line) {
                 bench->sources[2 * i] = weights;
                 bench->sources[2 * i + 1] = operand_of(HR_TYPE_F32, k, n, 1, bench->columns);
                 bench->steps[i] =
-                        (struct hr_step) {.op = HR_OP_MUL_MAT,
-                                          .node = i,
-                                          .params = bench->params,
-                                          .result = operand_of(HR_TYPE_F32, m, n, 1, bench->results),
-                                          .source_count = 2,
-                                          .sources = &bench->sources[2 * i]};
+                        (struct hr_step){.op = HR_OP_MUL_MAT,
+                                         .node = i,
+                                         .params = bench->params,
+                                         .result = operand_of(HR_TYPE_F32, m, n, 1, bench->results),
+                                         .source_count = 2,
+                                         .sources = &bench->sources[2 * i]};
         }
         program_open(bench, (uint32_t) count);
         return true;
@@ -203,7 +202,8 @@ static bool attend_open(struct bench *bench, const char *line) {
                 return false;
         each = (uint64_t) (size * keys * key_heads) * 2;
         fill_pool(bench, 2 * each * copies);
-        fill_floats(bench, (uint64_t) (size * queries * heads), (uint64_t) (size * heads * queries));
+        fill_floats(bench, (uint64_t) (size * queries * heads),
+                    (uint64_t) (size * heads * queries));
         fill_mask(bench, keys, queries);
         scale = 1.0f / sqrtf((float) size);
         memset(bench->params, 0, sizeof bench->params);

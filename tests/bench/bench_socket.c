@@ -4,11 +4,11 @@
  *   bench_socket ADDRESS RUNS REPETITIONS LAYERS SLOTS IN_FLIGHT [BACKEND]
  *
  * The graph is a chain of LAYERS products of a 64 x 64 matrix with what came before, normed, on one
- * CPU device of one thread; or on one of BACKEND, beside a CPU device that takes no op: the daemon has
- * the same devices. Through the socket IN_FLIGHT requests are on their way at any time; in
- * this process as many runs as there are slots, started by a thread that sleeps until one is over.
- * Both take turns in every repetition. One JSON line for each: nanoseconds a run, from the end of
- * the last one that warmed up to the end of the last one.
+ * CPU device of one thread; or on one of BACKEND, beside a CPU device that takes no op: the daemon
+ * has the same devices. Through the socket IN_FLIGHT requests are on their way at any time; in this
+ * process as many runs as there are slots, started by a thread that sleeps until one is over. Both
+ * take turns in every repetition. One JSON line for each: nanoseconds a run, from the end of the
+ * last one that warmed up to the end of the last one.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -27,8 +27,8 @@
 
 static float input[FLOATS];
 
-/* ---- through the socket ------------------------------------------------------------------------
- */
+/* ---- through the socket
+ * ------------------------------------------------------------------------ */
 
 static double measure_socket(int fd, uint64_t handle, uint64_t runs, uint64_t in_flight) {
         static struct wire_frame request, reply;
@@ -50,8 +50,8 @@ static double measure_socket(int fd, uint64_t handle, uint64_t runs, uint64_t in
         return (double) (hr_clock_now_ns() - start) / (double) runs;
 }
 
-/* ---- in this process ---------------------------------------------------------------------------
- */
+/* ---- in this process
+ * --------------------------------------------------------------------------- */
 
 struct inside {
         struct hr_device *devices[2];

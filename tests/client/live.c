@@ -342,8 +342,9 @@ HR_TEST(buffers_of_another_size) {
                 for (int j = 0; j < 3; j++) {
                         y[sizes[j] / 4] = -1;
                         outputs[0].bytes = sizes[j];
-                        HR_EXPECT_EQ(headrace_run(handle, &input, 1, outputs, 1, NULL, &error, NULL),
-                                     HEADRACE_INVALID);
+                        HR_EXPECT_EQ(
+                                headrace_run(handle, &input, 1, outputs, 1, NULL, &error, NULL),
+                                HEADRACE_INVALID);
                         HR_EXPECT_STREQ(error.reason, "SIZE");
                         HR_EXPECT_EQ(error.limit, sizes[j]);
                         HR_EXPECT_EQ(error.actual, exact);
@@ -376,7 +377,8 @@ static double stat_of(struct headrace_client *client, const char *name) {
         return value;
 }
 
-/* Contents of several leaves: sent as asked for or passed as memory, and not sent where they are. */
+/* Contents of several leaves: sent as asked for or passed as memory, and not sent where they
+ * are. */
 HR_TEST_LIMIT(large_contents, 60) {
         struct headrace_client *client = connected();
         struct headrace_graph *graph = headrace_graph_new();
@@ -550,8 +552,8 @@ HR_TEST(taps_show_what_nodes_give) {
                                      &error, &handle),
                      HEADRACE_INVALID);
         HR_EXPECT_STREQ(error.reason, "TAP");
-        OK(headrace_submit(client, graph, &(struct headrace_submit){.taps = taps, .tap_count = 2}, 0,
-                           &error, &handle));
+        OK(headrace_submit(client, graph, &(struct headrace_submit){.taps = taps, .tap_count = 2},
+                           0, &error, &handle));
         OK(headrace_run(handle, inputs, 2, &output, 1, &options, &error, NULL));
         HR_EXPECT_EQ(watched.count, 2);
         HR_EXPECT(watched.tensors[0] == twice && watched.sums[0] == 2.0 * (double) count);
@@ -739,7 +741,8 @@ static void connect_and_run(int runs) {
 /* In the long form 100 000 connections and 1 000 000 runs. */
 HR_TEST_LIMIT(connections_and_runs_leave_nothing, 7200) {
         const int connections = getenv("HEADRACE_FULL") ? 100000 : 200;
-        /* Without the heap's caches, which count as in use and take long to fill, not a byte more. */
+        /* Without the heap's caches, which count as in use and take long to fill, not a byte
+         * more. */
         const size_t allowed = getenv("GLIBC_TUNABLES") ? 1024 : 262144;
         size_t fds[2], bytes[2];
 

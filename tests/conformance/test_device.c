@@ -10,7 +10,8 @@ HR_TEST(device_describes_itself) {
         HR_EXPECT_STREQ(props->name, "under-test");
         HR_EXPECT(props->description && props->description[0]);
         HR_EXPECT(props->kind && props->kind->name);
-        HR_EXPECT(props->kind->alignment && !(props->kind->alignment & (props->kind->alignment - 1)));
+        HR_EXPECT(props->kind->alignment &&
+                  !(props->kind->alignment & (props->kind->alignment - 1)));
         HR_EXPECT(hr_device_reads_kind(device, props->kind));
         HR_EXPECT_EQ(props->threads, CONFORMANCE_THREADS);
         HR_EXPECT(!CONFORMANCE_ISOLATED || props->kind != &hr_host_kind);

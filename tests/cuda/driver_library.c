@@ -3,8 +3,8 @@
  * them at run time. With their folder on LD_LIBRARY_PATH any program of the build finds the GPUs of
  * the fake driver, and its own way of opening a driver is used as it is.
  *
- * use_fake_cuda.c is linked in and says what the environment may ask for. An entry point is resolved
- * when it is looked up, to the function in the fake driver's tables.
+ * use_fake_cuda.c is linked in and says what the environment may ask for. An entry point is
+ * resolved when it is looked up, to the function in the fake driver's tables.
  */
 #include "backends/cuda/blas.h"
 #include "tests/cuda/fake_cuda.h"

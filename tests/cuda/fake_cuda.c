@@ -530,7 +530,8 @@ uint32_t fake_leaks(void) {
                         "left: %u streams, %u events, %u modules, %u + %u graphs, %u pieces, "
                         "%u objects of products, contexts %u %u %u\n",
                         fake.streams, fake.events, fake.modules, fake.graphs, fake.execs,
-                        fake.pieces, fake.objects, fake.contexts[0].refs, fake.contexts[1].refs, fake.contexts[2].refs);
+                        fake.pieces, fake.objects, fake.contexts[0].refs, fake.contexts[1].refs,
+                        fake.contexts[2].refs);
         for (const struct allocation *a = allocations; a; a = a->next, count++)
                 fprintf(stderr, "left: %llu bytes of %s memory of GPU %u\n",
                         (unsigned long long) a->bytes, a->is_pinned ? "pinned" : "device", a->gpu);

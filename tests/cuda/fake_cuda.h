@@ -1,13 +1,14 @@
 /*
- * A CUDA driver without a GPU, and cuBLASLt: fills the symbol tables of backends/cuda. Memory of the GPUs is
- * ordinary memory, a stream is a thread that executes what was given to it, with random pauses, and
- * a kernel is its source compiled for the processor.
+ * A CUDA driver without a GPU, and cuBLASLt: fills the symbol tables of backends/cuda. Memory of
+ * the GPUs is ordinary memory, a stream is a thread that executes what was given to it, with random
+ * pauses, and a kernel is its source compiled for the processor.
  *
  * It is stricter than the real one: copies between host and device take pinned memory only, device
  * addresses have to lie in one allocation, fresh memory holds rubbish, an executable graph takes
  * only updates of the same kernels, and a host function that calls the driver is counted as a
- * violation, as is every call but launches while the thread captures a stream, the use of the legacy
- * stream, and virtual memory that is not mapped, cut or given back piece by piece as it was made.
+ * violation, as is every call but launches while the thread captures a stream, the use of the
+ * legacy stream, and virtual memory that is not mapped, cut or given back piece by piece as it was
+ * made.
  */
 #pragma once
 

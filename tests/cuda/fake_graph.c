@@ -1,6 +1,6 @@
 /* Launches of the fake driver, one by one and as graphs. A graph is a chain of kernels, products of
- * the library, and graphs of them, which become part of the chain; whatever else the driver could do
- * with one is refused. */
+ * the library, and graphs of them, which become part of the chain; whatever else the driver could
+ * do with one is refused. */
 #include "tests/cuda/fake_priv.h"
 
 #include <stdlib.h>
@@ -29,7 +29,8 @@ struct CUgraphExec_st {
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
 /* The argument of a launch is copied before the call returns, as the driver does. */
-static CUresult kernel_operation(const CUDA_KERNEL_NODE_PARAMS *params, struct operation *operation) {
+static CUresult kernel_operation(const CUDA_KERNEL_NODE_PARAMS *params,
+                                 struct operation *operation) {
         const struct cuda_host_kernel *kernel = (const void *) (uintptr_t) params->func;
         void **extra = params->extra;
 

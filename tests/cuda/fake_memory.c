@@ -1,6 +1,6 @@
 /*
- * Virtual memory of the fake driver: ranges of addresses of the process, which nobody can touch until
- * memory is mapped there and access is allowed. As in the driver, sizes are multiples of the
+ * Virtual memory of the fake driver: ranges of addresses of the process, which nobody can touch
+ * until memory is mapped there and access is allowed. As in the driver, sizes are multiples of the
  * granularity, what is mapped lies one behind the other, and addresses go after their memory.
  */
 #include "tests/cuda/fake_priv.h"

@@ -1,6 +1,7 @@
 /*
- * One journey through everything a CUDA device does: rows picked on one device and doubled (launched,
- * recorded, replayed), copied to another, read back there and notified. Used with calls that fail and GPUs that are lost.
+ * One journey through everything a CUDA device does: rows picked on one device and doubled
+ * (launched, recorded, replayed), copied to another, read back there and notified. Used with calls
+ * that fail and GPUs that are lost.
  */
 #pragma once
 

@@ -1,4 +1,5 @@
-/* Chains of element-wise nodes and norms: one launch gives the bits that the nodes give one by one. */
+/* Chains of element-wise nodes and norms: one launch gives the bits that the nodes give one by
+ * one. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -147,30 +148,28 @@ static const struct {
         uint32_t count;
         struct link links[NODES];
 } chains[] = {
-        { 2, { { HR_OP_RMS_NORM, F32, .p = { 1e-5f } }, { HR_OP_MUL, F32, .other_ne = { WIDTH, 1 } } } },
-        { 3,
-          { { HR_OP_NORM, F32, .p = { 1e-5f } },
-            { HR_OP_MUL, F32, .other_ne = { WIDTH, 1 } },
-            { HR_OP_ADD, F32, .other_ne = { WIDTH, 1 } } } },
-        { 2, { { HR_OP_L2_NORM, F32, .p = { 1e-6f } }, { HR_OP_SCALE, F32, .p = { 3, 0.5f } } } },
-        { 2,
-          { { HR_OP_UNARY, F32, HR_UNARY_SILU },
-            { HR_OP_MUL, F32, .other_ne = { WIDTH, ROWS } } } },
-        { 3,
-          { { HR_OP_SUB, F32, .other_first = true, .other_ne = { WIDTH, ROWS } },
-            { HR_OP_SQR, F32 },
-            { HR_OP_DIV, F16, .other_ne = { WIDTH, ROWS }, .other_type = F16 } } },
-        { 4,
-          { { HR_OP_ADD, F16, .other_ne = { WIDTH, ROWS } },
-            { HR_OP_UNARY, BF16, HR_UNARY_GELU },
-            { HR_OP_MUL, F16, .other_ne = { 1, ROWS } },
-            { HR_OP_CLAMP, F32, .p = { -1, 2 } } } },
-        { 5,
-          { { HR_OP_RMS_NORM, F32, .p = { 1e-5f } },
-            { HR_OP_MUL, F16, .other_ne = { WIDTH, 1 } },
-            { HR_OP_ADD, F32, .other_ne = { WIDTH, ROWS } },
-            { HR_OP_UNARY, F32, HR_UNARY_TANH },
-            { HR_OP_LEAKY_RELU, F32, .p = { 0.1f } } } },
+        {2, {{HR_OP_RMS_NORM, F32, .p = {1e-5f}}, {HR_OP_MUL, F32, .other_ne = {WIDTH, 1}}}},
+        {3,
+         {{HR_OP_NORM, F32, .p = {1e-5f}},
+          {HR_OP_MUL, F32, .other_ne = {WIDTH, 1}},
+          {HR_OP_ADD, F32, .other_ne = {WIDTH, 1}}}},
+        {2, {{HR_OP_L2_NORM, F32, .p = {1e-6f}}, {HR_OP_SCALE, F32, .p = {3, 0.5f}}}},
+        {2, {{HR_OP_UNARY, F32, HR_UNARY_SILU}, {HR_OP_MUL, F32, .other_ne = {WIDTH, ROWS}}}},
+        {3,
+         {{HR_OP_SUB, F32, .other_first = true, .other_ne = {WIDTH, ROWS}},
+          {HR_OP_SQR, F32},
+          {HR_OP_DIV, F16, .other_ne = {WIDTH, ROWS}, .other_type = F16}}},
+        {4,
+         {{HR_OP_ADD, F16, .other_ne = {WIDTH, ROWS}},
+          {HR_OP_UNARY, BF16, HR_UNARY_GELU},
+          {HR_OP_MUL, F16, .other_ne = {1, ROWS}},
+          {HR_OP_CLAMP, F32, .p = {-1, 2}}}},
+        {5,
+         {{HR_OP_RMS_NORM, F32, .p = {1e-5f}},
+          {HR_OP_MUL, F16, .other_ne = {WIDTH, 1}},
+          {HR_OP_ADD, F32, .other_ne = {WIDTH, ROWS}},
+          {HR_OP_UNARY, F32, HR_UNARY_TANH},
+          {HR_OP_LEAKY_RELU, F32, .p = {0.1f}}}},
 };
 
 HR_TEST(a_pass_gives_the_bits_of_its_nodes) {

@@ -226,7 +226,8 @@ HR_TEST(an_id_that_is_no_expert_fails_its_run_alone) {
         larder_close(&larder);
 }
 
-/* After a call that failed once, a second run of the same ids has every byte, or the GPU is lost. */
+/* After a call that failed once, a second run of the same ids has every byte, or the GPU is
+ * lost. */
 static void fail_every_call(CUresult result, uint32_t stride) {
         static const int32_t ids[] = { 1, 2, 3, 5, 1, 7 };
         uint64_t call = 0;

@@ -1,5 +1,5 @@
-/* Memory that grows without moving: what was there stays, what comes is zero, caps and the GPU's own
- * bounds hold, and no call whose failure leaks or changes what was there. */
+/* Memory that grows without moving: what was there stays, what comes is zero, caps and the GPU's
+ * own bounds hold, and no call whose failure leaks or changes what was there. */
 #include <stdlib.h>
 
 #include "backends/cuda/backend.h"

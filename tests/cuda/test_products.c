@@ -1,5 +1,5 @@
-/* Large products by the library that the fake stands in for: right results, the kernels' where it has
- * no way, and no call whose failure leaks or goes unsaid. */
+/* Large products by the library that the fake stands in for: right results, the kernels' where it
+ * has no way, and no call whose failure leaks or goes unsaid. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

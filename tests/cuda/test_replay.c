@@ -84,8 +84,9 @@ static void act_play(struct stage *stage, struct act *act, float value, uint32_t
 
         for (int64_t i = 0; i < act->width; i++)
                 values[i] = value + (float) i;
-        HR_EXPECT_OK(hr_queue_write(stage->queue, act->memory->base, values, bytes, &outcome, &diag),
-                     &diag);
+        HR_EXPECT_OK(
+                hr_queue_write(stage->queue, act->memory->base, values, bytes, &outcome, &diag),
+                &diag);
         for (uint32_t at = 0; at < act->steps; at += piece)
                 HR_EXPECT_OK(hr_queue_compute(stage->queue, act->program, at,
                                               HR_MIN(piece, act->steps - at), &outcome, &diag),
@@ -150,7 +151,7 @@ HR_TEST(a_device_that_is_to_launch_one_by_one_records_nothing) {
         struct act act;
 
         fake_begin(1);
-        stage_open_as(&stage, &(struct hr_cuda_config) { .name = "stage", .single_launches = true });
+        stage_open_as(&stage, &(struct hr_cuda_config){.name = "stage", .single_launches = true});
         act_open(&stage, &act, 5, 33);
         fake_fail_name("cuGraphCreate", CUDA_ERROR_INVALID_VALUE);
         for (int run = 0; run < 5; run++)
@@ -270,8 +271,8 @@ HR_TEST(an_update_that_fails_is_made_anew) {
         stage_close(&stage);
 }
 
-/* What may not happen while a stream is captured: the fake driver sees it, so no test passes that does
- * it. */
+/* What may not happen while a stream is captured: the fake driver sees it, so no test passes that
+ * does it. */
 HR_TEST(a_capture_allows_nothing_that_waits_or_takes_memory) {
         const struct cuda_syms *cu = NULL;
         struct stage stage = { 0 };

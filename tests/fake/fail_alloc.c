@@ -78,7 +78,8 @@ void *__wrap_aligned_alloc(size_t alignment, size_t size) {
 }
 
 int __wrap_posix_memalign(void **ret_memory, size_t alignment, size_t size) {
-        void *memory = __wrap_aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+        void *memory =
+                __wrap_aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
 
         if (!memory)
                 return ENOMEM;

@@ -1,7 +1,7 @@
 /*
  * Allocations that fail when a test says so: malloc, calloc, realloc, reallocarray, aligned_alloc,
- * posix_memalign, strdup and strndup of everything that is linked into the program (linker option --wrap; the C library's own
- * calls are not seen). One thread.
+ * posix_memalign, strdup and strndup of everything that is linked into the program (linker option
+ * --wrap; the C library's own calls are not seen). One thread.
  */
 #pragma once
 

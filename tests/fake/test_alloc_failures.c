@@ -1,6 +1,6 @@
 /*
- * Everything that is made of a client's bytes, with its n-th allocation failing, for every n until none
- * does: HR_E_EXHAUSTED and words each time, nothing kept, and the last time all is well.
+ * Everything that is made of a client's bytes, with its n-th allocation failing, for every n until
+ * none does: HR_E_EXHAUSTED and words each time, nothing kept, and the last time all is well.
  *
  * (Whole sessions under failing calls, with threads: tests/hostile/test_f_injected.py.)
  */

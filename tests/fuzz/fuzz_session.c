@@ -1,11 +1,12 @@
 /*
- * A whole conversation: a daemon in this process, one connection per input, which says what the input says.
+ * A whole conversation: a daemon in this process, one connection per input, which says what the
+ * input says.
  *
- * An input is a list of steps. Each is a request (type, flags, id, message, body) in a frame whose header is
- * right, or raw bytes. Handles that the daemon has given in this conversation stand in messages as the
- * eight bytes EE k EE EE EE EE EE EE (k: graph, weights, state). At the end the connection says that
- * nothing more comes, and the daemon has to come to its own end of it: every answer is a proper
- * frame, no request has two, and the stream ends.
+ * An input is a list of steps. Each is a request (type, flags, id, message, body) in a frame whose
+ * header is right, or raw bytes. Handles that the daemon has given in this conversation stand in
+ * messages as the eight bytes EE k EE EE EE EE EE EE (k: graph, weights, state). At the end the
+ * connection says that nothing more comes, and the daemon has to come to its own end of it: every
+ * answer is a proper frame, no request has two, and the stream ends.
  */
 #include <errno.h>
 #include <openssl/crypto.h>

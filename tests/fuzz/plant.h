@@ -1,6 +1,6 @@
 /*
- * A fault that is only there in a build with -Dplanted_fault=true: it shows that the target's fuzzer finds
- * what lies some steps away from its seeds (suite fuzz-planted of ./check --full).
+ * A fault that is only there in a build with -Dplanted_fault=true: it shows that the target's
+ * fuzzer finds what lies some steps away from its seeds (suite fuzz-planted of ./check --full).
  */
 #pragma once
 

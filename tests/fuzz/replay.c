@@ -2,8 +2,8 @@
  * Runs a fuzz target over files: as they are, cut at every length up to a bound, and with single
  * bytes replaced. Deterministic; no fuzzer is needed.
  *
- *   replay [[-c CHANGES] FILE-OR-FOLDER]...   folders one level deep; at most CHANGES bytes of a file are
- *                                             replaced, and as many cuts are tried (4096)
+ *   replay [[-c CHANGES] FILE-OR-FOLDER]...   folders one level deep; at most CHANGES bytes of a
+ * file are replaced, and as many cuts are tried (4096)
  */
 #include <dirent.h>
 #include <stdint.h>

@@ -23,8 +23,8 @@ struct totals {
         bool verbose;
 };
 
-/* ---- A plan as recorded lines -----------------------------------------------------------------
- */
+/* ---- A plan as recorded lines
+ * ----------------------------------------------------------------- */
 
 static void print_assignment(const struct hr_plan *plan, const struct hr_graph *graph,
                              struct plan_lines *out) {
@@ -164,8 +164,8 @@ static bool same_plan(const struct hr_plan *plan, const struct plan_problem *pro
         return at == UINT32_MAX;
 }
 
-/* ---- Cases ------------------------------------------------------------------------------------
- */
+/* ---- Cases
+ * ------------------------------------------------------------------------------------ */
 
 /* Memory of one kind is compared as a whole: who is charged among its devices is a convention. */
 static void compare_bytes(const struct hr_plan *plan, const struct plan_problem *problem,
@@ -301,8 +301,8 @@ int main(int argc, char **argv) {
                totals.headrace_errors, totals.untouched_equal, totals.untouched);
         for (int rule = 0; rule < HR_RULE_COUNT; ++rule)
                 printf(" %s %u", hr_rule_name((hr_rule) rule), totals.touched[rule]);
-        printf("\nan accelerator more without a node changes nothing in %u of %u plans", totals.idle_same,
-               totals.idle_of);
+        printf("\nan accelerator more without a node changes nothing in %u of %u plans",
+               totals.idle_same, totals.idle_of);
         if (totals.untouched_equal != totals.untouched || totals.idle_same != totals.idle_of)
                 ++totals.failed;
         printf("\n%u passed, %u failed\n", totals.passed, totals.failed);

@@ -1,13 +1,14 @@
 /*
- * What the machine's GPUs are and what they can do at most: the first thing to know on a new machine,
- * and what other figures are shares of.
+ * What the machine's GPUs are and what they can do at most: the first thing to know on a new
+ * machine, and what other figures are shares of.
  *
- *   gpu_probe                          opens every GPU as a device, which tests its copies; a JSON line each
- *   gpu_probe peaks GPU BYTES SIDE     rates of that GPU: copies of BYTES, a product of bf16 matrices of
- *                                      SIDE x SIDE by cuBLASLt (null without the library)
+ *   gpu_probe                          opens every GPU as a device, which tests its copies; a JSON
+ * line each gpu_probe peaks GPU BYTES SIDE     rates of that GPU: copies of BYTES, a product of
+ * bf16 matrices of SIDE x SIDE by cuBLASLt (null without the library)
  *
- * A copy within the GPU counts twice, read and written. Rates are medians of rounds; the matrices hold
- * random numbers, because zeros cost the GPU less. Exit status 1, with words, where something fails.
+ * A copy within the GPU counts twice, read and written. Rates are medians of rounds; the matrices
+ * hold random numbers, because zeros cost the GPU less. Exit status 1, with words, where something
+ * fails.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -103,7 +104,8 @@ static void check(struct bench *bench, CUresult result, const char *what) {
 }
 
 static CUresult copy_within(struct bench *bench) {
-        return bench->gpu->cu->cuMemcpyDtoDAsync(bench->to, bench->from, bench->bytes, bench->stream);
+        return bench->gpu->cu->cuMemcpyDtoDAsync(bench->to, bench->from, bench->bytes,
+                                                 bench->stream);
 }
 
 static CUresult copy_in(struct bench *bench) {
@@ -182,15 +184,18 @@ static void measure_product(struct bench *bench, int64_t side) {
         CUdeviceptr memory = 0;
         double seconds;
 
-        must(cuda_gpu_memory_take(bench->gpu, "gpu_probe", 4 * matrix_bytes + WORKSPACE_BYTES, &diag,
-                                  &memory), &diag, "memory");
+        must(cuda_gpu_memory_take(bench->gpu, "gpu_probe", 4 * matrix_bytes + WORKSPACE_BYTES,
+                                  &diag, &memory),
+             &diag, "memory");
         spec.a = memory;
         spec.b = memory + matrix_bytes;
         spec.out = memory + 2 * matrix_bytes;
         spec.workspace = memory + 4 * matrix_bytes;
         fill_random(bench->pinned, (uint64_t) (side * side));
-        check(bench, cu->cuMemcpyHtoDAsync(spec.a, bench->pinned, matrix_bytes, bench->stream), "copy");
-        check(bench, cu->cuMemcpyHtoDAsync(spec.b, bench->pinned, matrix_bytes, bench->stream), "copy");
+        check(bench, cu->cuMemcpyHtoDAsync(spec.a, bench->pinned, matrix_bytes, bench->stream),
+              "copy");
+        check(bench, cu->cuMemcpyHtoDAsync(spec.b, bench->pinned, matrix_bytes, bench->stream),
+              "copy");
         must(cuda_matmul_new(bench->gpu, &spec, &diag, &bench->matmul), &diag, "a product");
         seconds = seconds_of(bench, multiply, PRODUCTS, "a product");
         printf(", \"matrix\": %.4g", 2 * (double) side * (double) side * (double) side / seconds);
@@ -242,7 +247,8 @@ int main(int argc, char **argv) {
         side = strtoull(argv[4], NULL, 10);
         if (gpu >= CUDA_GPUS_MAX || bytes < 1 || bytes > UINT64_C(1) << 36 || side < 64 ||
             side > 16384 || side % 64 != 0) {
-                fprintf(stderr, "GPU below %d, BYTES up to 64 GiB, SIDE a multiple of 64 up to 16384\n",
+                fprintf(stderr,
+                        "GPU below %d, BYTES up to 64 GiB, SIDE a multiple of 64 up to 16384\n",
                         CUDA_GPUS_MAX);
                 return 2;
         }

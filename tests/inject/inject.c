@@ -1,6 +1,7 @@
 /*
  * Lets chosen calls of a process fail: a library for LD_PRELOAD, driven through the page that
- * HEADRACE_INJECT names (inject.h). Without the variable, and until the test arms it, it only counts.
+ * HEADRACE_INJECT names (inject.h). Without the variable, and until the test arms it, it only
+ * counts.
  *
  * Allocation goes to glibc's own entry points, so nothing here allocates or looks symbols up while
  * the first allocations are made. The other calls are made through syscall numbers or the next

@@ -1,8 +1,8 @@
 /*
  * What a test and a process under injection share: one page of a file, mapped by both.
  *
- * The test sets `kind`, `error` and so on, and `countdown` last; the process counts every call of each
- * kind and lets those fail that are due. tests/hostile/inject.py knows this layout, too.
+ * The test sets `kind`, `error` and so on, and `countdown` last; the process counts every call of
+ * each kind and lets those fail that are due. tests/hostile/inject.py knows this layout, too.
  */
 #pragma once
 

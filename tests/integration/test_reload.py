@@ -72,6 +72,24 @@ def test_what_needs_a_new_start_is_named(launch: Callable[..., Daemon]) -> None:
         assert conn.greeting.limits.graph_nodes_max != 1234
 
 
+def test_fragments_are_read_again(launch: Callable[..., Daemon]) -> None:
+    """A file that is new in the folder beside the configuration counts, and one that has gone does not."""
+    daemon = started(launch)
+    folder = daemon.folder / "headraced.ini.d"
+    folder.mkdir()
+    (folder / "limits.conf").write_text("[limits]\nconnections = 1\n")
+    with Conn(daemon.address):
+        reload(daemon, "changed: limits.connections")
+        with pytest.raises((Closed, ConnectionError)):
+            Conn(daemon.address).ping()
+        (folder / "limits.conf").rename(folder / "limits.off")
+        reload(daemon, "changed: limits.connections")
+        with Conn(daemon.address) as conn:
+            conn.ping()
+    (folder / "wrong.conf").write_text("[limits]\nnone = 1\n")
+    reload(daemon, "wrong.conf:2: unknown key 'none'")
+
+
 def test_a_wrong_file_changes_nothing(launch: Callable[..., Daemon]) -> None:
     daemon = started(launch)
     reload(

@@ -140,7 +140,8 @@ LANES_INLINE lanes_f exp_lanes(lanes_f x) {
 
         r = lanes_fma(-n, lanes_set_f(0x1.7f7d1cp-20f), r);
         square = r * r;
-        p = lanes_fma(lanes_fma(lanes_set_f(0x1.0e4020p-7f), r, lanes_set_f(0x1.573e2ep-5f)), square,
+        p = lanes_fma(lanes_fma(lanes_set_f(0x1.0e4020p-7f), r, lanes_set_f(0x1.573e2ep-5f)),
+                      square,
                       lanes_fma(lanes_set_f(0x1.555e66p-3f), r, lanes_set_f(0x1.fffdb6p-2f)));
         p = lanes_fma(p, square, lanes_fma(lanes_set_f(0x1.ffffecp-1f), r, lanes_set_f(1.0f)));
         return (lanes_f) ((lanes_u) (p * lanes_exp2i(n)) & keep);

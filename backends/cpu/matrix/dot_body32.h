@@ -161,8 +161,8 @@ LANES_INLINE void dot_group(const uint8_t *tile, const uint8_t *columns, const i
 
         if (shape.has_minimum)
                 add_minimums(scale + k / BLOCK, &at, width, k / BLOCK, low);
-        /* Written out: not every compiler unrolls a loop whose ends are constants only because it has
-         * unrolled the one around it. */
+        /* Written out: not every compiler unrolls a loop whose ends are constants only because it
+         * has unrolled the one around it. */
         dot_columns(tile, &at, width, 0, HR_MIN(width, COLUMNS), k, shape, low, ret_out);
         if (width > COLUMNS)
                 dot_columns(tile, &at, width, COLUMNS, HR_MIN(width - COLUMNS, COLUMNS), k, shape,

@@ -6,10 +6,9 @@
  * of rows stays in the first-level cache while the columns pass, and with many columns their chunk
  * in the second-level one while all rows do. With a single column short rows go one by one: nobody
  * fetches ahead as well as the processor itself, where it sees one stream. Only f32 is used faster
- * than it sees ahead. Rows of f16 and bf16 are widened while they are loaded; by plain C, where that
- * is slow and many columns use them, before: side by side but not a power of two apart, where they
- * would fall into the same few places of the
- * cache.
+ * than it sees ahead. Rows of f16 and bf16 are widened while they are loaded; by plain C, where
+ * that is slow and many columns use them, before: side by side but not a power of two apart, where
+ * they would fall into the same few places of the cache.
  */
 #include "backends/cpu/matrix/tables.h"
 #include "backends/cpu/matrix/tile_rows.h"

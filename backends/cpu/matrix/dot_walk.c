@@ -16,8 +16,8 @@
 #define AHEAD 32                /* keys by which memory is asked for before it is needed */
 #define HALVES (16 / CPU_LANES) /* vectors that 16 floats take */
 
-/* Wide vectors have a tree of their own for each number of rows; narrow ones one for all, which takes
- * the compiler a fraction of the time. */
+/* Wide vectors have a tree of their own for each number of rows; narrow ones one for all, which
+ * takes the compiler a fraction of the time. */
 #define ROWS_APART (CPU_LANES > 4)
 #if CPU_LANES > 4
 #define TREE_INLINE LANES_INLINE
@@ -186,8 +186,8 @@ void CPU_ISA(walk_values)(const struct cpu_key_walk *walk, bool is_half, uint32_
                 walk_all(walk, false, size, total);
 }
 
-/* ---- Keys in the lanes, several rows ----------------------------------------------------------
- */
+/* ---- Keys in the lanes, several rows
+ * ---------------------------------------------------------- */
 
 /* Rows that are scored together, and where their queries are. */
 struct scored {
@@ -256,8 +256,8 @@ void CPU_ISA(score_tile)(const uint8_t *tile, const float *const *query, uint32_
         }
 }
 
-/* ---- All keys of a block, several rows --------------------------------------------------------
- */
+/* ---- All keys of a block, several rows
+ * -------------------------------------------------------- */
 
 /* `vectors` vectors from element `at` on of the totals of `rows` rows. */
 LANES_INLINE void weigh_slice(const struct cpu_key_rows *walk, const bool is_half, const int rows,

@@ -259,8 +259,8 @@ static void mul_mat_run(const struct cpu_call *call) {
                         if (p.tile->is_float)
                                 multiply_float(call, &p, base, count, of_batch, from, to, own, out);
                         else
-                                multiply_tile(&p, base, count, of_batch, from, to, packed == tile, own,
-                                              out);
+                                multiply_tile(&p, base, count, of_batch, from, to, packed == tile,
+                                              own, out);
                         packed = tile;
                 }
 }

@@ -283,24 +283,32 @@ LANES_INLINE void eight_rows(const uint8_t *base, uint64_t stride, int64_t block
         _mm256_storeu_ps(ret_out, low);
 }
 
+/* As add_eight(), of one vector. */
+LANES_INLINE float add_one(__m256 part) {
+        const __m128 four =
+                _mm_add_ps(_mm256_extractf128_ps(part, 1), _mm256_castps256_ps128(part));
+        const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+
+        return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
 LANES_INLINE float one_row(const uint8_t *row, int64_t blocks, const struct columns *at,
                            const struct streamed type) {
-        __m256 part[ABREAST] = {_mm256_setzero_ps()}, low = _mm256_setzero_ps();
+        __m256 part = _mm256_setzero_ps(), low = _mm256_setzero_ps();
+        float sum;
 
         for (int64_t b = 0; b < blocks; b++, row += type.size) {
                 __m256i start, q = column_of(at, b, type, &start);
                 const float factor = _cvtsh_ss(cpu_read_u16(row)) * at->scale[b];
 
                 start = _mm256_dpbusd_epi32(start, type.open(row), q);
-                part[0] = _mm256_fmadd_ps(_mm256_set1_ps(factor), _mm256_cvtepi32_ps(start),
-                                          part[0]);
+                part = _mm256_fmadd_ps(_mm256_set1_ps(factor), _mm256_cvtepi32_ps(start), part);
                 if (type.has_minimum)
                         low = _mm256_fmadd_ps(_mm256_set1_ps(_cvtsh_ss(cpu_read_u16(row + 2))),
                                               _mm256_set1_ps(at->sum[b]), low);
         }
-        part[0] = same_size(part[0], type);
-        part[0] = add_eight(part);
-        return _mm256_cvtss_f32(type.has_minimum ? _mm256_add_ps(part[0], low) : part[0]);
+        sum = add_one(same_size(part, type));
+        return type.has_minimum ? sum + _mm256_cvtss_f32(low) : sum;
 }
 
 LANES_INLINE void stream_rows(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,

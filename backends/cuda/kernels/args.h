@@ -152,8 +152,8 @@ struct cuda_activation {
         int16_t sum[2];
 };
 
-/* Rows of floats to bytes: as q8_0, or with one scale for 256, as q8_K. `bytes` has ne[0] bytes a row,
- * `scales` a cuda_activation for each 32. */
+/* Rows of floats to bytes: as q8_0, or with one scale for 256, as q8_K. `bytes` has ne[0] bytes a
+ * row, `scales` a cuda_activation for each 32. */
 struct cuda_round_args {
         struct cuda_tensor in;
         uint64_t bytes, scales;
@@ -199,7 +199,8 @@ struct cuda_group_args {
         int64_t groups, experts;
 };
 
-/* A window on a volume of three axes, with channels and a batch; what lies between elements in bytes. */
+/* A window on a volume of three axes, with channels and a batch; what lies between elements in
+ * bytes. */
 struct cuda_window_args {
         struct cuda_tensor out, filters, in;
         int64_t extent[3], places[3], kernel[3], stride[3], pad[3], dilation[3], nb[3];

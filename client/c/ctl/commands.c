@@ -258,8 +258,8 @@ int ctl_explain(struct ctl *ctl) {
         if (!ctl_parse_u64(ctl->arguments[0], &session) || session == 0 ||
             !ctl_parse_u64(ctl->arguments[1], &graph) || graph > UINT32_MAX)
                 return ctl_misuse("explain SESSION GRAPH: numbers as plans shows them");
-        if (headrace_explain_listed(ctl->client, session, (uint32_t) graph, 0, &ctl->error, &plan) !=
-            HEADRACE_OK)
+        if (headrace_explain_listed(ctl->client, session, (uint32_t) graph, 0, &ctl->error,
+                                    &plan) != HEADRACE_OK)
                 return ctl_fail(ctl);
         explained(begin(ctl), &plan);
         headrace_explanation_free(&plan);

@@ -56,8 +56,8 @@ static const struct option {
         const char *words;
 } options[] = {
         {"--connect", "ADDRESS", TEXT, offsetof(struct ctl, address), "",
-         "unix:/path, tcp:host:port or tls:host:port (default: $HEADRACE_ADDRESS, else " DEFAULT_ADDRESS
-         ")"},
+         "unix:/path, tcp:host:port or tls:host:port (default: $HEADRACE_ADDRESS, "
+         "else " DEFAULT_ADDRESS ")"},
         {"--token-file", "FILE", TEXT, offsetof(struct ctl, token_file), "",
          "holds the token to show to the daemon (default: $HEADRACE_TOKEN)"},
         {"--tls-ca", "FILE", TEXT, offsetof(struct ctl, tls_ca), "",
@@ -95,10 +95,12 @@ static const struct {
         {CTL_OK, "done; health: ready"},
         {CTL_REFUSED, "the daemon refused or failed, or there is no such principal"},
         {CTL_USAGE, "wrong usage"},
-        {CTL_NO_DAEMON, "no daemon (or none yet), none that is trusted, or the connection was lost"},
+        {CTL_NO_DAEMON,
+         "no daemon (or none yet), none that is trusted, or the connection was lost"},
         {CTL_BAD_FILE, "a file cannot be read or written"},
         {CTL_NOT_READY, "health: not ready"},
-        {CTL_DEGRADED, "health: ready, but a device is missing, lost, late or wrong, or memory is short"},
+        {CTL_DEGRADED,
+         "health: ready, but a device is missing, lost, late or wrong, or memory is short"},
 };
 
 static const char *const evictable[] = {"plans", "graphs", "experts", "uploads", "sessions",

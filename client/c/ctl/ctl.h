@@ -30,8 +30,8 @@ enum {
  *
  *         ctl_text(out, "state", status.state);
  *         ctl_list(out, "devices");
- *         for (...) { ctl_row(out); ctl_text(out, "device", ...); ctl_bytes(out, "free_bytes", ...); }
- *         ctl_list_end(out);
+ *         for (...) { ctl_row(out); ctl_text(out, "device", ...); ctl_bytes(out, "free_bytes",
+ * ...); } ctl_list_end(out);
  *
  * Keys are the names in the JSON; numbers there are plain, in the unit that the key ends with. As
  * text a list is a table, whose columns are the keys of its first row.

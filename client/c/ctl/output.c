@@ -245,7 +245,8 @@ void ctl_bool(struct ctl_output *out, const char *key, bool value) {
         fputs(value ? "true" : "false", out->stream);
 }
 
-static void put_number(struct ctl_output *out, const char *key, const char *text, const char *json) {
+static void put_number(struct ctl_output *out, const char *key, const char *text,
+                       const char *json) {
         if (out->json) {
                 json_key(out, key);
                 fputs(json, out->stream);

@@ -319,7 +319,8 @@ class GraphHandle(handles.SubmittedGraph):
         timeout: float | None = None,
     ) -> Operation[handles.RunResult]:
         """Starts a run and returns at once; inputs may be overwritten when this returns, unless
-        they are longer than one frame (Client.body_max). `observe` is called in result().
+        they are longer than one frame (Client.body_max): the rest is sent while result() waits. So
+        wait for each, or cancel() it. `observe` is called in result().
         """
         flow = flows.run(
             self, inputs, outputs, priority, self._client.body_max, trace, observe,

@@ -132,8 +132,10 @@ static void expect_product(const struct shape *shape) {
                                 for (int64_t m = 0; m < shape->m; m++) {
                                         int64_t a2 = i2 / (shape->b2 / shape->a2);
                                         int64_t a3 = i3 / (shape->b3 / shape->a3);
-                                        int64_t a = ((a3 * shape->a2 + a2) * shape->m + m) * shape->k;
-                                        int64_t b = ((i3 * shape->b2 + i2) * shape->n + n) * shape->k;
+                                        int64_t a =
+                                                ((a3 * shape->a2 + a2) * shape->m + m) * shape->k;
+                                        int64_t b =
+                                                ((i3 * shape->b2 + i2) * shape->n + n) * shape->k;
                                         float sum = 0;
 
                                         for (int64_t k = 0; k < shape->k; k++)

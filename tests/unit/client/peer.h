@@ -30,7 +30,8 @@ struct peer *peer_new(void (*play)(struct peer *peer));
 void peer_free(struct peer *peer);
 /* Connects a client to it. */
 enum headrace_status peer_connect(struct peer *peer, int64_t timeout_ms,
-                                  struct headrace_error *error, struct headrace_client **ret_client);
+                                  struct headrace_error *error,
+                                  struct headrace_client **ret_client);
 
 /* For the play. False: the connection has ended. */
 bool peer_receive(struct peer *peer);

@@ -268,10 +268,11 @@ static void play_credit(struct peer *peer) {
                 }
                 HR_EXPECT(peer_receive(peer));
                 HR_EXPECT_EQ(peer->header.type, HR_FRAME_DATA);
-                HR_EXPECT_OK(hr_wire_varint_decode((struct hr_wire_span){peer->message,
-                                                                         peer->header.message_bytes},
-                                                   &diag, &offset),
-                             &diag);
+                HR_EXPECT_OK(
+                        hr_wire_varint_decode(
+                                (struct hr_wire_span){peer->message, peer->header.message_bytes},
+                                &diag, &offset),
+                        &diag);
                 HR_EXPECT_EQ(offset, received);
                 for (uint32_t i = 0; i < peer->header.body_bytes; i++)
                         HR_EXPECT_EQ(peer->body[i], (uint8_t) ((offset + i) * 31));
@@ -398,8 +399,8 @@ HR_TEST_LIMIT(threads_get_their_own_replies, 120) {
 }
 
 HR_TEST(bad_addresses) {
-        static const char *const addresses[] = {"", "unix:", "tcp:", "tcp:host", "tcp::1", "tls:", "tls:host:", "http:x",
-                                                NULL};
+        static const char *const addresses[] = {"",     "unix:",     "tcp:",   "tcp:host", "tcp::1",
+                                                "tls:", "tls:host:", "http:x", NULL};
         struct headrace_error error = {0};
         struct headrace_client *client = NULL;
 

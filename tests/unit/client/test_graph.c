@@ -44,8 +44,9 @@ static struct hr_graph *decoded(const struct headrace_graph *graph) {
         size_t size = 0;
 
         HR_EXPECT_EQ(hr_client_graph_encode(graph, &error, &bytes, &size), HEADRACE_OK);
-        HR_EXPECT_OK(hr_wire_graph_decode((struct hr_wire_span){bytes, size}, &wire, &diag, &result),
-                     &diag);
+        HR_EXPECT_OK(
+                hr_wire_graph_decode((struct hr_wire_span){bytes, size}, &wire, &diag, &result),
+                &diag);
         HR_EXPECT_OK(hr_graph_validate(result, &limits, &diag), &diag);
         free(bytes);
         return result;

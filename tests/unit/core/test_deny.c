@@ -49,8 +49,8 @@ HR_TEST(lengths_count) {
                 const char *list;
                 bool sum, add;
         } cases[] = {
-                { "SUM", true, false },     { "SUM>31", true, false }, { "SUM>32", false, false },
-                { "ADD>32", false, false }, { "ADD>31", false, true }, { "ADD>0,SUM>1", true, true },
+                {"SUM", true, false},     {"SUM>31", true, false}, {"SUM>32", false, false},
+                {"ADD>32", false, false}, {"ADD>31", false, true}, {"ADD>0,SUM>1", true, true},
         };
 
         struct hr_diag built = { 0 };

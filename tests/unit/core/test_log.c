@@ -27,7 +27,8 @@ HR_TEST(log_fields_are_in_quotes) {
         };
 
         hr_log_set_sink(sink);
-        hr_log_fields(HR_LOG_NOTICE, "request", fields, HR_ARRAY_LENGTH(fields), "%s failed", "RUN");
+        hr_log_fields(HR_LOG_NOTICE, "request", fields, HR_ARRAY_LENGTH(fields), "%s failed",
+                      "RUN");
         HR_EXPECT_STREQ(seen_line, "headraced: notice: request: RUN failed request=7 "
                                    "principal=\"uid 1000\" empty=\"\" said=\"x' code=0 'y\"\n");
         HR_EXPECT_EQ(seen_count, 5);

@@ -158,8 +158,9 @@ HR_TEST(tensor_strides_of_any_extents) {
 
                 for (uint32_t d = 0; d < HR_DIMS; d++, rest /= count) {
                         tensor.ne[d] = extents[rest % count] * (d ? 1 : info->block_elements);
-                        stride[d + 1] = stride[d] * (unsigned __int128) (tensor.ne[d] /
-                                                                         (d ? 1 : info->block_elements));
+                        stride[d + 1] =
+                                stride[d] *
+                                (unsigned __int128) (tensor.ne[d] / (d ? 1 : info->block_elements));
                         if (tensor.ne[d])
                                 whole *= (unsigned __int128) (tensor.ne[d] /
                                                               (d ? 1 : info->block_elements));

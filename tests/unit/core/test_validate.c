@@ -242,10 +242,10 @@ HR_TEST(validate_parameters) {
                 uint32_t op, word;
                 float value;
         } bad[] = {
-                { HR_OP_RMS_NORM, 0, NAN },     { HR_OP_RMS_NORM, 0, -1 }, { HR_OP_NORM, 0, INFINITY },
-                { HR_OP_RMS_NORM, 1, 1 },       { HR_OP_SCALE, 0, NAN },   { HR_OP_SQR, 0, 1 },
-                { HR_OP_LEAKY_RELU, 0, INFINITY }, { HR_OP_CLAMP, 0, 1 },  { HR_OP_SOFT_MAX, 1, 8 },
-                { HR_OP_SOFT_MAX, 0, NAN },
+                {HR_OP_RMS_NORM, 0, NAN},        {HR_OP_RMS_NORM, 0, -1}, {HR_OP_NORM, 0, INFINITY},
+                {HR_OP_RMS_NORM, 1, 1},          {HR_OP_SCALE, 0, NAN},   {HR_OP_SQR, 0, 1},
+                {HR_OP_LEAKY_RELU, 0, INFINITY}, {HR_OP_CLAMP, 0, 1},     {HR_OP_SOFT_MAX, 1, 8},
+                {HR_OP_SOFT_MAX, 0, NAN},
         };
         static const struct {
                 uint32_t op, word;
@@ -559,7 +559,8 @@ HR_TEST(infer_lays_out_or_refuses) {
         product = hr_build_node(build, HR_OP_MUL_MAT, HR_TYPE_F32, 1, 1, 1, 1, 2, SOURCES(0, 0));
         image = hr_build_node(build, HR_OP_PERMUTE, HR_TYPE_F32, 5, 5, 8, 1, 1, SOURCES(2));
         memcpy(hr_build_tensor(build, image)->params, (const int32_t[]) { 2, 0, 1, 3 }, 16);
-        (void) hr_build_node(build, HR_OP_CONV_2D_DW, HR_TYPE_F32, 1, 1, 1, 1, 2, SOURCES(1, image));
+        (void) hr_build_node(build, HR_OP_CONV_2D_DW, HR_TYPE_F32, 1, 1, 1, 1, 2,
+                             SOURCES(1, image));
         node = hr_build_tensor(build, image + 1);
         memcpy(node->params, (const int32_t[]) { 1, 1, 0, 0, 1, 1 }, 24);
         graph = hr_build_finish(build);
@@ -611,20 +612,22 @@ HR_TEST_LIMIT(validate_survives_random_graphs, 60) {
 
                 for (int leaf = 0; leaf < 4; leaf++)
                         (void) hr_build_leaf(build, HR_LEAF_INPUT,
-                                             random_next() % 3 ? HR_TYPE_F32 : random_next() % 43, "x",
-                                             extents[random_next() % 8], extents[random_next() % 5],
+                                             random_next() % 3 ? HR_TYPE_F32 : random_next() % 43,
+                                             "x", extents[random_next() % 8],
+                                             extents[random_next() % 5],
                                              random_next() % 3 ? 1 : extents[random_next() % 5], 1);
                 for (uint32_t i = 0; i < count; i++)
                         sources[i] = (uint32_t) (random_next() % 5);
                 for (int i = 0; i < HR_DIMS; i++)
                         ne[i] = random_next() % 8 ? hr_build_tensor(build, 0)->ne[i]
                                            : extents[random_next() % HR_ARRAY_LENGTH(extents)];
-                id = hr_build_node(build, op, random_next() % 4 ? HR_TYPE_F32 : random_next() % 44, ne[0], ne[1],
-                                   ne[2], ne[3], count, sources);
+                id = hr_build_node(build, op, random_next() % 4 ? HR_TYPE_F32 : random_next() % 44,
+                                   ne[0], ne[1], ne[2], ne[3], count, sources);
                 if (random_next() % 4 == 0)
                         for (int word = 0; word < (int) (random_next() % 16); word++)
                                 hr_build_tensor(build, id)->params[word] =
-                                        random_next() % 2 ? (int32_t) (random_next() % 4) : (int32_t) random_next();
+                                        random_next() % 2 ? (int32_t) (random_next() % 4)
+                                                          : (int32_t) random_next();
                 if (random_next() % 3 == 0)
                         hr_build_tensor(build, id)->view_base = (uint32_t) (random_next() % 4);
                 graph = hr_build_finish(build);

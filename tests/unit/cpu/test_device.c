@@ -69,12 +69,14 @@ HR_TEST(a_denied_op_must_exist) {
                              &diag), HR_E_INVALID);
         HR_EXPECT(strstr(diag.words, "NO_SUCH"));
         hr_diag_clear(&diag);
-        HR_EXPECT_EQ(try_new(&(struct hr_cpu_config) {
+        HR_EXPECT_EQ(try_new(
+                             &(struct hr_cpu_config){
                                      .name = "x",
-                                     .deny_ops = "A_NAME_THAT_IS_FAR_TOO_LONG_TO_BE_ANY_OP_AT_ALL" },
-                             &diag), HR_E_INVALID);
+                                     .deny_ops = "A_NAME_THAT_IS_FAR_TOO_LONG_TO_BE_ANY_OP_AT_ALL"},
+                             &diag),
+                     HR_E_INVALID);
         hr_diag_clear(&diag);
-        HR_EXPECT_OK(try_new(&(struct hr_cpu_config) { .name = "x", .deny_ops = "" }, &diag), &diag);
+        HR_EXPECT_OK(try_new(&(struct hr_cpu_config){.name = "x", .deny_ops = ""}, &diag), &diag);
 }
 
 HR_TEST(threads_are_pinned_without_complaint) {

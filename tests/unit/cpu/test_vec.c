@@ -78,8 +78,9 @@ HR_TEST(f32_rounds_to_the_nearest_f16) {
                         for (int j = 0; j < 8; j++) {
                                 table(t)->f32_to_f16(1, &one, &in[j]);
                                 if (out[j] != expected[j] || one != expected[j])
-                                        hr_test_fail(__FILE__, __LINE__, "%s: %a gives %#x, not %#x",
-                                                     names[t], (double) in[j], out[j], expected[j]);
+                                        hr_test_fail(__FILE__, __LINE__,
+                                                     "%s: %a gives %#x, not %#x", names[t],
+                                                     (double) in[j], out[j], expected[j]);
                         }
                 }
         }

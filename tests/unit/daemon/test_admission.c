@@ -163,7 +163,8 @@ struct somebody {
 static void arrives(struct hr_admission *admission, struct somebody *one, uint64_t weight,
                     uint64_t run_ms) {
         HR_EXPECT(hr_share_init(&one->principal, &admission->top, weight, DEVICES, NULL) == HR_OK);
-        HR_EXPECT(hr_share_init(&one->session, &one->principal, HR_SHARE_WEIGHT, DEVICES, NULL) == HR_OK);
+        HR_EXPECT(hr_share_init(&one->session, &one->principal, HR_SHARE_WEIGHT, DEVICES, NULL) ==
+                  HR_OK);
         one->run_ms = run_ms;
         one->had_ms = 0;
 }

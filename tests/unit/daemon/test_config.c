@@ -1,6 +1,9 @@
 #include "daemon/config.h"
 
 #include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -351,7 +354,8 @@ HR_TEST(principals) {
         people = &config.principals[0];
         far = &config.principals[1];
         HR_EXPECT_STREQ(people->name, "people");
-        HR_EXPECT(people->uids.count == 2 && people->uids.ids[0] == 0 && people->uids.ids[1] == 1000);
+        HR_EXPECT(people->uids.count == 2 && people->uids.ids[0] == 0 &&
+                  people->uids.ids[1] == 1000);
         HR_EXPECT(people->gids.count == 1 && people->gids.ids[0] == 0 && !people->has_token);
         HR_EXPECT_EQ(people->permissions, HR_PERMIT_RUN | HR_PERMIT_LOAD);
         HR_EXPECT(far->has_token && far->token_digest[0] == 0x01 && far->token_digest[31] == 0xef);
@@ -413,8 +417,73 @@ HR_TEST(files) {
         unlink(path);
 }
 
-/* ---- The example file: every key, its default, and examples that work -------------------------
- */
+static void write_file(const char *folder, const char *name, const char *text) {
+        char path[128];
+        FILE *file;
+
+        snprintf(path, sizeof path, "%s/%s", folder, name);
+        file = fopen(path, "we");
+        HR_EXPECT(file && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+HR_TEST(fragments_replace_what_was_said_before_them) {
+        char root[] = "/tmp/hr-config-XXXXXX", main_file[48], folder[64], path[128];
+        const char *const names[] = {"10-b.conf", "9-c.conf", ".hidden.conf", "note.txt", ".conf"};
+        struct hr_config config;
+        struct hr_diag diag = {0};
+
+        HR_EXPECT(mkdtemp(root) != NULL);
+        snprintf(main_file, sizeof main_file, "%s/main.conf", root);
+        snprintf(folder, sizeof folder, "%s.d", main_file);
+        write_file(root, "main.conf",
+                   "[daemon]\nspin = 1us\nlog_level = debug\n[models]\ndirectories = /a\n"
+                   "directories = /b\n[device one]\nbackend = cpu\nthreads = 1\nspin = 7us\n");
+        HR_EXPECT_OK(hr_config_init(&config, &diag), &diag);
+        HR_EXPECT_OK(hr_config_read_file(&config, main_file, &diag), &diag);
+        HR_EXPECT_OK(hr_config_read_fragments(&config, main_file, &diag), &diag); /* no folder */
+        HR_EXPECT_EQ(config.spin_ns, 1000);
+
+        HR_EXPECT_EQ(mkdir(folder, 0700), 0);
+        /* By bytes, "10" comes before "9". */
+        write_file(folder, names[0], "[daemon]\nspin = 2us\n[device one]\nthreads = 2\n"
+                                     "[device two]\nbackend = cpu\nthreads = 5\n");
+        write_file(folder, names[1], "[daemon]\nspin = 3us\n[models]\ndirectories = /c\n"
+                                     "directories = /d\n[principal p]\nuid = 7\n");
+        for (int i = 2; i < 5; i++)
+                write_file(folder, names[i], "nonsense\n");
+        HR_EXPECT_OK(hr_config_read_fragments(&config, main_file, &diag), &diag);
+        HR_EXPECT_OK(hr_config_set(&config, "models.directories=/e", &diag), &diag);
+        HR_EXPECT_EQ(config.spin_ns, 3000);
+        HR_EXPECT_EQ(config.log_level, HR_LOG_DEBUG);
+        HR_EXPECT_EQ(config.directory_count, 1);
+        HR_EXPECT_STREQ(config.directories[0], "/e");
+        HR_EXPECT_EQ(config.device_count, 2);
+        HR_EXPECT_EQ(config.devices[0].threads, 2);
+        HR_EXPECT_EQ(config.devices[0].spin_ns, 7000);
+        HR_EXPECT_EQ(config.devices[1].threads, 5);
+        HR_EXPECT_EQ(config.principal_count, 1);
+        HR_EXPECT_OK(hr_config_finish(&config, &diag), &diag);
+        hr_config_deinit(&config);
+
+        /* What is wrong in one is told with its name, and twice in one file stays wrong. */
+        write_file(folder, names[1], "[device two]\nthreads = 3\n[device two]\nspin = 1us\n");
+        HR_EXPECT_OK(hr_config_init(&config, &diag), &diag);
+        HR_EXPECT_OK(hr_config_read_file(&config, main_file, &diag), &diag);
+        HR_EXPECT_EQ(config.directory_count, 2);
+        HR_EXPECT_EQ(hr_config_read_fragments(&config, main_file, &diag), HR_E_INVALID);
+        HR_EXPECT(strstr(diag.words, "9-c.conf:3") && strstr(diag.words, "second section"));
+        hr_config_deinit(&config);
+        for (int i = 0; i < 5; i++) {
+                snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+                HR_EXPECT_EQ(unlink(path), 0);
+        }
+        HR_EXPECT_EQ(rmdir(folder), 0);
+        HR_EXPECT_EQ(unlink(main_file), 0);
+        HR_EXPECT_EQ(rmdir(root), 0);
+}
+
+/* ---- The example file: every key, its default, and examples that work
+ * ------------------------- */
 
 static char *read_example(void) {
         FILE *file = fopen(HR_TEST_EXAMPLE_CONFIG, "re");

@@ -45,8 +45,10 @@ static void fixture_open(struct fixture *fixture, uint32_t delay_us) {
                                             .threads = 1,
                                             .isa = "auto",
                                             .delay_us = delay_us};
-        struct hr_engine_config config = {
-                .config = &fixture->config, .wake_loop = wake_loop, .wake_loop_at = wake_loop_at, .arg = fixture};
+        struct hr_engine_config config = {.config = &fixture->config,
+                                          .wake_loop = wake_loop,
+                                          .wake_loop_at = wake_loop_at,
+                                          .arg = fixture};
         struct hr_diag diag = {0};
 
         memset(fixture, 0, sizeof *fixture);

@@ -28,5 +28,6 @@ HR_TEST(failure_has_a_burst_then_one_a_second) {
         for (int i = 0; i < 100; i++)
                 shown += hr_failure_allowed(&failures, 5, now_ns, &suppressed);
         HR_EXPECT_EQ(shown, HR_FAILURE_BURST);
-        HR_EXPECT_EQ(failures.suppressed_total, 1001 - HR_FAILURE_BURST + 1 + 100 - HR_FAILURE_BURST);
+        HR_EXPECT_EQ(failures.suppressed_total,
+                     1001 - HR_FAILURE_BURST + 1 + 100 - HR_FAILURE_BURST);
 }

@@ -17,10 +17,11 @@ HR_TEST(journal_entry_has_the_fields) {
                                         HR_ARRAY_LENGTH(fields), entry, sizeof entry - 1);
 
         entry[bytes] = '\0';
-        HR_EXPECT_STREQ((const char *) entry, "MESSAGE=RUN failed request=7 trace_id=4bf9\nPRIORITY=4\n"
-                                              "SYSLOG_IDENTIFIER=headraced\n"
-                                              "HEADRACE_TOPIC=request\nHEADRACE_REQUEST=7\n"
-                                              "HEADRACE_TRACE_ID=4bf9\n");
+        HR_EXPECT_STREQ((const char *) entry,
+                        "MESSAGE=RUN failed request=7 trace_id=4bf9\nPRIORITY=4\n"
+                        "SYSLOG_IDENTIFIER=headraced\n"
+                        "HEADRACE_TOPIC=request\nHEADRACE_REQUEST=7\n"
+                        "HEADRACE_TRACE_ID=4bf9\n");
         HR_EXPECT_EQ(hr_journal_entry(HR_LOG_WARNING, "request", "RUN failed", fields,
                                       HR_ARRAY_LENGTH(fields), entry, bytes - 1),
                      0);

@@ -1,4 +1,5 @@
-/* Tokens: only the whole one is known, and how much of it a guess has makes no difference in time. */
+/* Tokens: only the whole one is known, and how much of it a guess has makes no difference in
+ * time. */
 #include "daemon/principal.h"
 
 #include <math.h>
@@ -81,7 +82,8 @@ HR_TEST(only_the_whole_token_is_known) {
         fixture_deinit(&fixture);
 }
 
-/* Who comes and goes with a new configuration; whoever is still referred to is counted until then. */
+/* Who comes and goes with a new configuration; whoever is still referred to is counted until
+ * then. */
 HR_TEST(sections_change) {
         static const char text[] =
                 "[principal third]\n"
@@ -144,7 +146,8 @@ HR_TEST(sections_change) {
         while ((at = hr_principals_next(fixture.principals, at)))
                 count++;
         HR_EXPECT_EQ(count, 3);
-        HR_EXPECT_EQ(hr_account_held(hr_principals_account(fixture.principals), HR_CHARGE_STATES), 2);
+        HR_EXPECT_EQ(hr_account_held(hr_principals_account(fixture.principals), HR_CHARGE_STATES),
+                     2);
         hr_account_discharge(NULL, &first->account, HR_CHARGE_STATES, 2);
         first = hr_principal_unref(first);
         second = hr_principal_unref(second);

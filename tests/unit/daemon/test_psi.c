@@ -14,8 +14,8 @@ HR_TEST(the_total_of_some) {
                                "full avg10=0.00 avg60=0.00 avg300=0.00 total=567\n",
                                &us));
         HR_EXPECT_EQ(us, UINT64_C(1234));
-        HR_EXPECT(hr_psi_parse("full avg10=9.00 total=1\nsome avg10=1.00 total=18446744073709551615",
-                               &us));
+        HR_EXPECT(hr_psi_parse(
+                "full avg10=9.00 total=1\nsome avg10=1.00 total=18446744073709551615", &us));
         HR_EXPECT_EQ(us, UINT64_MAX);
         HR_EXPECT(hr_psi_parse("some total=0\n", &us));
         HR_EXPECT_EQ(us, UINT64_C(0));

@@ -81,7 +81,8 @@ HR_TEST(accounts_are_charged_both_or_neither) {
         HR_EXPECT_EQ(second.held[HR_CHARGE_RUNS], 0);
         HR_EXPECT_EQ(both.held[HR_CHARGE_RUNS], 3);
         diag = (struct hr_diag){0};
-        HR_EXPECT_OK(hr_account_charge(&second, &both, &limits, HR_CHARGE_RUNS, 2, 4, &diag), &diag);
+        HR_EXPECT_OK(hr_account_charge(&second, &both, &limits, HR_CHARGE_RUNS, 2, 4, &diag),
+                     &diag);
         hr_account_discharge(&first, &both, HR_CHARGE_RUNS, 3);
         hr_account_discharge(&second, &both, HR_CHARGE_RUNS, 2);
         HR_EXPECT_EQ(both.held[HR_CHARGE_RUNS], 0);

@@ -111,8 +111,8 @@ static hr_status error_encode(uint8_t *to, size_t capacity, struct hr_diag *diag
         failure.node = 3;
         if (hr_wire_error_encode(
                     &failure,
-                    &(struct hr_wire_error_more){.digest = digest, .traceparent = "00-ab-cd-01"}, to,
-                    capacity, ret_bytes) == HR_OK)
+                    &(struct hr_wire_error_more){.digest = digest, .traceparent = "00-ab-cd-01"},
+                    to, capacity, ret_bytes) == HR_OK)
                 return HR_OK;
         return hr_fail_reason(diag, HR_E_EXHAUSTED, "MESSAGE", "does not fit");
 }

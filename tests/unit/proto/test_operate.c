@@ -1,4 +1,5 @@
-/* Messages of who runs the daemon: every field there and back, texts that are none, fields by number. */
+/* Messages of who runs the daemon: every field there and back, texts that are none, fields by
+ * number. */
 #include "proto/operate.h"
 
 #include "proto/fields.h"
@@ -11,7 +12,8 @@ static uint64_t next_number;
 
 #define FILL_NUMBER(type, name) to->name = (type) ++next_number;
 #define FILL_TEXT(name, bytes)                                                                     \
-        (void) snprintf(to->name, bytes, "%s%llu", #name, (unsigned long long) ++next_number % 1000);
+        (void) snprintf(to->name, bytes, "%s%llu", #name,                                          \
+                        (unsigned long long) ++next_number % 1000);
 #define SAME_NUMBER(type, name) HR_EXPECT_EQ(to->name, from->name);
 #define SAME_TEXT(name, bytes) HR_EXPECT_STREQ(to->name, from->name);
 

@@ -226,7 +226,8 @@ static uint32_t pair(struct bench *bench, const struct form *first, const struct
         uint32_t b = hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "b", WIDTH, ROWS, 1, 1);
         uint32_t row = hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "row", WIDTH, 1, 1, 1);
         uint32_t one = hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "one", 1, 1, 1, 1);
-        uint32_t half = hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "half", WIDTH / 4, ROWS, 1, 1);
+        uint32_t half =
+                hr_build_leaf(build, HR_LEAF_INPUT, HR_TYPE_F32, "half", WIDTH / 4, ROWS, 1, 1);
         const uint32_t others[FORM_COUNT] = {b, row, one, b, half};
         uint32_t inner = add_form(build, first, a, others[how]);
         uint32_t outer;
@@ -384,7 +385,8 @@ enum { LEAVES = 7, NODES = 30 };
 /* Every second row of a node's or leaf's four. */
 static uint32_t add_window(struct hr_build *build, uint32_t source) {
         const struct hr_tensor t = *hr_build_tensor(build, source);
-        uint32_t id = hr_build_node(build, HR_OP_VIEW, t.type, t.ne[0], t.ne[1] / 2, 1, 1, 1, &source);
+        uint32_t id =
+                hr_build_node(build, HR_OP_VIEW, t.type, t.ne[0], t.ne[1] / 2, 1, 1, 1, &source);
         struct hr_tensor *view = hr_build_tensor(build, id);
 
         view->view_base = t.view_base == HR_TENSOR_NONE ? source : t.view_base;
