@@ -54,15 +54,49 @@ static double exact_sum(const struct hr_operand *a, int64_t m, const struct hr_o
         return sum;
 }
 
+struct exact {
+        double sum, squares;
+};
+
+/* Every result, in the order of the result's elements; the caller frees them. */
+static struct exact *exact_sums(const struct hr_operand *a, const struct hr_operand *b) {
+        const size_t count = (size_t) (a->ne[1] * b->ne[1] * b->ne[2] * b->ne[3]);
+        struct exact *sums = calloc(count + 1, sizeof *sums), *at = sums;
+
+        HR_EXPECT(sums != NULL);
+        for (int64_t i3 = 0; i3 < b->ne[3]; i3++)
+                for (int64_t i2 = 0; i2 < b->ne[2]; i2++)
+                        for (int64_t n = 0; n < b->ne[1]; n++)
+                                for (int64_t m = 0; m < a->ne[1]; m++, at++)
+                                        at->sum = exact_sum(a, m, b, n, i2, i3, &at->squares);
+        return sums;
+}
+
+static struct case_error product_error(const struct exact *sums, const struct hr_operand *out) {
+        struct case_error error = {0};
+
+        for (int64_t i3 = 0; i3 < out->ne[3]; i3++)
+                for (int64_t i2 = 0; i2 < out->ne[2]; i2++)
+                        for (int64_t n = 0; n < out->ne[1]; n++)
+                                for (int64_t m = 0; m < out->ne[0]; m++, sums++) {
+                                        case_compare(&error, sums->sum,
+                                                     case_value(out, m, n, i2, i3));
+                                        /* products may cancel, their errors do not */
+                                        error.reference += sums->squares;
+                                }
+        return error;
+}
+
 /* Runs on every set and several teams; all teams must give the same bits, near the exact sums. */
 static void check_product(struct hr_operand a, struct hr_operand b) {
         uint32_t sets;
         const struct cpu_dot *const *dots = case_product_sets(&sets);
         struct hr_operand sources[2] = {a, b};
+        struct exact *sums = exact_sums(&a, &b);
 
         for (uint32_t s = 0; s < sets; s++) {
                 struct hr_operand out[3];
-                struct case_error error = {0};
+                struct case_error error;
 
                 for (uint32_t threads = 1; threads <= 3; threads++) {
                         struct hr_step step;
@@ -74,23 +108,12 @@ static void check_product(struct hr_operand a, struct hr_operand b) {
                         case_check_bands(&out[threads - 1]);
                         HR_EXPECT(memcmp(out[0].data, out[threads - 1].data, out[0].room) == 0);
                 }
-                for (int64_t i3 = 0; i3 < b.ne[3]; i3++)
-                        for (int64_t i2 = 0; i2 < b.ne[2]; i2++)
-                                for (int64_t n = 0; n < b.ne[1]; n++)
-                                        for (int64_t m = 0; m < a.ne[1]; m++) {
-                                                double squares = 0;
-                                                double sum =
-                                                        exact_sum(&a, m, &b, n, i2, i3, &squares);
-
-                                                case_compare(&error, sum,
-                                                             case_value(&out[0], m, n, i2, i3));
-                                                /* products may cancel, their errors do not */
-                                                error.reference += squares;
-                                        }
+                error = product_error(sums, &out[0]);
                 if (!(case_nmse(&error) <= allowed(a.type)))
                         hr_test_fail(__FILE__, __LINE__, "%s %s: nmse %g", dots[s]->name,
                                      hr_type_name(a.type), case_nmse(&error));
         }
+        free(sums);
 }
 
 HR_TEST_LIMIT(products_of_every_type, 120) {
@@ -206,6 +229,7 @@ HR_TEST_LIMIT(columns_keep_their_bits, 120) {
 
 static void check_experts(uint32_t type, int64_t slots, int64_t tokens, bool shared, int bad) {
         enum { K = 256, M = 19, EXPERTS = 5 };
+        static double weights[EXPERTS][M][K];
         uint32_t sets;
         const struct cpu_dot *const *dots = case_product_sets(&sets);
         struct hr_operand sources[3] = {case_operand(type, K, M, EXPERTS, 1),
@@ -217,6 +241,9 @@ static void check_experts(uint32_t type, int64_t slots, int64_t tokens, bool sha
                 ids[i] = (int32_t) (case_random() % (EXPERTS - 1)); /* the last one stays unused */
         if (bad)
                 ids[slots * tokens / 2] = bad;
+        for (int64_t e = 0; e < EXPERTS; e++)
+                for (int64_t m = 0; m < M; m++)
+                        case_row(&sources[0], m, e, 0, weights[e][m]);
         for (uint32_t s = 0; s < sets; s++) {
                 struct hr_operand out[2];
                 struct case_error error = {0};
@@ -239,7 +266,7 @@ static void check_experts(uint32_t type, int64_t slots, int64_t tokens, bool sha
                                 double sum = 0;
 
                                 for (int64_t k = 0; k < K; k++)
-                                        sum += case_value(&sources[0], k, m, ids[i], 0) *
+                                        sum += weights[ids[i]][m][k] *
                                                case_value(&sources[1], k, shared ? 0 : i % slots,
                                                           i / slots, 0);
                                 case_compare(&error, sum,

@@ -178,6 +178,40 @@ static void wkv7(const struct hr_step *step, struct head *h, int64_t head, int64
         }
 }
 
+/* Heads that wkv_head() has made, until a case forgets them. */
+static struct known {
+        bool is_known;
+        int64_t sequence, last;
+        struct head head;
+} known_heads[HEADS];
+
+/* A head of a sequence after token `last`. The elements of a row ask for the same few. */
+static const struct head *wkv_head(const struct hr_step *step, int64_t head, int64_t sequence,
+                                   int64_t first, int64_t last) {
+        const struct hr_operand *state = &step->sources[step->source_count - 1];
+        struct known *known = &known_heads[head];
+        struct head *h = &known->head;
+
+        if (known->is_known && known->sequence == sequence && known->last == last)
+                return h;
+        known->is_known = true;
+        known->sequence = sequence;
+        known->last = last;
+        for (int i = 0; i < SIZE; i++)
+                for (int j = 0; j < SIZE; j++)
+                        h->state[i][j] = case_value(state, (head * SIZE + i) * SIZE + j, sequence,
+                                                    0, 0);
+        for (int64_t t = first; t <= last; t++) {
+                if (step->op == HR_OP_RWKV_WKV6)
+                        wkv6(step, h, head, t);
+                else if (step->op == HR_OP_RWKV_WKV7)
+                        wkv7(step, h, head, t);
+                else
+                        gla(step, h, head, t);
+        }
+        return h;
+}
+
 static double wkv(const struct hr_step *step, int64_t column, int64_t row, int64_t i2,
                   int64_t i3) {
         const struct hr_operand *state = &step->sources[step->source_count - 1];
@@ -186,21 +220,10 @@ static double wkv(const struct hr_step *step, int64_t column, int64_t row, int64
         int64_t flat = (row - tokens) * SIZE * HEADS + column; /* of the states */
         int64_t head = is_output ? column / SIZE : flat / SIZE / SIZE % HEADS;
         int64_t sequence = is_output ? row / each : flat / SIZE / SIZE / HEADS;
-        struct head h;
+        const struct head *h = wkv_head(step, head, sequence, sequence * each,
+                                        is_output ? row : (sequence + 1) * each - 1);
 
-        for (int i = 0; i < SIZE; i++)
-                for (int j = 0; j < SIZE; j++)
-                        h.state[i][j] = case_value(state, (head * SIZE + i) * SIZE + j, sequence,
-                                                   0, 0);
-        for (int64_t t = sequence * each; t < (is_output ? row + 1 : (sequence + 1) * each); t++) {
-                if (step->op == HR_OP_RWKV_WKV6)
-                        wkv6(step, &h, head, t);
-                else if (step->op == HR_OP_RWKV_WKV7)
-                        wkv7(step, &h, head, t);
-                else
-                        gla(step, &h, head, t);
-        }
-        return is_output ? h.out[column % SIZE] : h.state[flat / SIZE % SIZE][flat % SIZE];
+        return is_output ? h->out[column % SIZE] : h->state[flat / SIZE % SIZE][flat % SIZE];
 }
 
 HR_TEST_LIMIT(linear_attention, 120) {
@@ -221,6 +244,7 @@ HR_TEST_LIMIT(linear_attention, 120) {
                         case_operand(HR_TYPE_F32, SIZE * SIZE * HEADS, 2, 1, 1);
                 step = ops_step(cases[i].op, params, cases[i].sources, sources,
                                 case_result(HR_TYPE_F32, SIZE * HEADS, 4 + 2 * SIZE, 1, 1));
+                memset(known_heads, 0, sizeof known_heads);
                 ops_check(&cpu_kernel_wkv, &step, wkv, 1e-11);
                 case_free_all();
         }
