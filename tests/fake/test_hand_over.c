@@ -127,6 +127,13 @@ static void office_close(struct office *office) {
         hr_config_deinit(&office->config);
 }
 
+/* The engine's own thread, which has nothing to do here but to look for that, may have the turn and be
+ * asked to serve: it does before the clock goes on. */
+static void turn_wait(struct office *office) {
+        hr_engine_turn_take(office->engine);
+        hr_engine_turn_give(office->engine);
+}
+
 static void run_over(struct hr_job *job) {
         ((struct run *) job->arg)->over = true;
 }
@@ -144,12 +151,16 @@ static void run_post(struct office *office, struct client *client, struct run *r
         run->job.job.done = run_over;
         run->job.job.arg = run;
         hr_engine_post(office->engine, &run->job.job);
+        turn_wait(office);
 }
 
 /* The loop's thread is awake for no time. */
 static void loop_turn(struct office *office) {
         office->woken_ns = NEVER;
         hr_engine_loop_awake(office->engine, true);
+        while (hr_engine_poll(office->engine)) {
+        }
+        turn_wait(office);
         while (hr_engine_poll(office->engine)) {
         }
         hr_engine_loop_awake(office->engine, false);
