@@ -284,7 +284,7 @@ def test_a_graph_that_is_gone_is_submitted_again(client: headrace.Client) -> Non
     want = handle.run([random(3, 64)])[0].copy()
     # Released behind the handle's back, as an eviction would.
     number, generation = handle.handle, handle.generation
-    other = headrace.client.GraphHandle(client, g, handle.submit_message)
+    other = headrace.GraphHandle(client, g, handle.submit_message)
     other.planned(number, handle.plan)
     other.release()
     assert (handle.run([random(3, 64)])[0] == want).all()
@@ -299,7 +299,7 @@ def test_a_foreign_handle_is_not_found() -> None:
         with headrace.connect(daemon.address) as one, headrace.connect(daemon.address) as two:
             g, _ = layer()
             theirs = one.submit(g)
-            mine = headrace.client.GraphHandle(two, g, theirs.submit_message)
+            mine = headrace.GraphHandle(two, g, theirs.submit_message)
             mine.planned(theirs.handle, theirs.plan)
             mine.released = True
             with pytest.raises(errors.NotFound):

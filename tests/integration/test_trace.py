@@ -350,7 +350,7 @@ def test_the_histogram_of_a_layer(client: headrace.Client) -> None:
     second.release()
     held = [info.handle for info in client.weights() if info.name == name]
     while held and all(held):  # one handle per put
-        client.drive(flows.drop(held[0]), None)
+        client.drive(flows.weights.drop(held[0]), None)
         held = [info.handle for info in client.weights() if info.name == name]
     assert histogram(0) == histogram(1) == {}
 

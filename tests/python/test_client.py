@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from headrace import aio, client, errors, flows, transport
 from headrace import headrace_pb2 as pb
-from headrace.client import Client, Operation
+from headrace.client import Client
+from headrace.operation import Operation
 from headrace.uploads import prepare
 from peer import MORE, Frame, Peer, error_frame, frame
 
@@ -41,7 +42,7 @@ class Daemon:
         """A client on the other end."""
         self.peer.client_end.setblocking(False)
         link = transport.Transport(self.peer.client_end)
-        hello = Operation(link, flows.hello("test", "", b"", b""), timeout).result()
+        hello = Operation(link, flows.session.hello("test", "", b"", b""), timeout).result()
         link.wire.body_max = hello.limits.body_bytes_max
         return Client(link, hello, timeout)
 
@@ -244,7 +245,7 @@ def test_upload_under_credit_with_other_calls_between() -> None:
         tensors = {"a": data, "b": ("i8", (3,), b"\1\2\3")}
         other = threading.Thread(target=pings)
         put = link.begin(
-            flows.put(prepare("w", tensors, True), None, link.body_max), 10
+            flows.weights.put(prepare("w", tensors, True), None, link.body_max), 10
         )
         other.start()
         weights = put.result()
@@ -310,7 +311,7 @@ def test_result_timeout_then_result() -> None:
 
     daemon = Daemon(script)
     with daemon.connect() as link:
-        operation = link.begin(flows.sync(), None)
+        operation = link.begin(flows.session.sync(), None)
         with pytest.raises(TimeoutError):
             operation.result(0.05)
         assert not operation.done()
@@ -333,7 +334,7 @@ def test_connection_lost_reaches_every_call(how: str) -> None:
 
     daemon = Daemon(script)
     with daemon.connect() as link:
-        calls = [link.begin(flows.sync(), None) for _ in range(2)]
+        calls = [link.begin(flows.session.sync(), None) for _ in range(2)]
         for call in calls:
             with pytest.raises(errors.PeerError) as caught:
                 call.result(5)
@@ -409,7 +410,7 @@ async def async_client(daemon: Daemon) -> aio.AsyncClient:
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(aio.Connection, sock=daemon.peer.client_end)
     link = aio.AsyncClient(connection, 5.0)
-    link.hello = await link.drive(flows.hello("test", "", b"", b""), None)
+    link.hello = await link.drive(flows.session.hello("test", "", b"", b""), None)
     connection.wire.body_max = link.hello.limits.body_bytes_max
     return link
 
@@ -459,7 +460,7 @@ def test_async_upload_cancel_and_loss() -> None:
 
     async def main() -> None:
         link = await async_client(daemon)
-        spec = flows.state_tensors({"s": ("i8", (40_000,))})
+        spec = flows.states.tensors({"s": ("i8", (40_000,))})
         await aio.AsyncState(link, 5, 40_000, spec).write("s", np.zeros(40_000, np.int8))
         task = asyncio.create_task(link.sync())
         await asyncio.sleep(0.05)

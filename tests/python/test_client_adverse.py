@@ -19,12 +19,12 @@ from headrace.aio import AsyncState
 from peer import Peer, frame
 from test_client import Daemon, async_client, doubled, graph_reply, small_graph
 
-SPEC = flows.state_tensors({"s": ("i8", (4_000_000,))})
+SPEC = flows.states.tensors({"s": ("i8", (4_000_000,))})
 LARGE = np.zeros(4_000_000, np.int8)
 
 
 def state_of(link: Any) -> Any:
-    from headrace.client import State
+    from headrace.held import State
 
     return State(link, 5, LARGE.nbytes, SPEC)
 

@@ -10,11 +10,13 @@ connect() blocks; headrace.aio.connect() is for asyncio. headrace.models builds 
 """
 
 from headrace import errors
-from headrace.client import Client, GraphHandle, Operation, Reservation, State, connect
+from headrace.client import Client, connect
 from headrace.context import tracing
 from headrace.errors import HeadraceError
 from headrace.graph import Glu, Graph, Op, RopeMode, Tensor, Unary
 from headrace.handles import Device, PlanSummary, RunResult, Stats, WeightSet
+from headrace.held import GraphHandle, Reservation, State
+from headrace.operation import Operation
 from headrace.sequences import Step
 from headrace.types import TensorInfo, Type
 

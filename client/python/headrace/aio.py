@@ -73,25 +73,27 @@ class AsyncState(handles.StateInfo):
 
     async def read(self, name: str, *, timeout: float | None = None) -> Array:
         """A tensor as a new array."""
-        return await self._client.drive(flows.state_read(self, name, self._client.regions), timeout)
+        return await self._client.drive(
+            flows.states.read(self, name, self._client.regions), timeout
+        )
 
     async def write(self, name: str, value: npt.ArrayLike, *, timeout: float | None = None) -> None:
         """Replaces a tensor's content."""
-        flow = flows.state_write(self, name, value, self._client.regions)
+        flow = flows.states.write(self, name, value, self._client.regions)
         await self._client.drive(flow, timeout)
 
     async def save(self, *, timeout: float | None = None) -> bytes:
         """See State.save()."""
-        return await self._client.drive(flows.state_save(self), timeout)
+        return await self._client.drive(flows.states.save(self), timeout)
 
     async def fork(self, *, timeout: float | None = None) -> AsyncState:
         """See State.fork()."""
-        handle, size, tensors, devices = await self._client.drive(flows.state_fork(self), timeout)
+        handle, size, tensors, devices = await self._client.drive(flows.states.fork(self), timeout)
         return AsyncState(self._client, handle, size, tensors, devices)
 
     async def free(self) -> None:
         """Gives the memory back."""
-        await self._client.drive(flows.state_free(self.handle), None)
+        await self._client.drive(flows.states.free(self.handle), None)
 
 
 class AsyncGraphHandle(handles.SubmittedGraph):
@@ -119,7 +121,7 @@ class AsyncGraphHandle(handles.SubmittedGraph):
         timeout: float | None = None,
     ) -> handles.RunResult:
         """Evaluates the graph and returns its outputs; see client.GraphHandle.run()."""
-        flow = flows.run(
+        flow = flows.graphs.run(
             self, inputs, outputs, priority, self._client.body_max, trace, observe,
             self._client.regions, traceparent=traceparent,
         )  # fmt: skip
@@ -131,18 +133,18 @@ class AsyncGraphHandle(handles.SubmittedGraph):
 
     async def explanation(self) -> Explanation:
         """The plan as data; with figures for each split once runs have been traced."""
-        return await self._client.drive(flows.explain(self, self._client.body_max), None)
+        return await self._client.drive(flows.graphs.explain(self, self._client.body_max), None)
 
     async def analyze(
         self, inputs: Inputs = (), *, runs: int = 5, timeout: float | None = None
     ) -> Explanation:
         """The plan with figures of so many traced runs; see client.GraphHandle.analyze()."""
-        flow = flows.analyze(self, inputs, runs, self._client.body_max)
+        flow = flows.graphs.analyze(self, inputs, runs, self._client.body_max)
         return await self._client.drive(flow, timeout)
 
     async def release(self) -> None:
         """Gives the graph back."""
-        await self._client.drive(flows.release(self), None)
+        await self._client.drive(flows.graphs.release(self), None)
 
 
 class AsyncReservation(handles.ReservationInfo):
@@ -165,7 +167,7 @@ class AsyncReservation(handles.ReservationInfo):
 
     async def release(self) -> None:
         """Gives back what no submitted graph needs, after the runs in flight."""
-        await self._client.drive(flows.release_reservation(self.handle), None)
+        await self._client.drive(flows.graphs.release_reservation(self.handle), None)
 
 
 class AsyncClient:
@@ -291,37 +293,37 @@ class AsyncClient:
 
     async def ping(self, *, timeout: float | None = None) -> None:
         """Returns when the daemon has answered."""
-        await self.drive(flows.ping(), timeout)
+        await self.drive(flows.session.ping(), timeout)
 
     async def devices(self, *, timeout: float | None = None) -> list[handles.Device]:
         """The devices in priority order."""
-        return await self.drive(flows.devices(), timeout)
+        return await self.drive(flows.session.devices(), timeout)
 
     async def ops(self, graph: Graph, *, timeout: float | None = None) -> Array:
         """bool (nodes, devices): which device supports which node."""
-        return await self.drive(flows.ops(graph), timeout)
+        return await self.drive(flows.session.ops(graph), timeout)
 
     async def quota(self, *, timeout: float | None = None) -> handles.Stats:
         """What this client holds and may hold; see client.Client.quota()."""
-        return await self.drive(flows.stats(Kind.QUOTA), timeout)
+        return await self.drive(flows.session.stats(Kind.QUOTA), timeout)
 
     async def stats(self, *, timeout: float | None = None) -> handles.Stats:
         """The daemon's counters."""
-        return await self.drive(flows.stats(), timeout)
+        return await self.drive(flows.session.stats(), timeout)
 
     async def metrics(self, *, timeout: float | None = None) -> str:
         """The daemon's counters as text in Prometheus' format."""
-        return await self.drive(flows.metrics(), timeout)
+        return await self.drive(flows.session.metrics(), timeout)
 
     async def trace(
         self, *, latest: float = 0.0, own: bool = False, timeout: float | None = None
     ) -> str:
         """What the daemon remembers of itself; see client.Client.trace()."""
-        return await self.drive(flows.trace(latest, own), timeout)
+        return await self.drive(flows.session.trace(latest, own), timeout)
 
     async def sync(self, *, timeout: float | None = None) -> None:
         """Returns when all earlier runs of this session have ended."""
-        await self.drive(flows.sync(), timeout)
+        await self.drive(flows.session.sync(), timeout)
 
     # ---- for who runs the daemon ----------------------------------------------------------------
 
@@ -347,7 +349,9 @@ class AsyncClient:
         """What principals hold and may hold."""
         return await self.drive(operate.quotas(), timeout)
 
-    async def explain(self, session: int, graph: int, *, timeout: float | None = None) -> Explanation:
+    async def explain(
+        self, session: int, graph: int, *, timeout: float | None = None
+    ) -> Explanation:
         """The plan of a graph that plans() lists, whoever submitted it."""
         return await self.drive(operate.explain(session, graph), timeout)
 
@@ -355,13 +359,17 @@ class AsyncClient:
         """The daemon reads its configuration again; what has changed, and what needs a new start."""
         return await self.drive(operate.reload(), timeout)
 
-    async def drain(self, limit_s: float | None = None, *, timeout: float | None = None) -> operate.Draining:
+    async def drain(
+        self, limit_s: float | None = None, *, timeout: float | None = None
+    ) -> operate.Draining:
         """Begins the drain: no new requests; the daemon ends when those in flight have, at the latest
         after limit_s (None: as its configuration says).
         """
         return await self.drive(operate.drain(limit_s), timeout)
 
-    async def evict(self, what: str, name: str = "", *, timeout: float | None = None) -> operate.Evicted:
+    async def evict(
+        self, what: str, name: str = "", *, timeout: float | None = None
+    ) -> operate.Evicted:
         """Frees what nobody uses: "plans", "graphs", "experts", "uploads", "sessions" or
         "weights" (see Evict in the protocol). name: of a weight set; all without one.
         """
@@ -378,9 +386,11 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> handles.WeightSet:
         """A GGUF file on the daemon's side, as a weight set; progress is called by the loop."""
-        flow = flows.load(path, name, placement, progress, share)
+        flow = flows.weights.load(path, name, placement, progress, share)
         weights = await self.drive(flow, UPLOAD_TIMEOUT_S if timeout is None else timeout)
-        return self._sets.add(weights, lambda: flows.load(path, name, placement, share=share))
+        return self._sets.add(
+            weights, lambda: flows.weights.load(path, name, placement, share=share)
+        )
 
     async def put(
         self,
@@ -399,16 +409,18 @@ class AsyncClient:
         reconnects = self._reopen is not None
         shared = await self._shared(upload, limit) if self.regions is not None else None
         if shared is not None:
-            flow = flows.put_shared(upload, shared, placement, self.body_max, progress)
+            flow = flows.weights.put_shared(upload, shared, placement, self.body_max, progress)
         else:
-            flow = flows.put(upload, placement, self.body_max, progress, reconnects=reconnects)
+            flow = flows.weights.put(
+                upload, placement, self.body_max, progress, reconnects=reconnects
+            )
         weights = await self.drive(flow, limit)
-        return self._sets.add(weights, lambda: flows.load("", name, None))
+        return self._sets.add(weights, lambda: flows.weights.load("", name, None))
 
     async def _shared(self, upload: Upload, limit: float) -> Shared | None:
         """Contents that the daemon lacks, where it can map them."""
         size = len(upload.pieces)
-        if size < LEAST_BYTES or await self.drive(flows.is_there(upload), limit):
+        if size < LEAST_BYTES or await self.drive(flows.weights.is_there(upload), limit):
             return None
         try:
             return await in_thread(
@@ -421,15 +433,15 @@ class AsyncClient:
         self, digests: Sequence[bytes], *, timeout: float | None = None
     ) -> list[handles.Contents]:
         """What the daemon has of contents with these digests."""
-        return await self.drive(flows.query(digests), timeout)
+        return await self.drive(flows.weights.query(digests), timeout)
 
     async def weights(self, *, timeout: float | None = None) -> list[handles.SetInfo]:
         """The weight sets of the daemon."""
-        return await self.drive(flows.weights(), timeout)
+        return await self.drive(flows.weights.listed(), timeout)
 
     async def drop(self, weights: handles.WeightSet, *, timeout: float | None = None) -> None:
         """Gives a weight set back."""
-        await self.drive(flows.drop(weights.handle), timeout)
+        await self.drive(flows.weights.drop(weights.handle), timeout)
 
     async def state(
         self,
@@ -439,8 +451,8 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> AsyncState:
         """Zero-filled tensors {name: (type, shape)}."""
-        tensors = flows.state_tensors(spec)
-        flow = flows.state_alloc(tensors, placement, self.body_max)
+        tensors = flows.states.tensors(spec)
+        flow = flows.states.alloc(tensors, placement, self.body_max)
         handle, size, devices = await self.drive(flow, timeout)
         return AsyncState(self, handle, size, tensors, devices)
 
@@ -448,7 +460,7 @@ class AsyncClient:
         self, saved: Buffer, placement: Placement | None = None, *, timeout: float | None = None
     ) -> AsyncState:
         """See Client.restore()."""
-        flow = flows.state_restore(saved, placement, self.body_max)
+        flow = flows.states.restore(saved, placement, self.body_max)
         handle, size, tensors, devices = await self.drive(flow, timeout)
         return AsyncState(self, handle, size, tensors, devices)
 
@@ -477,13 +489,22 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> AsyncGraphHandle:
         """Has a graph checked and planned; see client.Client.submit()."""
-        options = flows.SubmitOptions(
-            pins, rules, n_copies, op_offload, strict, dry_run, fresh, planned, realloc_fail,
-            taps, debug,
+        options = flows.graphs.SubmitOptions(
+            pins,
+            rules,
+            n_copies,
+            op_offload,
+            strict,
+            dry_run,
+            fresh,
+            planned,
+            realloc_fail,
+            taps,
+            debug,
         )
         message = options.message(graph, [w.handle for w in weights], [s.handle for s in states])
         handle = AsyncGraphHandle(self, graph, message.SerializeToString(), weights)
-        await self.drive(flows.submit(handle, self.body_max, traceparent), timeout)
+        await self.drive(flows.graphs.submit(handle, self.body_max, traceparent), timeout)
         return handle
 
     async def reserve(
@@ -500,8 +521,8 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> AsyncReservation:
         """Takes the memory that a set of graphs needs; see client.Client.reserve()."""
-        options = flows.SubmitOptions(pins, rules, n_copies, op_offload, strict)
-        flow = flows.reserve(
+        options = flows.graphs.SubmitOptions(pins, rules, n_copies, op_offload, strict)
+        flow = flows.graphs.reserve(
             graphs, options, [w.handle for w in weights], [s.handle for s in states], self.body_max
         )
         return AsyncReservation(self, await self.drive(flow, timeout))
@@ -545,7 +566,7 @@ class AsyncClient:
 
     async def reset(self, *, timeout: float | None = None) -> handles.ReservationInfo:
         """Drops all reservations of the session; see client.Client.reset()."""
-        flow = flows.reserve([], flows.SubmitOptions(), [], [], self.body_max)
+        flow = flows.graphs.reserve([], flows.graphs.SubmitOptions(), [], [], self.body_max)
         return handles.ReservationInfo(await self.drive(flow, timeout))
 
 
@@ -562,13 +583,11 @@ async def connect(
 ) -> AsyncClient:
     """Connects and says hello; see client.connect()."""
 
-    async def opened(
-        session_token: bytes, left: float | None
-    ) -> tuple[Connection, handles.Hello]:
+    async def opened(session_token: bytes, left: float | None) -> tuple[Connection, handles.Hello]:
         end = None if left is None else time.monotonic() + left
         connection = await open_connection(address, left, tls)
         try:
-            flow = flows.hello(name, session, credentials, session_token)
+            flow = flows.session.hello(name, session, credentials, session_token)
             limit = remaining(end)
             hello = await AsyncClient(connection, None).drive(
                 flow, None if limit is None else max(limit, 0.001)

@@ -18,13 +18,14 @@ from headrace import handles
 from headrace import headrace_pb2 as pb
 from headrace.context import chosen
 from headrace.errors import NotFound, ProtocolError
-from headrace.flows import Flow, Request, lease, release_lease, renewed
+from headrace.flows import Flow, Request
+from headrace.flows.graphs import renewed
+from headrace.flows.lease import lease, release_lease
 from headrace.handles import SubmittedGraph
 from headrace.ops.base import Tensor
 from headrace.regions import Regions
 from headrace.types import Array, as_bytes
 from headrace.wire import Kind, parse
-
 
 # Takes a step's number and result.
 OnStep = Callable[[int, handles.RunResult], None]
@@ -64,9 +65,7 @@ def step_message(step: Step, steps: Sequence[Step]) -> pb.Step:
     """A step as it goes over the wire."""
     position = {t.name: i for i, t in enumerate(step.graph.inputs)}
     positions = step.graph.positions(step.outputs)
-    message = pb.Step(
-        handle=step.graph.handle, outputs=positions or (), no_outputs=positions == ()
-    )
+    message = pb.Step(handle=step.graph.handle, outputs=positions or (), no_outputs=positions == ())
     for name, (source, output) in step.feeds.items():
         if not 0 <= source < len(steps):
             raise ValueError(f"{name} is fed by step {source} of {len(steps)}")
@@ -93,9 +92,7 @@ def step_results(
             traceparent=reply.traceparent,
         )
         results.append(
-            handles.outputs_of(
-                step.graph, wanted_outputs(step), run_reply, memory[at : at + size]
-            )
+            handles.outputs_of(step.graph, wanted_outputs(step), run_reply, memory[at : at + size])
         )
         at += size
     return results

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace.client import Client, GraphHandle
+from headrace.client import Client
 from headrace.flows import Inputs, OnProgress, Placement
 from headrace.handles import WeightSet
+from headrace.held import GraphHandle
 from headrace.models import llama
 from headrace.models.gguf_file import parse_metadata
 from headrace.models.llama import LlamaConfig, LlamaGraph, UnsupportedModel

@@ -19,11 +19,13 @@ from pathlib import Path
 import numpy as np
 from gguf.gguf_writer import GGUFWriter, WriterState
 
-from headrace.client import Client, GraphHandle, Operation
+from headrace.client import Client
 from headrace.errors import Unsupported
 from headrace.graph import Graph
 from headrace.handles import Limits, RunResult
+from headrace.held import GraphHandle
 from headrace.models.gguf_file import GgufError, GgufFile
+from headrace.operation import Operation
 from headrace.types import Array, TensorInfo, Type
 
 FILE_TYPE = "general.file_type"
