@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from headrace.cli import parser
+from headrace.cli.arguments import parser
 from run_daemon import build_folder
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from headrace import cli
+from headrace.cli.arguments import layer_split
 from headrace.models import llama
 from headrace.models.gguf_file import GgufError, GgufFile, parse_metadata
 from headrace.models.safetensors_file import SafetensorsError, SafetensorsFile
@@ -159,7 +160,7 @@ def test_command_line_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for model in (["m.gguf"], ["--model", "m.gguf"]):
         assert cli.main(["generate", *model, "--prompt", "p", *nobody]) == cli.NO_DAEMON
     assert cli.main(["stats", "--connect", "http://x"]) == cli.USAGE
-    assert cli.layer_split("cpu0:15,cpu1:3") == {"cpu0": 15, "cpu1": 3}
+    assert layer_split("cpu0:15,cpu1:3") == {"cpu0": 15, "cpu1": 3}
     for bad in (
         ["generate"],
         ["nothing"],

@@ -14,12 +14,7 @@ from typing import TypeVar
 from headrace import flows, handles, operate, sequences
 from headrace.errors import DeadlineExceeded, HeadraceError, NotFound
 from headrace.explain import Explanation
-from headrace.flows import (
-    Flow,
-    OnProgress,
-    Placement,
-    Taps,
-)
+from headrace.flows import Flow, OnProgress, Placement, Taps
 from headrace.graph import Graph
 from headrace.held import GraphHandle, Reservation, State
 from headrace.lanes import Lanes

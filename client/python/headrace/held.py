@@ -11,10 +11,7 @@ import numpy.typing as npt
 from headrace import flows, handles
 from headrace import headrace_pb2 as pb
 from headrace.explain import Explanation
-from headrace.flows import (
-    Inputs,
-    Observe,
-)
+from headrace.flows import Inputs, Observe
 from headrace.graph import Graph
 from headrace.operation import Operation
 from headrace.types import Array, TensorInfo

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace import flows
 from headrace.errors import HeadraceError
-from headrace.flows import (
-    Placement,
-)
+from headrace.flows import Placement
 from headrace.uploads import Upload
 
 if TYPE_CHECKING:

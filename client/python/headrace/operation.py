@@ -7,11 +7,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from headrace.errors import HeadraceError
-from headrace.flows import (
-    Flow,
-    Request,
-    is_end_of_daemon,
-)
+from headrace.flows import Flow, Request, is_end_of_daemon
 from headrace.recovery import remaining
 from headrace.transport import Pending, Transport
 

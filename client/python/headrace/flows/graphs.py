@@ -12,21 +12,10 @@ import numpy as np
 from headrace import handles
 from headrace import headrace_pb2 as pb
 from headrace.context import chosen
-from headrace.errors import (
-    NotFound,
-    ProtocolError,
-)
+from headrace.errors import NotFound, ProtocolError
 from headrace.explain import Explanation
 from headrace.flows.lease import lease, release_lease
-from headrace.flows.request import (
-    Flow,
-    Inputs,
-    Observe,
-    Placement,
-    Request,
-    Taps,
-    rules,
-)
+from headrace.flows.request import Flow, Inputs, Observe, Placement, Request, Taps, rules
 from headrace.graph import Graph
 from headrace.handles import SubmittedGraph
 from headrace.regions import Regions

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace import headrace_pb2 as pb
-from headrace.errors import (
-    ConnectionLost,
-    DeadlineExceeded,
-    Exhausted,
-    HeadraceError,
-)
-from headrace.flows.request import (
-    Flow,
-    Request,
-)
+from headrace.errors import ConnectionLost, DeadlineExceeded, Exhausted, HeadraceError
+from headrace.flows.request import Flow, Request
 from headrace.regions import LEAST_BYTES, Regions, Shared
 from headrace.wire import Buffer, Kind, parse
 

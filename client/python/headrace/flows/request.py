@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headrace import headrace_pb2 as pb
-from headrace.errors import (
-    ConnectionLost,
-    HeadraceError,
-    Unavailable,
-)
+from headrace.errors import ConnectionLost, HeadraceError, Unavailable
 from headrace.ops.base import Tensor
 from headrace.types import Array
 from headrace.uploads import Pieces

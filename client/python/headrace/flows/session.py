@@ -6,13 +6,8 @@ import numpy as np
 
 from headrace import handles
 from headrace import headrace_pb2 as pb
-from headrace.errors import (
-    ProtocolError,
-)
-from headrace.flows.request import (
-    Flow,
-    Request,
-)
+from headrace.errors import ProtocolError
+from headrace.flows.request import Flow, Request
 from headrace.graph import Graph
 from headrace.types import Array
 from headrace.wire import PROTOCOL, Kind, parse

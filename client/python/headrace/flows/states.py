@@ -9,17 +9,9 @@ import numpy.typing as npt
 
 from headrace import handles
 from headrace import headrace_pb2 as pb
-from headrace.errors import (
-    ProtocolError,
-)
+from headrace.errors import ProtocolError
 from headrace.flows.lease import lease, release_lease
-from headrace.flows.request import (
-    Flow,
-    Placement,
-    Request,
-    declared,
-    rules,
-)
+from headrace.flows.request import Flow, Placement, Request, declared, rules
 from headrace.regions import Regions
 from headrace.types import Array, TensorInfo, TypeLike, as_bytes, as_type, from_bytes
 from headrace.wire import Buffer, Kind, parse

@@ -7,19 +7,8 @@ from collections.abc import Sequence
 
 from headrace import handles
 from headrace import headrace_pb2 as pb
-from headrace.errors import (
-    ConnectionLost,
-    HeadraceError,
-    Unavailable,
-)
-from headrace.flows.request import (
-    Flow,
-    OnProgress,
-    Placement,
-    Request,
-    is_end_of_daemon,
-    rules,
-)
+from headrace.errors import ConnectionLost, HeadraceError, Unavailable
+from headrace.flows.request import Flow, OnProgress, Placement, Request, is_end_of_daemon, rules
 from headrace.regions import Shared, sealed_contents
 from headrace.types import TensorInfo
 from headrace.uploads import Share, Upload, shares
