@@ -169,7 +169,8 @@ static void scan_head(const struct cpu_call *call, const struct scan *scan, int6
                (const uint8_t *) states->data + (uint64_t) id * states->nb[3] +
                        (uint64_t) head * states->nb[2],
                bytes);
-        for (int64_t slot = HR_MAX(scan->tokens, 1); slot < scan->snapshots; slot++)
+        /* There may be any number of snapshots of states without elements. */
+        for (int64_t slot = HR_MAX(scan->tokens, 1); bytes > 0 && slot < scan->snapshots; slot++)
                 memset(state_at(scan, slot, sequence, head), 0, bytes);
         for (int64_t token = 0; token < scan->tokens; token++) {
                 int64_t slot = scan->tokens - 1 - token;

@@ -38,9 +38,10 @@ static void ssm_conv_prepare(const struct hr_step *step, struct cuda_builder *bu
 
 enum { STATE, X, DT, DECAY, B, C, IDS, SCAN_SOURCES };
 
+/* A thread walks over all snapshots, of which states without elements may have any number. */
 static bool ssm_scan_supports(const struct hr_step *step) {
         return step->source_count == SCAN_SOURCES && are_f32(step, IDS) &&
-               step->sources[IDS].type == HR_TYPE_I32 &&
+               step->sources[IDS].type == HR_TYPE_I32 && step->sources[STATE].ne[0] > 0 &&
                cuda_is_contiguous(&step->sources[STATE]) && cuda_is_contiguous(&step->result);
 }
 

@@ -216,7 +216,9 @@ static uint64_t bytes_of_row(const struct hr_operand *operand) {
  * in a line; they wait in the second-level cache for the items that follow. */
 static uint64_t bytes_ahead(const struct plan *p, const struct hr_operand *operand, int64_t head,
                             bool is_first) {
-        const uint64_t keys = (uint64_t) HR_MIN(operand->ne[1], (int64_t) PARTS_FROM);
+        /* None at all is as one. */
+        const uint64_t keys =
+                (uint64_t) HR_MAX(HR_MIN(operand->ne[1], (int64_t) PARTS_FROM), 1);
         const uint64_t heads = (uint64_t) (operand->ne[2] - head), own = bytes_of_row(operand);
 
         if (!is_first || p->q->ne[1] >= PARTS_QUERIES || operand->nb[1] > WAITING_BYTES / keys ||

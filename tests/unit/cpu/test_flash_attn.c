@@ -234,6 +234,29 @@ HR_TEST_LIMIT(rows_without_keys, 120) {
                 }
 }
 
+/* A cache that nothing was written into yet: zeros, whichever way is taken. */
+HR_TEST(no_keys_at_all) {
+        static const uint32_t types[] = {HR_TYPE_F32, HR_TYPE_F16, HR_TYPE_Q8_0};
+        uint32_t sets;
+        const struct cpu_dot *const *dots = case_sets(&sets);
+
+        for (size_t t = 0; t < HR_ARRAY_LENGTH(types); t++)
+                for (int64_t queries = 1; queries <= 70; queries += 69) {
+                        struct layout l = {types[t], types[t], 32, 32, queries, 0, 4, 2, 1};
+                        struct attention_case c;
+
+                        build(&c, &l);
+                        for (uint32_t s = 0; s < sets; s++) {
+                                c.step.result = case_result(HR_TYPE_F32, 32, 4, queries, 1);
+                                HR_EXPECT_EQ(case_run(&cpu_kernel_flash_attn, &c.step, dots[s], 2),
+                                             0);
+                                for (int64_t i = 0; i < 32 * 4 * queries; i++)
+                                        HR_EXPECT(((float *) c.step.result.data)[i] == 0);
+                        }
+                        case_free_all();
+                }
+}
+
 /* What hidden keys and values hold does not matter, not even NaN. */
 HR_TEST(hidden_garbage) {
         struct layout l = {HR_TYPE_F32, HR_TYPE_F32, 16, 16, 3, 100, 2, 1, 1, .mask = true};

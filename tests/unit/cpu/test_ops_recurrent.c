@@ -106,6 +106,27 @@ HR_TEST_LIMIT(ssm_scan_result, 60) {
         }
 }
 
+/* Snapshots of nothing cost nothing, however many are asked for. */
+HR_TEST_LIMIT(ssm_scan_without_states, 60) {
+        const int32_t params[16] = { INT32_MAX };
+        struct hr_operand sources[7];
+        struct hr_step step;
+
+        sources[0] = case_operand(HR_TYPE_F32, 0, 1, 4096, 1);
+        sources[1] = case_operand(HR_TYPE_F32, 1, 4096, 1, 1);
+        sources[2] = case_operand(HR_TYPE_F32, 4096, 1, 1, 1);
+        sources[3] = case_operand(HR_TYPE_F32, 1, 4096, 1, 1);
+        sources[4] = sources[5] = case_operand(HR_TYPE_F32, 0, 1, 1, 1);
+        sources[6] = case_operand(HR_TYPE_I32, 1, 1, 1, 1);
+        memset(sources[6].data, 0, sizeof(int32_t));
+        step = ops_step(HR_OP_SSM_SCAN, params, 7, sources,
+                        case_result(HR_TYPE_F32, 4096, 1, 1, 1));
+        HR_EXPECT_EQ(ops_run(&cpu_kernel_ssm_scan, &step, "auto", 2), 0);
+        for (int64_t i = 0; i < 4096; i++)
+                HR_EXPECT(case_value(&step.result, i, 0, 0, 0) == 0);
+        case_free_all();
+}
+
 HR_TEST(ssm_scan_refuses_state_ids) {
         static const int32_t params[16] = { 1 }, bad[] = { -1, 4, INT32_MAX, INT32_MIN };
 
