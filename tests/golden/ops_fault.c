@@ -11,32 +11,37 @@
 
 static const struct ops_run *volatile watched;
 
-static void say(const struct ops_run *run, const void *address) {
-        uint32_t k = ops_run_nearest(run, address);
-        bool is_before = k != HR_TENSOR_NONE &&
-                         (const uint8_t *) address < (const uint8_t *) run->buffers[k]->base;
+static void say(const struct ops_run *run, int number, const void *address) {
         char words[256];
-        int length;
+        int length = snprintf(words, sizeof words, "  %s %" PRIu32 " %s%s: ", run->family->name,
+                              run->item->id, run->item->op, run->note);
+        uint32_t k = ops_run_nearest(run, address);
+        size_t room;
 
-        if (k == HR_TENSOR_NONE)
-                length = snprintf(words, sizeof words,
-                                  "  %s %" PRIu32 " %s: touched %p, far from its tensors\n",
-                                  run->family->name, run->item->id, run->item->op, address);
+        if (length < 0 || (size_t) length >= sizeof words)
+                return;
+        room = sizeof words - (size_t) length;
+        if (number == SIGFPE)
+                length += snprintf(words + length, room, "a division that has no result\n");
+        else if (k == HR_TENSOR_NONE)
+                length += snprintf(words + length, room, "touched %p, far from its tensors\n",
+                                   address);
         else
-                length =
-                        snprintf(words, sizeof words,
-                                 "  %s %" PRIu32 " %s: touched memory %s tensor %" PRIu32 " (%s)\n",
-                                 run->family->name, run->item->id, run->item->op,
-                                 is_before ? "before" : "behind", k, run->item->tensors[k].op_name);
-        if (length > 0 && write(STDOUT_FILENO, words, (size_t) length) < 0)
+                length += snprintf(words + length, room,
+                                   "touched memory %s tensor %" PRIu32 " (%s)\n",
+                                   (const uint8_t *) address <
+                                                   (const uint8_t *) run->buffers[k]->base
+                                           ? "before"
+                                           : "behind",
+                                   k, run->item->tensors[k].op_name);
+        if (write(STDOUT_FILENO, words, HR_MIN((size_t) length, sizeof words)) < 0)
                 _exit(STATUS);
 }
 
 static void on_fault(int number, siginfo_t *info, void *context) {
-        (void) number;
         (void) context;
         if (watched)
-                say(watched, info->si_addr);
+                say(watched, number, info->si_addr);
         _exit(STATUS);
 }
 
@@ -50,5 +55,6 @@ void ops_fault_watch(const struct ops_run *run) {
         (void) sigemptyset(&action.sa_mask);
         (void) sigaction(SIGSEGV, &action, NULL);
         (void) sigaction(SIGBUS, &action, NULL);
+        (void) sigaction(SIGFPE, &action, NULL);
         is_installed = true;
 }

@@ -97,11 +97,10 @@ static void graph_fill(struct hr_graph *graph, const struct ops_case *item) {
         }
 }
 
-static hr_status run_graph(struct ops_run *run, struct hr_diag *diag) {
-        const struct ops_case *item = run->item;
+hr_status ops_graph_new(const struct ops_case *item, struct hr_diag *diag,
+                        struct hr_graph **ret_graph) {
         struct hr_graph_sizes sizes = { .leaf_count = item->leaf_count,
                                         .node_count = item->tensor_count - item->leaf_count };
-        struct hr_graph_limits limits = { 0 };
 
         for (uint32_t k = 0; k < item->tensor_count; k++) {
                 sizes.source_count += source_count(&item->tensors[k], k);
@@ -109,13 +108,24 @@ static hr_status run_graph(struct ops_run *run, struct hr_diag *diag) {
                         return hr_fail(diag, HR_E_UNSUPPORTED, "op %s is not known",
                                        item->tensors[k].op_name);
         }
-        HR_TRY(hr_graph_new(&sizes, diag, &run->graph));
-        graph_fill(run->graph, item);
-        HR_TRY(hr_graph_validate(run->graph, &limits, diag));
-        for (uint32_t k = item->leaf_count; k < item->tensor_count; k++)
+        HR_TRY(hr_graph_new(&sizes, diag, ret_graph));
+        graph_fill(*ret_graph, item);
+        return HR_OK;
+}
+
+static hr_status run_graph(struct ops_run *run, struct hr_diag *diag) {
+        const struct hr_graph_limits limits = { 0 };
+
+        HR_TRY(ops_graph_new(run->item, diag, &run->graph));
+        return hr_graph_validate(run->graph, &limits, diag);
+}
+
+static hr_status run_is_supported(const struct ops_run *run, struct hr_diag *diag) {
+        for (uint32_t k = run->item->leaf_count; k < run->item->tensor_count; k++)
                 if (!hr_device_supports_op(run->machine->device, run->graph, k))
                         return hr_fail(diag, HR_E_UNSUPPORTED, "%s does not take this %s",
-                                       run->machine->device->props.name, item->tensors[k].op_name);
+                                       run->machine->device->props.name,
+                                       run->item->tensors[k].op_name);
         return HR_OK;
 }
 
@@ -314,14 +324,27 @@ uint32_t ops_run_nearest(const struct ops_run *run, const void *address) {
         return HR_TENSOR_NONE;
 }
 
+static hr_status run_start(struct ops_run *run, struct hr_diag *diag) {
+        HR_TRY(run_is_supported(run, diag));
+        HR_TRY(run_bind(run, diag));
+        return bands_fill(run, diag);
+}
+
 hr_status ops_run_init(struct ops_run *run, struct ops_machine *machine,
                        const struct ops_family *family, const struct ops_case *item,
                        struct hr_diag *diag) {
-        *run = (struct ops_run) { .machine = machine, .family = family, .item = item };
+        *run = (struct ops_run) { .machine = machine, .family = family, .item = item, .note = "" };
         HR_TRY(run_graph(run, diag));
-        HR_TRY(run_bind(run, diag));
-        HR_TRY(bands_fill(run, diag));
+        HR_TRY(run_start(run, diag));
         return ops_run_upload_leaves(run, diag);
+}
+
+hr_status ops_run_init_graph(struct ops_run *run, struct ops_machine *machine,
+                             const struct ops_family *family, const struct ops_case *item,
+                             const char *note, struct hr_graph *graph, struct hr_diag *diag) {
+        *run = (struct ops_run) { .machine = machine, .family = family, .item = item,
+                                  .note = note, .graph = hr_graph_ref(graph) };
+        return run_start(run, diag);
 }
 
 void ops_run_deinit(struct ops_run *run) {

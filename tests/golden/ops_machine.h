@@ -22,6 +22,7 @@ struct ops_run {
         struct ops_machine *machine;
         const struct ops_family *family;
         const struct ops_case *item;
+        const char *note; /* what else tells this run from others, for words about it */
         struct hr_graph *graph;
         struct hr_buffer **buffers; /* per tensor; NULL for views and empty ones */
         uint64_t *leads;            /* per tensor: bytes of its buffer before it */
@@ -43,6 +44,15 @@ void ops_machine_deinit(struct ops_machine *machine);
 HR_NODISCARD hr_status ops_run_init(struct ops_run *run, struct ops_machine *machine,
                                     const struct ops_family *family, const struct ops_case *item,
                                     struct hr_diag *diag);
+/* The case's graph as it is recorded, not yet validated. HR_E_UNSUPPORTED as above. */
+HR_NODISCARD hr_status ops_graph_new(const struct ops_case *item, struct hr_diag *diag,
+                                     struct hr_graph **ret_graph);
+/* As ops_run_init() for a validated graph with the case's number of leaves and nodes, of which it
+ * keeps a reference; leaves hold the pattern of the bands. */
+HR_NODISCARD hr_status ops_run_init_graph(struct ops_run *run, struct ops_machine *machine,
+                                          const struct ops_family *family,
+                                          const struct ops_case *item, const char *note,
+                                          struct hr_graph *graph, struct hr_diag *diag);
 void ops_run_deinit(struct ops_run *run);
 HR_NODISCARD hr_status ops_run_upload_leaves(struct ops_run *run, struct hr_diag *diag);
 /* Computes and waits. */
