@@ -195,7 +195,7 @@ static int dtype_set(struct parser *parser, const unsigned char *text, size_t by
                 uint32_t type;
         } types[] = {{"F32", HR_TYPE_F32}, {"F16", HR_TYPE_F16}, {"BF16", HR_TYPE_BF16},
                      {"I8", HR_TYPE_I8},   {"I16", HR_TYPE_I16}, {"I32", HR_TYPE_I32},
-                     {"I64", HR_TYPE_I64}};
+                     {"I64", HR_TYPE_I64}, {"F64", HR_TYPE_F64}};
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(types); i++)
                 if (text_is(text, bytes, types[i].name)) {
@@ -204,7 +204,7 @@ static int dtype_set(struct parser *parser, const unsigned char *text, size_t by
                         return 1;
                 }
         (void) hr_fail_reason(parser->diag, HR_E_INVALID, "DTYPE",
-                              "dtype '%.*s' is none of F32 F16 BF16 I8 I16 I32 I64",
+                              "dtype '%.*s' is none of F32 F16 BF16 F64 I8 I16 I32 I64",
                               (int) HR_MIN(bytes, (size_t) 16), (const char *) text);
         return 0;
 }

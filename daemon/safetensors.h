@@ -4,8 +4,9 @@
  * The reader trusts nothing. JSON is parsed as a stream, so memory grows with the tensors and not
  * with what a header can be made to look like; anything but the one shape that a header has is
  * refused where it begins. Tensors cover the contents without gap or overlap, names are unique,
- * extents and types give exactly the bytes that the offsets say. Types: F32 F16 BF16 I8 I16 I32
- * I64. `__metadata__` is checked and not kept. It reads the header only, never the contents.
+ * extents and types give exactly the bytes that the offsets say. Types: F32 F16 BF16 F64 I8
+ * I16 I32 I64. `__metadata__` is checked and not kept. It reads the header only, never the
+ * contents.
  */
 #pragma once
 

@@ -97,6 +97,51 @@ def test_file_and_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(["inspect", str(path)]) == cli.BAD_FILE
 
 
+def test_cut_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the daemon does not load is not inspected as if it were whole, whatever lacks."""
+    path = tmp_path / "cut.gguf"
+    whole = gguf_bytes({"w": (Type.F32, (3,), bytes(12)), "q": (Type.Q4_0, (32,), b"q" * 18)})
+    end = whole.rindex(b"q" * 18) + 18
+    for size in range(1, end):
+        path.write_bytes(whole[:size])
+        with pytest.raises(GgufError):
+            GgufFile(path)
+    assert cli.main(["inspect", str(path)]) == cli.BAD_FILE
+    said = capsys.readouterr()
+    assert "q ends at byte" in said.err and not said.out
+    path.write_bytes(whole[:end])
+    assert cli.main(["inspect", str(path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [((0, 33), "not aligned to 32"), ((32, 0), "precedes"), ((0, 0), "precedes")],
+)
+def test_contents_that_lie_wrong(tmp_path: Path, places: tuple[int, int], words: str) -> None:
+    """Offsets are as the daemon wants them: aligned, one behind the other."""
+    path = tmp_path / "places.gguf"
+    whole = bytearray(gguf_bytes({n: (Type.F32, (2,), bytes(8)) for n in ("first", "second")}))
+    for name, place in zip((b"first", b"second"), places, strict=True):
+        at = whole.index(name) + len(name) + 4 + 8 + 4  # dimensions, one extent, type
+        whole[at : at + 8] = struct.pack("<Q", place)
+    path.write_bytes(whole)
+    with pytest.raises(GgufError, match=words):
+        GgufFile(path)
+
+
+def test_names_are_there_once(tmp_path: Path) -> None:
+    """Of two tensors, or two keys, of one name only one could be found."""
+    path = tmp_path / "twice.gguf"
+    whole = gguf_bytes({n: (Type.F32, (2,), bytes(8)) for n in ("one", "two")})
+    path.write_bytes(whole.replace(b"two", b"one"))
+    with pytest.raises(GgufError, match="one occurs twice"):
+        GgufFile(path)
+    one = pair("k", 4, struct.pack("<I", 7))
+    assert parse_metadata(one, 1) == {"k": 7}
+    with pytest.raises(GgufError, match="k occurs twice"):
+        parse_metadata(one * 2, 2)
+
+
 def safetensors_bytes(header: object, data: bytes) -> bytes:
     """A small file."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -132,13 +177,17 @@ def test_safetensors_and_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[s
         b"{",
         b'{"a":1}',
         b'{"a":{"dtype":"F32","shape":[1]}}',
-        b'{"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}',
+        b'{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}',
         b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}',
         b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}',
         b'{"a":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}}',
         b'{"a":{"dtype":"F32","shape":[1,1,1,1,1],"data_offsets":[0,4]}}',
         b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}',
         b'{"a":{},"a":{}}',
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
+        b'{"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]},'
+        b'"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
         b'{"__metadata__":3}',
         b"[" * 100_000,
     ],

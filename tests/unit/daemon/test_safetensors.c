@@ -173,7 +173,7 @@ HR_TEST(headers_that_are_none) {
                 {TENSOR(F32_SHAPE
                         "[1],\"data_offsets\":[18446744073709551612,18446744073709551615]"),
                  "SAFETENSORS", HR_E_INVALID, 4},
-                {TENSOR("\"dtype\":\"F64\",\"shape\":[1]" PLACE), "DTYPE", HR_E_INVALID, 4},
+                {TENSOR("\"dtype\":\"U8\",\"shape\":[1]" PLACE), "DTYPE", HR_E_INVALID, 4},
                 {TENSOR("\"dtype\":\"f32\",\"shape\":[1]" PLACE), "DTYPE", HR_E_INVALID, 4},
                 {TENSOR("\"dtype\":\"\",\"shape\":[1]" PLACE), "DTYPE", HR_E_INVALID, 4},
                 {TENSOR("\"dtype\":0,\"shape\":[1]" PLACE), "SAFETENSORS", HR_E_INVALID, 4},

@@ -78,6 +78,8 @@ class _Reader:
         found: dict[str, Any] = {}
         for _ in range(count):
             key = self.string()
+            if key in found:
+                raise GgufError(f"{key} occurs twice")
             found[key] = self.value(self.u32())
         return found
 
@@ -115,12 +117,31 @@ class GgufFile(Mapping[str, TensorInfo]):
                 raise GgufError(f"{name} has {dims} dimensions")
             ne = [reader.u64() for _ in range(dims)] + [1] * (4 - dims)
             number = Type(reader.u32())
+            if name in self._tensors:
+                raise GgufError(f"{name} occurs twice")
             self._tensors[name] = TensorInfo(name, number, as_shape(ne, max(dims, 1)))
             self._offsets[name] = reader.u64()
         self.alignment = int(self.metadata.get("general.alignment", 32))
         if self.alignment < 1:
             raise GgufError(f"alignment {self.alignment}")
         self._start = -(-reader.at // self.alignment) * self.alignment
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """Contents lie as the daemon wants them: aligned, one behind the other, in the file."""
+        previous = 0
+        for info in self.values():
+            begin = self._offsets[info.name]
+            if begin % self.alignment:
+                raise GgufError(f"{info.name} is not aligned to {self.alignment}")
+            if begin < previous:
+                raise GgufError(f"{info.name} precedes or overlaps the one before it")
+            previous = begin + info.nbytes
+            if info.nbytes and self._start + previous > len(self._map):
+                raise GgufError(
+                    f"{info.name} ends at byte {self._start + previous}, "
+                    f"the file at {len(self._map)}"
+                )
 
     def __getitem__(self, name: str) -> TensorInfo:
         return self._tensors[name]
@@ -146,8 +167,5 @@ class GgufFile(Mapping[str, TensorInfo]):
         info = self._tensors[name]
         ne = as_ne(info.shape)
         start = self._start + self._offsets[name]
-        size = tensor_bytes(info.type, ne)
-        if start + size > len(self._map):
-            raise GgufError(f"{name} reaches past the end of the file")
-        raw = np.frombuffer(self._map, np.uint8, size, start)
+        raw = np.frombuffer(self._map, np.uint8, tensor_bytes(info.type, ne), start)
         return raw.reshape(*info.shape[:-1], info.type.row_bytes(ne[0]))

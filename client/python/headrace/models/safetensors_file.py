@@ -19,6 +19,7 @@ DTYPES = {
     "F32": Type.F32,
     "F16": Type.F16,
     "BF16": Type.BF16,
+    "F64": Type.F64,
     "I8": Type.I8,
     "I16": Type.I16,
     "I32": Type.I32,
@@ -70,6 +71,19 @@ class SafetensorsFile(Mapping[str, TensorInfo]):
         self._offsets: dict[str, int] = {}
         for name, entry in header.items():
             self._add(name, entry)
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """Contents lie as the daemon wants them: without gap or overlap, to the file's end."""
+        end = 0
+        for info in sorted(self.values(), key=lambda info: (self._offsets[info.name], info.nbytes)):
+            if self._offsets[info.name] != end:
+                raise SafetensorsError(f"{info.name} does not begin where another ends, at {end}")
+            end += info.nbytes
+        if self._start + end != len(self._map):
+            raise SafetensorsError(
+                f"the contents end at byte {self._start + end}, the file at {len(self._map)}"
+            )
 
     def _add(self, name: str, entry: Any) -> None:
         if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
