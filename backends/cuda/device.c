@@ -69,6 +69,17 @@ static struct cuda_gpu *gpu_of_kind(const struct hr_buffer_kind *kind) {
         return gpu;
 }
 
+/* Are there devices on other GPUs? */
+static bool has_neighbours(const struct cuda_gpu *gpu) {
+        bool has = false;
+
+        (void) pthread_mutex_lock(&devices.lock);
+        for (const struct cuda_device *device = devices.first; device; device = device->next)
+                has |= device->gpu != gpu;
+        (void) pthread_mutex_unlock(&devices.lock);
+        return has;
+}
+
 /* ---- Steps without addresses ----------------------------------------------------------------- */
 
 /* False: the tensor does not begin at an element's address. Memory itself is aligned to
@@ -152,16 +163,29 @@ static hr_status device_buffer_new(struct hr_device *device, uint64_t bytes, hr_
         return cuda_buffer_new(device, device_cast(device)->gpu, bytes, usage, diag, ret_buffer);
 }
 
-static hr_status device_queue_new(struct hr_device *base, struct hr_diag *diag,
-                                  struct hr_queue **ret_queue) {
+static hr_status queue_make(struct hr_device *base, bool copies_beside, struct hr_diag *diag,
+                            struct hr_queue **ret_queue) {
         struct cuda_device *device = device_cast(base);
         struct cuda_queue_config config = {
                 .gpu = device->gpu,
                 .spin_us = device->spin_us,
+                .copies_beside = copies_beside,
                 .gpu_of_kind = gpu_of_kind,
         };
 
         return cuda_queue_new(base, &config, diag, ret_queue);
+}
+
+/* A queue made before the other GPUs are copies to them in the stream that computes. */
+static hr_status device_queue_new(struct hr_device *base, struct hr_diag *diag,
+                                  struct hr_queue **ret_queue) {
+        return queue_make(base, has_neighbours(device_cast(base)->gpu), diag, ret_queue);
+}
+
+/* A stream of its own, for what comes from the host. */
+static hr_status device_upload_queue_new(struct hr_device *base, struct hr_diag *diag,
+                                         struct hr_queue **ret_queue) {
+        return queue_make(base, false, diag, ret_queue);
 }
 
 static hr_status device_event_new(struct hr_device *device, struct hr_diag *diag,
@@ -214,7 +238,7 @@ static const struct hr_device_ops device_ops = {
         .program_bytes = device_program_bytes,
         .memory = device_memory,
         .optimize = cuda_optimize,
-        .upload_queue_new = device_queue_new, /* a stream of its own */
+        .upload_queue_new = device_upload_queue_new,
 };
 
 /* ---- Configuration --------------------------------------------------------------------------- */

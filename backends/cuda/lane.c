@@ -170,6 +170,8 @@ static void gpu_fail_runs(struct cuda_gpu *gpu) {
 static void lane_sweep(struct cuda_lane *lane) {
         if (lane->is_swept)
                 return;
+        if (lane->before)
+                lane_sweep(lane->before);
         gpu_fail_runs(lane->gpu);
         passages_retire(lane);
         lane->is_swept = true;
@@ -234,8 +236,7 @@ void cuda_lane_reach(struct cuda_lane *lane, uint64_t count) {
         }
 }
 
-/* Waits for the stream by means of the driver: the way out when it does not take a command. */
-static void lane_settle(struct cuda_lane *lane) {
+void cuda_lane_settle(struct cuda_lane *lane) {
         CUresult result = lane->gpu->cu->cuStreamSynchronize(lane->stream);
 
         /* A stream that cannot even be waited for is as good as lost. */
@@ -259,7 +260,7 @@ uint64_t cuda_lane_mark(struct cuda_lane *lane) {
                                                      (CUdeviceptr) (uintptr_t) &lane->word->value,
                                                      lane->count, CU_STREAM_WRITE_VALUE_DEFAULT);
         if (cuda_gpu_check(lane->gpu, result, "progress", NULL) != HR_OK)
-                lane_settle(lane);
+                cuda_lane_settle(lane);
         return lane->count;
 }
 
@@ -287,7 +288,7 @@ uint64_t cuda_lane_task(struct cuda_lane *lane, const struct cuda_task *model) {
                 return lane->count;
         /* All before it has to be over; a sweep gives it too. */
         lane->count--;
-        lane_settle(lane);
+        cuda_lane_settle(lane);
         lane->count++;
         if (!atomic_exchange(&task->is_claimed, true))
                 task_run(task);
@@ -377,7 +378,8 @@ void cuda_lane_wait(struct cuda_lane *lane, struct cuda_mark *mark, struct cuda_
 
         /* Another queue's thread is about to say where its stream stands. */
         hr_host_word_wait(&mark->phase, CUDA_MARK_SUBMITTED, lane->spin_ns);
-        if (atomic_load(&mark->word) == lane->word || cuda_mark_is_reached(mark))
+        if (atomic_load(&mark->word) == lane->word ||
+            (lane->own && atomic_load(&mark->word) == lane->own) || cuda_mark_is_reached(mark))
                 return;
         lane->hazard = lane->count + 1;
         if (gpu == lane->gpu && !lane_is_lost(lane) &&
@@ -406,7 +408,7 @@ void cuda_lane_record(struct cuda_lane *lane, struct cuda_mark *mark) {
         if (!lane_is_lost(lane) &&
             cuda_gpu_check(lane->gpu, lane->gpu->cu->cuEventRecord(mark->event, lane->stream),
                            "recording an event", NULL) != HR_OK)
-                lane_settle(lane); /* other streams that wait for it find it reached */
+                cuda_lane_settle(lane); /* other streams that wait for it find it reached */
         atomic_store(&mark->phase.value, CUDA_MARK_ISSUED);
         hr_host_word_wake(&mark->phase);
 }
@@ -449,7 +451,7 @@ void cuda_lane_finish(struct cuda_lane *lane, struct hr_recorder *recorder) {
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-static hr_status lane_make(struct cuda_lane *lane, struct hr_diag *diag) {
+static hr_status lane_make(struct cuda_lane *lane, bool with_host, struct hr_diag *diag) {
         const struct cuda_syms *cu = lane->gpu->cu;
         void *pinned = NULL;
 
@@ -464,23 +466,25 @@ static hr_status lane_make(struct cuda_lane *lane, struct hr_diag *diag) {
         HR_TRY(cuda_gpu_enter(lane->gpu, diag));
         HR_TRY(cuda_gpu_word_take(lane->gpu, diag, &lane->word));
         lane->count = cuda_lane_progress(lane);
-        HR_TRY(cuda_gpu_check(lane->gpu,
-                              cu->cuMemHostAlloc(&pinned,
-                                                 (size_t) CUDA_STAGING_SLOTS * CUDA_STAGING_BYTES,
-                                                 CU_MEMHOSTALLOC_PORTABLE),
-                              "pinned memory", diag));
+        if (with_host)
+                HR_TRY(cuda_gpu_check(lane->gpu,
+                                      cu->cuMemHostAlloc(&pinned,
+                                                         (size_t) CUDA_STAGING_SLOTS *
+                                                                 CUDA_STAGING_BYTES,
+                                                         CU_MEMHOSTALLOC_PORTABLE),
+                                      "pinned memory", diag));
         lane->staging = pinned;
         return cuda_gpu_check(lane->gpu, cu->cuStreamCreate(&lane->stream, CU_STREAM_NON_BLOCKING),
                               "stream", diag);
 }
 
 hr_status cuda_lane_init(struct cuda_lane *lane, struct hr_device *device, struct cuda_gpu *gpu,
-                         uint64_t spin_ns, struct hr_diag *diag) {
+                         uint64_t spin_ns, bool with_host, struct hr_diag *diag) {
         hr_status status;
 
         *lane = (struct cuda_lane) { .gpu = gpu, .device = device, .spin_ns = spin_ns };
         (void) pthread_mutex_init(&lane->lock, NULL);
-        status = lane_make(lane, diag);
+        status = lane_make(lane, with_host, diag);
         if (status != HR_OK) {
                 cuda_lane_deinit(lane);
                 return status;

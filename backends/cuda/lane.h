@@ -1,6 +1,6 @@
 /*
- * What a queue's own thread does on the GPU: one in-order stream, and the books that make every
- * command end, whatever becomes of the GPU.
+ * What a queue's own thread does on the GPU: an in-order stream, and the books that make every
+ * command end, whatever becomes of the GPU. A queue has one or two (lanes.h).
  *
  * Progress. Commands that somebody waits for get the next number; the stream writes it into `word`
  * when it gets there. What the stream has passed is thus known from one load, without the driver.
@@ -43,6 +43,10 @@ struct cuda_lane {
         uint64_t count;  /* latest number given */
         uint64_t hazard; /* until it is reached, host memory may still change by earlier commands */
         bool is_swept;   /* the GPU is lost and everything under way has been dealt with */
+        struct cuda_lane *before; /* of the same queue: what it has comes first when the GPU is
+                                   * lost; NULL = nothing */
+        const struct cuda_word *own; /* of another stream of the same queue, whose records need no
+                                      * wait; NULL = there is none */
         uint64_t spin_ns;
         /* Under way: a ring of what has to be told when the GPU is lost. Only this thread changes
          * it, and holds the lock while it does. */
@@ -60,9 +64,9 @@ struct cuda_lane {
         struct cuda_spans spans;
 };
 
-/* On failure what was made is undone. Thread: engine. */
+/* with_host: it copies from and to the host. On failure what was made is undone. Thread: engine. */
 HR_NODISCARD hr_status cuda_lane_init(struct cuda_lane *lane, struct hr_device *device,
-                                      struct cuda_gpu *gpu, uint64_t spin_ns,
+                                      struct cuda_gpu *gpu, uint64_t spin_ns, bool with_host,
                                       struct hr_diag *diag);
 /* Waits until everything issued has ended. */
 void cuda_lane_deinit(struct cuda_lane *lane);

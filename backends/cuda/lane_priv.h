@@ -38,6 +38,8 @@ struct cuda_task {
 uint64_t cuda_lane_progress(const struct cuda_lane *lane);
 /* Waits until the stream has got that far, or is lost. */
 void cuda_lane_reach(struct cuda_lane *lane, uint64_t count);
+/* Waits for the stream by means of the driver: the way out when it does not take a command. */
+void cuda_lane_settle(struct cuda_lane *lane);
 /* A run has commands in the stream until the next number is reached. */
 void cuda_lane_use(struct cuda_lane *lane, struct hr_outcome *outcome);
 /* The next number, written by the stream when it gets there. */

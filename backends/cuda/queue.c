@@ -13,7 +13,7 @@
 
 #include <stdlib.h>
 
-#include "backends/cuda/lane.h"
+#include "backends/cuda/lanes.h"
 #include "core/mpsc.h"
 
 #define COMMANDS_AT_START 512
@@ -67,7 +67,7 @@ struct cuda_queue {
         struct hr_queue queue;
         struct cuda_queue_config config;
         struct hr_thread thread;
-        struct cuda_lane lane;
+        struct cuda_lanes lanes;
         struct hr_outcome outcome; /* of commands without one */
         /* Submitter's. */
         struct command *spare;
@@ -90,7 +90,7 @@ static struct cuda_queue *queue_cast(struct hr_queue *queue) {
 /* The event of another backend is asked for again and again, with sleeps inside its own
  * synchronise. */
 static void foreign_wait(struct cuda_queue *queue, struct hr_event *event) {
-        uint64_t end_ns = hr_clock_now_ns() + queue->lane.spin_ns;
+        uint64_t end_ns = hr_clock_now_ns() + queue->lanes.compute.spin_ns;
 
         while (!hr_event_query(event)) {
                 hr_status status;
@@ -102,13 +102,15 @@ static void foreign_wait(struct cuda_queue *queue, struct hr_event *event) {
                 status = hr_event_synchronize(event, 10 * HR_NS_PER_MS, NULL);
                 if (status != HR_OK && status != HR_E_DEADLINE)
                         return;
-                cuda_lane_watch(&queue->lane);
+                cuda_lanes_watch(&queue->lanes);
         }
 }
 
-/* False: the queue ends. */
-static bool command_execute(struct cuda_queue *queue, const struct command *command) {
-        struct cuda_lane *lane = &queue->lane;
+/* `span`: what a copy is recorded as, by whoever executes it; NULL = it is not. False: the queue
+ * ends. */
+static bool command_execute(struct cuda_queue *queue, const struct command *command,
+                            const struct hr_span *span) {
+        struct cuda_lane *lane = &queue->lanes.compute;
 
         switch (command->kind) {
         case COMMAND_COMPUTE:
@@ -124,8 +126,8 @@ static bool command_execute(struct cuda_queue *queue, const struct command *comm
                                command->outcome);
                 break;
         case COMMAND_COPY:
-                cuda_lane_copy(lane, command->move.from, command->move.to, command->move.gpu,
-                               command->move.bytes, command->outcome);
+                cuda_lanes_copy(&queue->lanes, command->move.from, command->move.to,
+                                command->move.gpu, command->move.bytes, command->outcome, span);
                 break;
         case COMMAND_WAIT:
                 cuda_lane_wait(lane, command->event.mark, command->event.gpu);
@@ -135,11 +137,11 @@ static bool command_execute(struct cuda_queue *queue, const struct command *comm
                 foreign_wait(queue, command->foreign);
                 break;
         case COMMAND_RECORD:
-                cuda_lane_record(lane, command->event.mark);
+                cuda_lanes_record(&queue->lanes, command->event.mark);
                 atomic_fetch_sub_explicit(&command->event.mark->holds, 1, memory_order_release);
                 break;
         case COMMAND_NOTIFY:
-                cuda_lane_notify(lane, command->notify.fn, command->notify.arg);
+                cuda_lanes_notify(&queue->lanes, command->notify.fn, command->notify.arg);
                 break;
         case COMMAND_EXPERTS:
                 cuda_lane_experts(lane, command->experts.cache, command->first,
@@ -187,13 +189,15 @@ static bool command_record(struct cuda_queue *queue, const struct command *comma
         bool goes_on;
 
         if (!recorder)
-                return command_execute(queue, command);
-        cuda_lane_tell(&queue->lane, recorder);
+                return command_execute(queue, command, NULL);
+        cuda_lanes_tell(&queue->lanes, recorder);
         if (!command_span(command, &span))
-                return command_execute(queue, command);
-        cuda_lane_span_begin(&queue->lane);
-        goes_on = command_execute(queue, command);
-        cuda_lane_span_end(&queue->lane, &span);
+                return command_execute(queue, command, NULL);
+        if (command->kind == COMMAND_COPY)
+                return command_execute(queue, command, &span);
+        cuda_lane_span_begin(&queue->lanes.compute);
+        goes_on = command_execute(queue, command, NULL);
+        cuda_lane_span_end(&queue->lanes.compute, &span);
         return goes_on;
 }
 
@@ -208,14 +212,14 @@ static struct command *command_next(struct cuda_queue *queue, uint32_t taken) {
         struct hr_mpsc_link *link;
 
         while (atomic_load(&queue->published.value) == taken) {
-                bool is_busy = cuda_lane_is_busy(&queue->lane);
+                bool is_busy = cuda_lanes_are_busy(&queue->lanes);
 
-                if (hr_host_word_spin(&queue->published, taken, queue->lane.spin_ns))
+                if (hr_host_word_spin(&queue->published, taken, queue->lanes.compute.spin_ns))
                         break;
                 hr_host_word_sleep(&queue->published, taken, is_busy ? IDLE_WATCH_NS : UINT64_MAX);
                 if (is_busy) {
-                        cuda_lane_watch(&queue->lane);
-                        cuda_lane_tell(&queue->lane, queue->queue.recorder);
+                        cuda_lanes_watch(&queue->lanes);
+                        cuda_lanes_tell(&queue->lanes, queue->queue.recorder);
                 }
         }
         while (!(link = hr_mpsc_pop(&queue->submitted)))
@@ -233,11 +237,11 @@ static void queue_main(void *arg) {
 
                 goes_on = command_record(queue, command);
                 if (cuda_gpu_is_lost(queue->config.gpu))
-                        cuda_lane_watch(&queue->lane);
+                        cuda_lanes_watch(&queue->lanes);
                 command_recycle(queue, command);
         }
-        cuda_lane_finish(&queue->lane, queue->queue.recorder);
-        cuda_lane_deinit(&queue->lane);
+        cuda_lanes_finish(&queue->lanes, queue->queue.recorder);
+        cuda_lanes_deinit(&queue->lanes);
 }
 
 /* ---- Submitting ------------------------------------------------------------------------------ */
@@ -495,12 +499,13 @@ static hr_status queue_start(struct cuda_queue *queue, struct hr_diag *diag) {
                 command->next_free = queue->spare;
                 queue->spare = command;
         }
-        HR_TRY(cuda_lane_init(&queue->lane, queue->queue.device, queue->config.gpu,
-                              (uint64_t) queue->config.spin_us * 1000, diag));
+        HR_TRY(cuda_lanes_init(&queue->lanes, queue->queue.device, queue->config.gpu,
+                               (uint64_t) queue->config.spin_us * 1000,
+                               queue->config.copies_beside, diag));
         status = hr_thread_start(&queue->thread, queue->queue.device->props.name, queue_main,
                                  queue, diag);
         if (status != HR_OK)
-                cuda_lane_deinit(&queue->lane);
+                cuda_lanes_deinit(&queue->lanes);
         return status;
 }
 

@@ -1,5 +1,5 @@
-/* Queues of CUDA devices: commands go from the engine's thread to the queue's own, which has a
- * lane. */
+/* Queues of CUDA devices: commands go from the engine's thread to the queue's own, which has
+ * lanes. */
 #pragma once
 
 #include "backends/cuda/gpu.h"
@@ -8,6 +8,7 @@
 struct cuda_queue_config {
         struct cuda_gpu *gpu;
         uint32_t spin_us;
+        bool copies_beside; /* copies to other GPUs have a stream of their own */
         /* The GPU whose memory is of that kind, or NULL. Thread: engine. */
         struct cuda_gpu *(*gpu_of_kind)(const struct hr_buffer_kind *kind);
 };

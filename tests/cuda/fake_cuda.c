@@ -5,13 +5,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "tests/cuda/blocks.h"
 #include "tests/cuda/fake_priv.h"
 
 #define FATBIN_MAGIC 0xba55ed50U
 #define GOOD_VERSION 13000
-#define RUBBISH_MAX (UINT64_C(4) << 20) /* that much of fresh memory is filled */
+#define RUBBISH_MAX (UINT64_C(1) << 20) /* that much of fresh memory is filled */
+#define MAPPED_MIN (UINT64_C(16) << 20)
 
 struct allocation {
         struct allocation *next;
@@ -106,9 +108,26 @@ bool fake_is_device(uint64_t address, uint64_t bytes, uint32_t gpu) {
         return fake_is_mapped(address, bytes, gpu);
 }
 
+/* Much memory is not touched before somebody needs it, whatever the allocator is told to do. */
+static void *bytes_take(uint64_t bytes) {
+        void *base = NULL;
+
+        if (bytes < MAPPED_MIN)
+                return posix_memalign(&base, 256, bytes) == 0 ? base : NULL;
+        base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return base == MAP_FAILED ? NULL : base;
+}
+
+static void bytes_give(void *base, uint64_t bytes) {
+        if (bytes < MAPPED_MIN)
+                free(base);
+        else
+                (void) munmap(base, bytes);
+}
+
 static CUresult memory_take(uint64_t bytes, bool is_pinned, void **ret_base) {
         struct allocation *allocation;
-        void *base = NULL;
+        void *base;
         uint32_t gpu = fake_current->gpu;
 
         if (!bytes)
@@ -116,7 +135,8 @@ static CUresult memory_take(uint64_t bytes, bool is_pinned, void **ret_base) {
         if (!is_pinned && bytes > fake.memory_bytes - fake.used[gpu])
                 return CUDA_ERROR_OUT_OF_MEMORY;
         allocation = calloc(1, sizeof *allocation);
-        if (!allocation || posix_memalign(&base, 256, bytes) != 0) {
+        base = allocation ? bytes_take(bytes) : NULL;
+        if (!base) {
                 free(allocation);
                 return CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -142,7 +162,7 @@ static void memory_give(const void *base, bool is_pinned) {
         }
         *at = found->next;
         fake.used[found->gpu] -= is_pinned ? 0 : found->bytes;
-        free(found->base);
+        bytes_give(found->base, found->bytes);
         free(found);
 }
 
@@ -267,6 +287,7 @@ static CUresult copy_peer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from
 
         (void) pthread_mutex_lock(&fake.lock);
         operation.is_broken = fake.broken[from_context->gpu][to_context->gpu];
+        operation.is_to_peer = true;
         result = copy_submit("cuMemcpyPeerAsync", stream, &operation,
                              fake_is_device(to, bytes, to_context->gpu) &&
                                      fake_is_device(from, bytes, from_context->gpu));
@@ -506,6 +527,8 @@ void fake_begin(uint32_t seed) {
         fake.fail_name = NULL;
         fake.version = 0;
         fake.writes_late = false;
+        fake.holds_peers = false;
+        fake.executed = 0;
         fake.has_no_way = false;
         fake.products = 0;
         fake.memory_bytes = UINT64_C(1) << 30;
@@ -603,6 +626,22 @@ void fake_break_copies(uint32_t from, uint32_t to) {
         (void) pthread_mutex_lock(&fake.lock);
         fake.broken[from][to] = true;
         (void) pthread_mutex_unlock(&fake.lock);
+}
+
+void fake_hold_peers(bool holds) {
+        (void) pthread_mutex_lock(&fake.lock);
+        fake.holds_peers = holds;
+        (void) pthread_cond_broadcast(&fake.changed);
+        (void) pthread_mutex_unlock(&fake.lock);
+}
+
+uint64_t fake_executed(void) {
+        uint64_t count;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        count = fake.executed;
+        (void) pthread_mutex_unlock(&fake.lock);
+        return count;
 }
 
 void fake_write_late(void) {

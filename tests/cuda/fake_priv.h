@@ -32,6 +32,7 @@ struct operation {
         const void *from;
         uint64_t bytes; /* the ticket of RECORD and WAIT, the number of VALUE, the form of PRODUCT */
         bool is_broken; /* a copy that changes what it copies */
+        bool is_to_peer; /* a copy to another GPU */
         uint32_t blocks, threads;
         const void *kernel;
         uint64_t argument_bytes;
@@ -52,6 +53,8 @@ struct fake_state {
         uint64_t memory_bytes;
         int version;
         bool writes_late;
+        bool holds_peers; /* copies to other GPUs wait */
+        uint64_t executed; /* operations, of all streams */
         bool has_no_way;   /* the library of products knows none */
         uint32_t objects;  /* of that library */
         uint64_t products; /* that it was given */

@@ -100,10 +100,12 @@ static void pause_a_little(void) {
 static bool is_ready(const struct CUstream_st *stream) {
         const struct operation *operation = stream->first;
 
-        return operation && (stream->context->lost != CUDA_SUCCESS ||
-                             operation->kind != OPERATION_WAIT ||
-                             operation->event->reached >= operation->bytes ||
-                             operation->event->context->lost != CUDA_SUCCESS);
+        if (!operation || stream->context->lost != CUDA_SUCCESS)
+                return operation != NULL;
+        if (operation->kind == OPERATION_WAIT)
+                return operation->event->reached >= operation->bytes ||
+                       operation->event->context->lost != CUDA_SUCCESS;
+        return !operation->is_to_peer || !fake.holds_peers;
 }
 
 static void context_count(CUcontext context) {
@@ -144,6 +146,7 @@ static void stream_step(struct CUstream_st *stream) {
         } else if (operation->kind == OPERATION_VALUE && fake.writes_late) {
                 write_late(stream, operation);
         }
+        fake.executed++;
         stream->first = operation->next;
         if (!stream->first)
                 stream->last = NULL;
