@@ -89,6 +89,7 @@ static hr_status cuda_device_new(const struct hr_backend_config *config, struct 
                 .spin_us = config->spin_us,
                 .batch_min = config->batch_min,
                 .deny_ops = config->deny_ops,
+                .pin_bytes = config->pin_bytes,
                 .single_launches = config->single_launches,
         };
 

@@ -18,6 +18,7 @@ struct hr_backend_config {
         bool wake_all;
         uint32_t batch_min;      /* blas, cuda */
         uint32_t gpu;            /* cuda: its number, as the driver counts */
+        uint64_t pin_bytes;      /* cuda: see hr_cuda_config */
         bool single_launches;    /* cuda: see hr_cuda_config */
 };
 

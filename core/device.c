@@ -119,6 +119,16 @@ void hr_device_memory(const struct hr_device *device, uint64_t *ret_free, uint64
         }
 }
 
+void hr_device_pin_none(struct hr_device *device, struct hr_buffer *buffer) {
+        (void) device;
+        (void) buffer;
+}
+
+void hr_device_pin(struct hr_device *device, struct hr_buffer *buffer) {
+        if (buffer->host_base && buffer->usage == HR_USAGE_WEIGHTS && buffer->bytes)
+                device->ops->pin(device, buffer);
+}
+
 hr_status hr_device_upload_queue_none(struct hr_device *device, struct hr_diag *diag,
                                       struct hr_queue **ret_queue) {
         (void) ret_queue;
@@ -326,6 +336,12 @@ struct hr_buffer *hr_buffer_unref(struct hr_buffer *buffer) {
         if (!buffer || atomic_fetch_sub(&buffer->refs, 1) != 1)
                 return NULL;
         device = buffer->device;
+        while (buffer->pins) {
+                struct hr_buffer_pin *pin = buffer->pins;
+
+                buffer->pins = pin->next;
+                pin->release(pin);
+        }
         while (buffer->expert_usages) {
                 struct hr_expert_usage *usage = buffer->expert_usages;
 

@@ -184,6 +184,10 @@ struct hr_device_ops {
          * address and layout, and over nothing else that it reads. */
         void (*optimize)(const struct hr_device *device, const struct hr_split_view *view,
                          uint32_t *order, bool *joined);
+        /* The device will read this buffer of weights in memory of the host (host_base) again and
+         * again: it may prepare that, beside whatever goes on, until the buffer goes. A hint.
+         * Thread: engine. */
+        void (*pin)(struct hr_device *device, struct hr_buffer *buffer);
         /* A queue for write, copy_experts, wait, record and notify, whose commands run beside those
          * of the device's other queues. Only where props.uploads says so. */
         hr_status (*upload_queue_new)(struct hr_device *device, struct hr_diag *diag,
@@ -210,6 +214,9 @@ struct hr_device {
         uint64_t expert_bytes;           /* configured before a fleet has it: memory for experts
                                           * that are copied when they are used; 0 = as plans say */
         struct hr_graph_counters graphs; /* all 0 where nothing is recorded */
+        atomic_uint_fast64_t pinned_bytes; /* of the host's memory, locked for its copies */
+        atomic_uint_fast64_t pins_failed;  /* buffers of which that could not be done, or not of
+                                            * all */
         atomic_uint_fast64_t moves;      /* goes up while it computes, by steps where they are the
                                           * host's: for who asks whether it is stuck */
         atomic_bool lost;                /* for good; see hr_device_lose */
@@ -244,6 +251,10 @@ static inline void hr_device_move(struct hr_device *device) {
 /* Keeps the order, joins nothing: for devices without opinion. */
 void hr_device_optimize_none(const struct hr_device *device, const struct hr_split_view *view,
                              uint32_t *order, bool *joined);
+/* See hr_device_ops.pin; a no-op for buffers that are no weights in memory of the host. */
+void hr_device_pin(struct hr_device *device, struct hr_buffer *buffer);
+/* For devices that read memory of the host as it is. */
+void hr_device_pin_none(struct hr_device *device, struct hr_buffer *buffer);
 /* For devices without a second queue: HR_E_UNSUPPORTED. */
 hr_status hr_device_upload_queue_none(struct hr_device *device, struct hr_diag *diag,
                                       struct hr_queue **ret_queue);
@@ -271,6 +282,12 @@ struct hr_expert_usage {
         atomic_uint_fast64_t runs[];
 };
 
+/* What a device has prepared of a buffer's memory: let go of before that memory goes. */
+struct hr_buffer_pin {
+        struct hr_buffer_pin *next;
+        void (*release)(struct hr_buffer_pin *pin);
+};
+
 /* Reference counted; holds its device. Contents are reached through queues only, except that a
  * buffer with `host_base` may be touched by whoever knows that nothing in flight uses it. */
 struct hr_buffer {
@@ -284,6 +301,7 @@ struct hr_buffer {
         uint64_t bytes;
         atomic_uint changes; /* how often its contents were replaced; usage WEIGHTS only */
         struct hr_expert_usage *expert_usages; /* a list */
+        struct hr_buffer_pin *pins;            /* a list; the engine's while somebody refers to it */
 };
 
 HR_NODISCARD hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes,

@@ -24,7 +24,7 @@
 #include "daemon/limits.h"
 
 #define HR_DEVICE_NAME_BYTES_MAX 31 /* of principals, too */
-#define HR_SECTION_KEYS_MAX 16      /* of a section of which there are many */
+#define HR_SECTION_KEYS_MAX 24      /* of a section of which there are many */
 #define HR_TOKEN_DIGEST_BYTES 32
 
 struct hr_limits {
@@ -69,6 +69,7 @@ struct hr_config_device {
         uint64_t batch_min;   /* blas: columns from which it takes a product; cuda: see hr_cuda_config; 0 = default */
         bool required;        /* without it the daemon is not ready */
         uint64_t gpu;         /* cuda: the GPU's number, as the driver counts */
+        uint64_t pin_bytes;   /* cuda: memory of the host locked for weights that stay there; 0 = none */
         bool graphs;          /* cuda: splits that are computed again are one launch */
         /* Private: opened by the file that is read; keys it has given, by position in the table. */
         bool is_opened, given[HR_SECTION_KEYS_MAX];

@@ -197,6 +197,8 @@ const struct key hr_config_keys[] = {
          NULL},
         {SECTION_DEVICE, "required", KIND_BOOL, DEVICE_FIELD(required), true, 0, 0, NULL, NULL},
         {SECTION_DEVICE, "gpu", KIND_COUNT, DEVICE_FIELD(gpu), 0, 0, 63, NULL, NULL},
+        {SECTION_DEVICE, "pin_bytes", KIND_SIZE, DEVICE_FIELD(pin_bytes), HR_DEFAULT_PIN_BYTES, 0,
+         UINT64_C(1) << 60, NULL, NULL},
         {SECTION_DEVICE, "graphs", KIND_BOOL, DEVICE_FIELD(graphs), true, 0, 0, NULL, NULL},
 
         {SECTION_PRINCIPAL, "uid", KIND_USERS, PRINCIPAL_FIELD(uids), 0, 0, 0, NULL, NULL},

@@ -44,6 +44,7 @@ static hr_status device_new(const struct hr_config_device *device, struct hr_dia
                 .delay_us = (uint32_t) (device->delay_ns / 1000),
                 .batch_min = (uint32_t) device->batch_min,
                 .gpu = (uint32_t) device->gpu,
+                .pin_bytes = device->pin_bytes,
                 .single_launches = !device->graphs,
         };
 

@@ -186,6 +186,9 @@
 #define HR_DEFAULT_UPLOAD_GRACE_MS UINT64_C(60000)
 /* Threads spin this long after activity before they sleep: hides a wake-up (5 to 50 us) between the
  * requests of a busy client and costs an idle daemon nothing. */
+/* Of the host's memory, locked for a GPU: weights that stay there are read at the speed of the bus;
+ * whoever has more of them than memory to spare says so. */
+#define HR_DEFAULT_PIN_BYTES (UINT64_C(8) << 30)
 #define HR_DEFAULT_SPIN_US UINT64_C(50)
 
 /* ---- Daemon

@@ -261,6 +261,19 @@ static void put_graphs(struct hr_metrics *list, const struct hr_device *device) 
                 }
 }
 
+/* Memory of the host locked for it, once it has asked for any. */
+static void put_pins(struct hr_metrics *list, const struct hr_device *device) {
+        const uint64_t bytes = atomic_load(&device->pinned_bytes);
+        const uint64_t failed = atomic_load(&device->pins_failed);
+
+        if (bytes + failed == 0)
+                return;
+        hr_metrics_put_with(list, "device_pinned_bytes", bytes, "device=\"%s\"",
+                            device->props.name);
+        hr_metrics_put_with(list, "device_pins_failed_total", failed, "device=\"%s\"",
+                            device->props.name);
+}
+
 /* Pairs whose own way a test found at fault. */
 static void put_copy_faults(struct hr_metrics *list, const struct hr_fleet *fleet, uint32_t from) {
         for (uint32_t to = 0; to < hr_fleet_device_count(fleet); to++)
@@ -286,6 +299,7 @@ static void put_devices(struct hr_metrics *list, const struct hr_server *server)
                 hr_metrics_put_with(list, "device_splits_total", server->stats.device_splits[i],
                          "device=\"%s\"", device->props.name);
                 put_graphs(list, device);
+                put_pins(list, device);
                 put_copy_faults(list, server->fleet, i);
         }
 }

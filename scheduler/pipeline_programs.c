@@ -180,9 +180,28 @@ static void bind_command(struct hr_pipeline *pipeline, const struct hr_command *
                 bind_experts(pipeline, command, slot, bound);
 }
 
+/* What a device brings from weights in memory of the host, it will bring with every run. */
+static void pin_homes(struct hr_pipeline *pipeline) {
+        const struct hr_plan *plan = pipeline->plan;
+
+        for (uint32_t i = 0; i < plan->tape.count; ++i) {
+                const struct hr_command *command = &plan->tape.commands[i];
+                struct hr_buffer *home = NULL;
+
+                if (command->code == HR_COMMAND_WRITE && command->from.where == HR_WHERE_HOME)
+                        home = pipeline->homes[command->from.index].buffer;
+                else if (command->code == HR_COMMAND_COPY_EXPERTS)
+                        home = pipeline->homes[plan->root[plan->copies[command->index].tensor]]
+                                       .buffer;
+                if (home)
+                        hr_device_pin(hr_fleet_device(pipeline->fleet, command->device), home);
+        }
+}
+
 hr_status hr_pipeline_bind_tape(struct hr_pipeline *pipeline, struct hr_diag *diag) {
         const struct hr_tape *tape = &pipeline->plan->tape;
 
+        pin_homes(pipeline);
         for (uint32_t slot = 0; slot < pipeline->slot_count; ++slot) {
                 struct hr_slot *s = &pipeline->slots[slot];
 

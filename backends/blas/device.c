@@ -256,6 +256,7 @@ static const struct hr_device_ops blas_device_ops = {
         .program_bytes = blas_program_bytes,
         .memory = blas_memory,
         .optimize = hr_device_optimize_none,
+        .pin = hr_device_pin_none,
         .upload_queue_new = hr_device_upload_queue_none,
 };
 

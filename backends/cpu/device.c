@@ -355,6 +355,7 @@ static const struct hr_device_ops cpu_device_ops = {
         .program_bytes = cpu_program_bytes,
         .memory = cpu_memory,
         .optimize = cpu_optimize,
+        .pin = hr_device_pin_none,
         .upload_queue_new = cpu_upload_queue_new,
 };
 

@@ -11,6 +11,8 @@ struct hr_cuda_config {
         uint32_t batch_min;   /* columns from which a product of weights in blocks is the library's, by
                                * way of bf16; 0 = the default */
         const char *deny_ops; /* see core/deny.h; NULL = none */
+        uint64_t pin_bytes;   /* of the host's memory that it may lock for weights that stay there;
+                               * 0 = none */
         bool single_launches; /* no graphs of the driver's: each kernel is launched by itself */
 };
 

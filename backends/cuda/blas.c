@@ -162,7 +162,7 @@ static cublasStatus_t choose(struct cuda_matmul *matmul) {
         (void) matmul->blas->cublasLtMatmulPreferenceDestroy(preference);
         if (status == CUBLAS_STATUS_SUCCESS && found == 0)
                 return CUBLAS_STATUS_NOT_SUPPORTED;
-        return status;
+        return status == CUBLAS_STATUS_SUCCESS ? matmul->way.state : status;
 }
 
 /* Sums in f32. Columns lie one behind the other, so a is taken turned. */

@@ -15,6 +15,7 @@
 #include "backends/cuda/event.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/ops.h"
+#include "backends/cuda/pins.h"
 #include "backends/cuda/queue.h"
 
 #define ALIGNMENT 256
@@ -188,6 +189,13 @@ static hr_status device_upload_queue_new(struct hr_device *base, struct hr_diag 
         return queue_make(base, false, diag, ret_queue);
 }
 
+static void device_pin(struct hr_device *base, struct hr_buffer *buffer) {
+        struct cuda_device *device = device_cast(base);
+
+        if (device->pin_bytes)
+                cuda_pins_add(base, device->gpu, buffer, device->pin_bytes);
+}
+
 static hr_status device_event_new(struct hr_device *device, struct hr_diag *diag,
                                   struct hr_event **ret_event) {
         return cuda_event_new(device, device_cast(device)->gpu, diag, ret_event);
@@ -238,6 +246,7 @@ static const struct hr_device_ops device_ops = {
         .program_bytes = device_program_bytes,
         .memory = device_memory,
         .optimize = cuda_optimize,
+        .pin = device_pin,
         .upload_queue_new = device_upload_queue_new,
 };
 
@@ -269,6 +278,7 @@ static void device_init(struct cuda_device *device, const struct hr_cuda_config 
         device->spin_us = config->spin_us;
         device->options.batch_min = config->batch_min ? config->batch_min : CUDA_BATCH_MIN;
         device->single_launches = config->single_launches;
+        device->pin_bytes = config->pin_bytes;
         device->kind = (struct hr_buffer_kind) { .name = device->kind_name,
                                                  .alignment = ALIGNMENT };
         device->device.ops = &device_ops;

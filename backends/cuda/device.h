@@ -14,6 +14,7 @@ struct cuda_device {
         uint32_t spin_us;
         struct cuda_options options;
         bool single_launches;
+        uint64_t pin_bytes;
         struct hr_deny deny;
         struct cuda_device *next; /* of all devices */
 };

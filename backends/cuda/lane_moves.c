@@ -8,6 +8,7 @@
  * allow.
  */
 #include "backends/cuda/lane_priv.h"
+#include "backends/cuda/pins.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -50,15 +51,26 @@ static CUresult write_piece(struct cuda_lane *lane, CUdeviceptr to, const uint8_
         return result;
 }
 
+/* In locked memory, of one piece: the GPU fetches them itself, when the stream gets there. */
+static CUresult write_locked(struct cuda_lane *lane, CUdeviceptr to, const uint8_t *from,
+                             size_t bytes, struct hr_outcome *outcome) {
+        cuda_lane_use(lane, outcome);
+        return lane->gpu->cu->cuMemcpyHtoDAsync(to, from, bytes, lane->stream);
+}
+
 /* is_steady: no command changes the source. False: the run has failed. */
 static bool write_all(struct cuda_lane *lane, void *destination, const void *host, uint64_t bytes,
                       bool is_steady, struct hr_outcome *outcome) {
-        for (uint64_t at = 0; at < bytes; at += CUDA_STAGING_BYTES) {
-                size_t piece = (size_t) HR_MIN(bytes - at, CUDA_STAGING_BYTES);
-                CUresult result = write_piece(lane, (CUdeviceptr) (uintptr_t) destination + at,
-                                              (const uint8_t *) host + at, piece, is_steady,
-                                              outcome);
+        for (uint64_t at = 0; at < bytes;) {
+                CUdeviceptr to = (CUdeviceptr) (uintptr_t) destination + at;
+                const uint8_t *from = (const uint8_t *) host + at;
+                uint64_t locked = cuda_pins_piece(from, bytes - at);
+                uint64_t piece = locked ? locked : HR_MIN(bytes - at, CUDA_STAGING_BYTES);
+                CUresult result =
+                        locked ? write_locked(lane, to, from, (size_t) piece, outcome)
+                               : write_piece(lane, to, from, (size_t) piece, is_steady, outcome);
 
+                at += piece;
                 if (result != CUDA_SUCCESS) {
                         cuda_lane_fail(lane, result, "copy to the GPU", HR_DIAG_NO_INDEX, outcome);
                         return false;
@@ -71,7 +83,7 @@ void cuda_lane_write(struct cuda_lane *lane, void *destination, const void *host
                      struct hr_outcome *outcome) {
         if (!bytes || !cuda_lane_begins(lane, outcome))
                 return;
-        if (bytes > CUDA_STAGING_BYTES && lane->hazard) {
+        if (bytes > CUDA_STAGING_BYTES && lane->hazard && !cuda_pins_hold(host, bytes)) {
                 hazard_pass(lane);
                 if (!cuda_lane_begins(lane, outcome)) /* lost while it waited */
                         return;

@@ -204,6 +204,7 @@ static const struct hr_device_ops device_ops = {
         .wants_offload = wants_offload,
         .buffer_new = buffer_new,
         .queue_new = fake_queue_new,
+        .pin = hr_device_pin_none,
         .upload_queue_new = fake_upload_queue_new,
         .event_new = fake_event_new,
         .program_new = program_new,

@@ -186,6 +186,7 @@ static const struct hr_device_ops device_ops = {
         .program_bytes = program_bytes,
         .memory = memory,
         .optimize = hr_device_optimize_none,
+        .pin = hr_device_pin_none,
         .upload_queue_new = hr_device_upload_queue_none,
 };
 

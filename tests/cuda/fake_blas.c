@@ -187,7 +187,9 @@ static cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t de
         if (!handle || c_layout != d_layout || wanted < 1 || !desc->data[0] || !fits(&a, &b, &out))
                 return CUBLAS_STATUS_INVALID_VALUE;
         memcpy(&ret_ways[0].algo, preference, sizeof(struct preference));
-        *ret_count = fake.has_no_way ? 0 : 1;
+        /* A way may be told of that is none. */
+        ret_ways[0].state = fake.has_no_way ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+        *ret_count = fake.has_no_way && fake.calls % 2 ? 0 : 1;
         return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -297,6 +299,8 @@ static cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
             (c != d || c_layout != d_layout || *(const float *) alpha != 1 ||
              *(const float *) beta != 0 || workspace_bytes < said.workspace_bytes))
                 result = CUDA_ERROR_INVALID_VALUE;
+        if (result == CUDA_SUCCESS && (uintptr_t) workspace % 16)
+                fake.violations++;
         if (result == CUDA_SUCCESS &&
             (!is_placed(&product.a, a, said.alignment[0]) ||
              !is_placed(&product.b, b, said.alignment[1]) ||

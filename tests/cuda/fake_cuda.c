@@ -17,6 +17,7 @@
 
 struct allocation {
         struct allocation *next;
+        bool is_registered; /* somebody else's memory, locked */
         uint8_t *base;
         uint64_t bytes;
         bool is_pinned;
@@ -85,6 +86,13 @@ CUresult fake_enter_context(const char *name) {
         return fake_current->lost;
 }
 
+void fake_expect_current(CUcontext owner, const char *name) {
+        if (fake_current == owner)
+                return;
+        fprintf(stderr, "%s in another context\n", name);
+        fake.violations++;
+}
+
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 static bool is_within(const struct allocation *allocation, uint64_t address, uint64_t bytes) {
@@ -97,6 +105,13 @@ static bool is_within(const struct allocation *allocation, uint64_t address, uin
 bool fake_is_pinned(const void *address, uint64_t bytes) {
         for (const struct allocation *a = allocations; a; a = a->next)
                 if (a->is_pinned && is_within(a, (uint64_t) (uintptr_t) address, bytes))
+                        return true;
+        return false;
+}
+
+static bool is_registered(const void *address, uint64_t bytes) {
+        for (const struct allocation *a = allocations; a; a = a->next)
+                if (a->is_registered && is_within(a, (uint64_t) (uintptr_t) address, bytes))
                         return true;
         return false;
 }
@@ -141,7 +156,11 @@ static CUresult memory_take(uint64_t bytes, bool is_pinned, void **ret_base) {
                 return CUDA_ERROR_OUT_OF_MEMORY;
         }
         memset(base, 0xa5, bytes < RUBBISH_MAX ? bytes : RUBBISH_MAX);
-        *allocation = (struct allocation) { allocations, base, bytes, is_pinned, gpu };
+        *allocation = (struct allocation) { .next = allocations,
+                                            .base = base,
+                                            .bytes = bytes,
+                                            .is_pinned = is_pinned,
+                                            .gpu = gpu };
         allocations = allocation;
         fake.used[gpu] += is_pinned ? 0 : bytes;
         *ret_base = base;
@@ -152,7 +171,8 @@ static void memory_give(const void *base, bool is_pinned) {
         struct allocation **at = &allocations, *found;
 
         fake_wait_executing();
-        while (*at && ((*at)->base != base || (*at)->is_pinned != is_pinned))
+        while (*at && ((*at)->base != base || (*at)->is_pinned != is_pinned ||
+                       (*at)->is_registered))
                 at = &(*at)->next;
         found = *at;
         if (!found) {
@@ -161,6 +181,8 @@ static void memory_give(const void *base, bool is_pinned) {
                 return;
         }
         *at = found->next;
+        if (!is_pinned || !fake_current)
+                fake_expect_current(&fake.contexts[found->gpu], "giving memory back");
         fake.used[found->gpu] -= is_pinned ? 0 : found->bytes;
         bytes_give(found->base, found->bytes);
         free(found);
@@ -213,6 +235,91 @@ static CUresult mem_free_host(void *memory) {
         return result;
 }
 
+/* May it be read, and where that is asked for, written? As the process's own table says. */
+static bool is_mapped(uint64_t base, uint64_t bytes, bool for_writing) {
+        FILE *maps = fopen("/proc/self/maps", "r");
+        unsigned long long first, end;
+        char line[512], may[8];
+
+        while (maps && bytes && fgets(line, sizeof line, maps)) {
+                if (sscanf(line, "%llx-%llx %7s", &first, &end, may) != 3 || base < first ||
+                    base >= end || may[0] != 'r' || (for_writing && may[1] != 'w'))
+                        continue;
+                bytes -= bytes < end - base ? bytes : end - base;
+                base = end;
+        }
+        if (maps)
+                (void) fclose(maps);
+        return bytes == 0;
+}
+
+static bool overlaps_registered(uint64_t base, uint64_t bytes) {
+        for (const struct allocation *a = allocations; a; a = a->next) {
+                uint64_t other = (uint64_t) (uintptr_t) a->base;
+
+                if (a->is_registered && base < other + a->bytes && other < base + bytes)
+                        return true;
+        }
+        return false;
+}
+
+/* Whole pages, for all contexts, none twice; memory that cannot be written only as such. */
+static CUresult host_register(void *memory, size_t bytes, unsigned flags) {
+        const uint64_t base = (uint64_t) (uintptr_t) memory;
+        struct allocation *allocation = calloc(1, sizeof *allocation);
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter_context("cuMemHostRegister");
+        if (result == CUDA_SUCCESS &&
+            (!(flags & CU_MEMHOSTREGISTER_PORTABLE) || !bytes || base % 4096 || bytes % 4096))
+                result = CUDA_ERROR_INVALID_VALUE;
+        if (result == CUDA_SUCCESS && (flags & CU_MEMHOSTREGISTER_READ_ONLY) && fake.no_read_only)
+                result = CUDA_ERROR_NOT_SUPPORTED;
+        if (result == CUDA_SUCCESS && overlaps_registered(base, bytes))
+                result = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+        if (result == CUDA_SUCCESS &&
+            (!allocation || !is_mapped(base, bytes, !(flags & CU_MEMHOSTREGISTER_READ_ONLY))))
+                result = CUDA_ERROR_INVALID_VALUE;
+        if (result == CUDA_SUCCESS) {
+                *allocation = (struct allocation) { .next = allocations,
+                                                    .base = memory,
+                                                    .bytes = bytes,
+                                                    .is_pinned = true,
+                                                    .is_registered = true,
+                                                    .gpu = fake_current->gpu };
+                allocations = allocation;
+        } else {
+                free(allocation);
+        }
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
+/* Memory that is no more must have been given back before. */
+static CUresult host_unregister(void *memory) {
+        struct allocation **at = &allocations, *found;
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter("cuMemHostUnregister");
+        fake_wait_executing();
+        while (*at && ((*at)->base != memory || !(*at)->is_registered))
+                at = &(*at)->next;
+        found = *at;
+        if (!found || !fake_current || fake_current->gpu != found->gpu ||
+            !is_mapped((uint64_t) (uintptr_t) memory, found->bytes, false)) {
+                fprintf(stderr, "memory is unlocked that is not, or is gone\n");
+                fake.violations++;
+        }
+        if (found) {
+                *at = found->next;
+                free(found);
+        }
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
+}
+
 static CUresult mem_get_info(size_t *ret_free, size_t *ret_total) {
         CUresult result;
 
@@ -249,6 +356,8 @@ static CUresult copy_to_device(CUdeviceptr to, const void *from, size_t bytes, C
         result = copy_submit("cuMemcpyHtoDAsync", stream, &operation,
                              fake_is_pinned(from, bytes) && fake_current &&
                                      fake_is_device(to, bytes, fake_current->gpu));
+        if (result == CUDA_SUCCESS && is_registered(from, bytes))
+                fake.locked_copied += bytes;
         (void) pthread_mutex_unlock(&fake.lock);
         return result;
 }
@@ -373,6 +482,8 @@ static CUresult device_get_attribute(int *ret_value, CUdevice_attribute attribut
                 *ret_value = device == FAKE_GPUS - 1 ? 7 : 9;
         else if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
                 *ret_value = 0;
+        else if (attribute == CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)
+                *ret_value = !fake.no_read_only;
         else
                 *ret_value = 4;
         return CUDA_SUCCESS;
@@ -383,6 +494,19 @@ static CUresult device_total_mem(size_t *ret_bytes, CUdevice device) {
 
         if (result == CUDA_SUCCESS)
                 *ret_bytes = fake.memory_bytes;
+        return result;
+}
+
+static CUresult primary_context_set_flags(CUdevice device, unsigned flags) {
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter("cuDevicePrimaryCtxSetFlags");
+        if (result == CUDA_SUCCESS && fake.contexts[device].refs)
+                result = CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE;
+        if (result == CUDA_SUCCESS && flags != CU_CTX_SCHED_BLOCKING_SYNC)
+                result = CUDA_ERROR_INVALID_VALUE;
+        (void) pthread_mutex_unlock(&fake.lock);
         return result;
 }
 
@@ -407,7 +531,11 @@ static CUresult primary_context_release(CUdevice device) {
 
         (void) pthread_mutex_lock(&fake.lock);
         result = fake_enter("cuDevicePrimaryCtxRelease");
-        fake.contexts[device].refs--;
+        if (--fake.contexts[device].refs == 0) {
+                fake.contexts[device].peers = 0;
+                for (uint32_t i = 0; i < FAKE_GPUS; i++)
+                        fake.contexts[i].peers &= ~(1U << device);
+        }
         (void) pthread_mutex_unlock(&fake.lock);
         return result;
 }
@@ -428,8 +556,20 @@ static CUresult device_can_access_peer(int *ret_can, CUdevice from, CUdevice to)
         return result;
 }
 
+/* Once; until either of the two contexts is gone. */
 static CUresult context_enable_peer(CUcontext context, unsigned flags) {
-        return enter_alone("cuCtxEnablePeerAccess");
+        CUresult result;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        result = fake_enter_context("cuCtxEnablePeerAccess");
+        if (result == CUDA_SUCCESS && (context == fake_current || !context->refs || flags))
+                result = CUDA_ERROR_INVALID_CONTEXT;
+        if (result == CUDA_SUCCESS && (fake_current->peers >> context->gpu & 1))
+                result = CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+        if (result == CUDA_SUCCESS)
+                fake_current->peers |= 1U << context->gpu;
+        (void) pthread_mutex_unlock(&fake.lock);
+        return result;
 }
 
 /* ---- Modules --------------------------------------------------------------------------------- */
@@ -442,7 +582,7 @@ static CUresult module_load_data(CUmodule *ret_module, const void *image) {
         memcpy(&magic, image, sizeof magic);
         (void) pthread_mutex_lock(&fake.lock);
         result = fake_enter_context("cuModuleLoadData");
-        if (result == CUDA_SUCCESS && magic != FATBIN_MAGIC)
+        if (result == CUDA_SUCCESS && (magic != FATBIN_MAGIC || (uintptr_t) image % 8))
                 result = CUDA_ERROR_INVALID_IMAGE;
         if (result == CUDA_SUCCESS && module) {
                 module->context = fake_current;
@@ -460,6 +600,7 @@ static CUresult module_unload(CUmodule module) {
 
         (void) pthread_mutex_lock(&fake.lock);
         result = fake_enter("cuModuleUnload");
+        fake_expect_current(module->context, "cuModuleUnload");
         fake.modules--;
         (void) pthread_mutex_unlock(&fake.lock);
         free(module);
@@ -492,6 +633,7 @@ const struct cuda_syms *fake_driver(void) {
                 .cuDeviceGetName = device_get_name,
                 .cuDeviceGetAttribute = device_get_attribute,
                 .cuDeviceTotalMem = device_total_mem,
+                .cuDevicePrimaryCtxSetFlags = primary_context_set_flags,
                 .cuDevicePrimaryCtxRetain = primary_context_retain,
                 .cuDevicePrimaryCtxRelease = primary_context_release,
                 .cuCtxSetCurrent = context_set_current,
@@ -502,6 +644,8 @@ const struct cuda_syms *fake_driver(void) {
                 .cuMemFree = mem_free,
                 .cuMemHostAlloc = mem_host_alloc,
                 .cuMemFreeHost = mem_free_host,
+                .cuMemHostRegister = host_register,
+                .cuMemHostUnregister = host_unregister,
                 .cuMemsetD8Async = memset_device,
                 .cuMemcpyHtoDAsync = copy_to_device,
                 .cuMemcpyDtoHAsync = copy_to_host,
@@ -528,6 +672,8 @@ void fake_begin(uint32_t seed) {
         fake.version = 0;
         fake.writes_late = false;
         fake.holds_peers = false;
+        fake.no_read_only = false;
+        fake.locked_copied = 0;
         fake.executed = 0;
         fake.has_no_way = false;
         fake.products = 0;
@@ -626,6 +772,21 @@ void fake_break_copies(uint32_t from, uint32_t to) {
         (void) pthread_mutex_lock(&fake.lock);
         fake.broken[from][to] = true;
         (void) pthread_mutex_unlock(&fake.lock);
+}
+
+void fake_without_read_only(void) {
+        (void) pthread_mutex_lock(&fake.lock);
+        fake.no_read_only = true;
+        (void) pthread_mutex_unlock(&fake.lock);
+}
+
+uint64_t fake_locked_copied(void) {
+        uint64_t bytes;
+
+        (void) pthread_mutex_lock(&fake.lock);
+        bytes = fake.locked_copied;
+        (void) pthread_mutex_unlock(&fake.lock);
+        return bytes;
 }
 
 void fake_hold_peers(bool holds) {

@@ -41,6 +41,10 @@ void fake_lose(uint32_t gpu, uint64_t operations, CUresult result);
 void fake_write_late(void);
 /* Bytes copied from one GPU to the other arrive changed. */
 void fake_break_copies(uint32_t from, uint32_t to);
+/* GPUs do not lock memory that cannot be written. */
+void fake_without_read_only(void);
+/* Bytes that GPUs have been told to fetch from memory that was locked, since the beginning. */
+uint64_t fake_locked_copied(void);
 /* Copies to other GPUs do not begin while that is so. */
 void fake_hold_peers(bool holds);
 /* Operations that streams have executed, since the beginning. */

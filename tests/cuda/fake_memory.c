@@ -273,6 +273,9 @@ static CUresult set_access(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *
              access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE ||
              access->location.type != CU_MEM_LOCATION_TYPE_DEVICE))
                 result = CUDA_ERROR_INVALID_VALUE;
+        if (result == CUDA_SUCCESS && access->location.id != (int) piece->gpu &&
+            !fake.contexts[access->location.id].refs)
+                result = CUDA_ERROR_INVALID_DEVICE;
         if (result == CUDA_SUCCESS && access->location.id == (int) piece->gpu) {
                 uint8_t *memory = range->base + range->mapped - bytes;
 

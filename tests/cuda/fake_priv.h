@@ -9,6 +9,7 @@
 struct CUctx_st {
         uint32_t gpu;
         uint32_t refs;
+        uint32_t peers; /* bit n: it may touch memory of GPU n */
         CUresult lost;
         uint64_t executed, lose_at; /* operations */
         CUresult lose_with;
@@ -53,6 +54,8 @@ struct fake_state {
         uint64_t memory_bytes;
         int version;
         bool writes_late;
+        bool no_read_only;
+        uint64_t locked_copied;
         bool holds_peers; /* copies to other GPUs wait */
         uint64_t executed; /* operations, of all streams */
         bool has_no_way;   /* the library of products knows none */
@@ -80,6 +83,8 @@ void fake_spoil_capture(void);
 CUresult fake_enter(const char *name);
 /* The same where a context is needed that lives. */
 CUresult fake_enter_context(const char *name);
+/* What belongs to a context is undone in it. Lock held. */
+void fake_expect_current(CUcontext owner, const char *name);
 /* An operation at the end of the stream. Lock held. */
 CUresult fake_enqueue(CUstream stream, const struct operation *model);
 bool fake_is_pinned(const void *address, uint64_t bytes);

@@ -237,6 +237,7 @@ static CUresult stream_destroy(CUstream stream) {
 
         (void) pthread_mutex_lock(&fake.lock);
         result = fake_enter("cuStreamDestroy");
+        fake_expect_current(stream->context, "cuStreamDestroy");
         stream->is_ending = true;
         (void) pthread_cond_broadcast(&fake.changed);
         (void) pthread_mutex_unlock(&fake.lock);
@@ -394,6 +395,7 @@ static CUresult event_destroy(CUevent event) {
 
         (void) pthread_mutex_lock(&fake.lock);
         result = fake_enter("cuEventDestroy");
+        fake_expect_current(event->context, "cuEventDestroy");
         fake.events--;
         event->is_destroyed = true;
         if (event->users == 0)

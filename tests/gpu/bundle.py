@@ -51,7 +51,10 @@ KEPT = {".py", ".pyi", ".typed", ".sh", ".cpp", ".json", ".txt", ".ini", ".bin",
 # Packages without machine code, or with code for the stable interface of any Python.
 PACKAGES = ("google",)
 SMALL_CASES = ("binary", "reduce")
-LLAMA = ("ggml", "src", "include", "cmake", "vendor", "CMakeLists.txt", "LICENSE")
+# Of llama.cpp: what build_llama.py compiles, and its licence.
+LLAMA = re.compile(
+    r"^(LICENSE|(include|src|ggml/include)/.+|ggml/src/[^/]+|ggml/src/ggml-(cpu|cuda)/.+)$"
+)
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ def put_llama(package: Path, folder: Path) -> None:
         for member in tar:
             _, inside, name = member.name.partition("/vendor/llama.cpp/")
             target = folder / name
-            if not inside or name.split("/")[0] not in LLAMA or ".." in target.parts:
+            if not inside or not LLAMA.match(name) or ".." in target.parts:
                 continue
             content = tar.extractfile(member) if member.isfile() else None
             if content is None:
@@ -191,8 +194,6 @@ def put_llama(package: Path, folder: Path) -> None:
             found += 1
     if not found:
         raise Missing(f"{package} holds no llama.cpp")
-    # The package leaves this template out, and the build does not go on without it.
-    (folder / "ggml" / "ggml.pc.in").touch()
 
 
 # ---- parts ---------------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ from machine import environment, find_libraries, find_sanitizer  # noqa: E402
 from stages import STAGES, Stage  # noqa: E402
 
 NO_GPU = 77
+UNFINISHED = 1  # what $OUT says until the end
+MARK = "HEADRACE_GPU_STAGE"  # in the environment of all that a stage starts
 CLOSING_WORDS = 160  # of a stage's line
 # A part, or a piece of one: base.tar.xz, base.tar.xz.2of3.
 PART = re.compile(r"^(\w+\.tar\.(?:xz|gz))(?:\.(\d+)of(\d+))?$")
@@ -54,6 +56,7 @@ class Session:
     root: Path
     quick: bool
     ends: float
+    patience: float = 1.0
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     @property
@@ -114,11 +117,39 @@ def take(parts: Sequence[Path], root: Path) -> None:
 # ---- stages --------------------------------------------------------------------------------------
 
 
+def end_stragglers(mark: str) -> int:
+    """Ends what a stage has started and left behind, in whatever session: a daemon would keep its GPU."""
+    ended = 0
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and f"{MARK}={mark}".encode() in (
+                folder / "environ"
+            ).read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+                ended += 1
+        except OSError:
+            continue  # somebody else's, or gone
+    return ended
+
+
 def execute(stage: Stage, session: Session, env: dict[str, str]) -> Outcome:
+    """The stage, and nothing of it is left afterwards."""
+    mark = f"{os.getpid()}-{stage.name}"
+    try:
+        return run_commands(stage, session, {**env, MARK: mark})
+    finally:
+        # What is being started while this looks is found by the next look.
+        for _ in range(5):
+            if not end_stragglers(mark):
+                break
+            time.sleep(0.05)
+
+
+def run_commands(stage: Stage, session: Session, env: dict[str, str]) -> Outcome:
     """One command after the other, each in a process group that goes with it."""
     log = session.logs / f"{stage.name}.log"
     began = time.monotonic()
-    limit = min(stage.seconds, session.ends - began)
+    limit = min(stage.seconds * session.patience, session.ends - began)
     words = ""
     with log.open("w+") as out:
         for command in stage.commands(session.root, session.quick):
@@ -177,6 +208,7 @@ def run_stages(chosen: Sequence[Stage], session: Session, again: bool) -> list[s
             outcome = execute(stage, session, env)
         session.outcomes[stage.name] = outcome
         session.remember()
+        hand_over(session, waiting, UNFINISHED)  # this call may be ended from outside
         say(f"{outcome.status:<5} {stage.name:<14} {outcome.words} ({outcome.seconds:.1f} s)")
         if outcome.status == "fail" and stage.name == STAGES[0].name:
             break  # no other can say anything
@@ -213,6 +245,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("parts", metavar="PART", nargs="*", type=Path)
     parser.add_argument("--root", type=Path, default=Path("/tmp/headrace-gpu"))
     parser.add_argument("--seconds", type=float, default=560, help="for all stages of this call")
+    parser.add_argument("--patience", type=float, default=1, help="times what a stage may take")
     parser.add_argument("--only", metavar="STAGE", action="append", help="no others")
     parser.add_argument("--skip", metavar="STAGE", action="append", default=[])
     parser.add_argument("--again", action="store_true", help="what has passed as well")
@@ -231,8 +264,12 @@ def main(arguments: Sequence[str]) -> int:
         for stage in STAGES:
             say(f"{stage.name:<14} {', '.join(stage.parts):<12} {stage.expected:>4.0f} s  {stage.about}")
         return 0
-    session = Session(args.root.resolve(), args.quick, time.monotonic() + args.seconds)
+    session = Session(
+        args.root.resolve(), args.quick, time.monotonic() + args.seconds, args.patience
+    )
     session.logs.mkdir(parents=True, exist_ok=True)
+    # Whoever ends this call ends its stage as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         take(args.parts, session.root)
     except (OSError, ValueError, tarfile.TarError, EOFError) as error:

@@ -175,7 +175,7 @@ def bench(part: str) -> Callable[[Path, bool], list[Command]]:
 
 
 def llama(root: Path, quick: bool) -> list[Command]:
-    return [["bash", root / "tests" / "gpu" / "build_llama.sh", root / "llama"]]
+    return [script(root, "build_llama.py", False, root / "llama")]
 
 
 STAGES = (

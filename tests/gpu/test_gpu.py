@@ -252,6 +252,30 @@ def test_stages_are_stopped_and_others_follow(
     assert "for a call with time left" in capsys.readouterr().out
 
 
+def test_nothing_of_a_stage_is_left_and_results_are_there_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A daemon in a session of its own, of a stage that is stopped and of one that ends."""
+    number, seen = tmp_path / "number", tmp_path / "seen"
+    leave = f"setsid sleep 300 & echo $! > {number}"
+    # Of a process that has ended and that nobody has waited for, nothing is said there.
+    look = f"grep -q sleep /proc/$(cat {number})/cmdline || echo gone"
+    made = (
+        stage("good", ["true"]),
+        stage("slow", ["sh", "-c", f"{leave}; sleep 60"], seconds=0.5),
+        stage("look", ["sh", "-c", f"{look} > {seen}; cat $OUT/results.json"]),
+        stage("left", ["sh", "-c", leave]),
+        stage("look-again", ["sh", "-c", f"{look} >> {seen}"]),
+    )
+    monkeypatch.setattr(running, "STAGES", made)
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    assert running.main(["--root", str(tmp_path / "root")]) == 1
+    assert seen.read_text().split() == ["gone", "gone"]
+    assert "4 passed, 1 failed" in capsys.readouterr().out
+    earlier = (tmp_path / "root" / "logs" / "look.log").read_text()
+    assert '"slow"' in earlier and '"exit_status": 1' in earlier
+
+
 @pytest.mark.parametrize(
     ("judge", "code", "text", "wrong"),
     [

@@ -4,6 +4,8 @@ where the CUDA toolkit was missing when the daemon was built."""
 from __future__ import annotations
 
 import os
+import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import raw
 from bystander import Bystander
 from graphs import COPIES, bits, floats, ping_pong, pins, scale, submit_ping_pong, unfloats
-from raw import F32, INPUT, Conn, Graph, pb
+from raw import F32, I32, INPUT, WEIGHT, Conn, Graph, pb
 from run_daemon import build_folder, device
 from test_mixtures import EXPERTS, WIDTH, check_arrivals, identity_layers, trace_layers
 
@@ -49,6 +51,51 @@ def graph_counts(conn: Conn, name: str) -> dict[str, int]:
         event: int(stats.get(f'device_graphs_total{{device="{name}",event="{event}"}}', 0))
         for event in ("captured", "updated", "replayed", "failed")
     }
+
+
+def pinned_bytes(conn: Conn, name: str) -> int:
+    return int(conn.stats().get(f'device_pinned_bytes{{device="{name}"}}', 0))
+
+
+def await_pinned(conn: Conn, name: str, least: int, most: int) -> None:
+    for _ in range(1000):
+        if least <= pinned_bytes(conn, name) <= most:
+            return
+        time.sleep(0.01)
+    assert least <= pinned_bytes(conn, name) <= most
+
+
+def test_weights_that_stay_on_the_host_are_locked(gpus: Any) -> None:
+    """Experts in memory of the host, which a GPU reads with every run: locked beside the runs as far as
+    the device may, and let go before their memory goes (the driver tells at the daemon's end)."""
+    experts, rows, width, page = 8, 64, 256, 4096
+    size = 4 * experts * rows * width
+    values = floats([float(e + 1) for e in range(experts) for _ in range(rows * width)])
+    devices = [
+        device("gpu0", backend="cuda", gpu=0, expert_bytes=4 * rows * width * 2),
+        device("gpu1", backend="cuda", gpu=1, pin_bytes=10 * page),
+        device("host", backend="cpu", threads=1),
+    ]
+    running = gpus(devices=devices)
+    with Conn(running.address) as conn:
+        for name, least, most in (("gpu0", size - 2 * page, size), ("gpu1", 10 * page, 10 * page)):
+            graph = Graph()
+            x = graph.leaf(INPUT, F32, [width, 1, 1], "x")
+            ids = graph.leaf(INPUT, I32, [2, 1], "ids")
+            w = graph.leaf(WEIGHT, F32, [width, rows, experts], "w_exps")
+            graph.node("MUL_MAT_ID", F32, [rows, 2, 1], (w, x, ids), name="mixed", output=True)
+            put = [("w_exps", F32, [width, rows, experts], values)]
+            held = conn.put(name, put, placement=[("*", "host")])
+            handle = conn.submit(graph, weights=[held.handle], pins=pins(**{name: "*"})).handle
+            for turn in range(20):
+                one, other = turn % experts, (turn * 3 + 1) % experts
+                data = floats([1.0] * width) + struct.pack("<2i", one, other)
+                out = unfloats(conn.run(handle, data))
+                assert out == tuple(float(width * (e + 1)) for e in (one, other) for _ in range(rows))
+                if turn == 9:
+                    await_pinned(conn, name, least, most)
+            assert f'device_pins_failed_total{{device="{name}"}}' in conn.stats()
+            assert conn.stats()[f'device_pins_failed_total{{device="{name}"}}'] == 0
 
 
 def two_stages(width: int) -> Graph:

@@ -149,6 +149,7 @@ static const struct hr_device_ops opaque_ops = {
         .program_bytes = opaque_program_bytes,
         .memory = opaque_memory,
         .optimize = hr_device_optimize_none,
+        .pin = hr_device_pin_none,
         .upload_queue_new = hr_device_upload_queue_none,
 };
 
