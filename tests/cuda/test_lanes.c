@@ -306,3 +306,58 @@ HR_TEST_LIMIT(a_copy_larger_than_what_is_put_aside_arrives_whole, 60) {
         pair_close(pair);
         free(pair);
 }
+
+struct order {
+        atomic_uint next;
+        unsigned of[3]; /* the place in which it was called */
+};
+
+struct caller {
+        struct order *order;
+        uint32_t number;
+};
+
+static void called(void *arg) {
+        const struct caller *caller = arg;
+
+        caller->order->of[caller->number] = atomic_load(&caller->order->next);
+        atomic_fetch_add(&caller->order->next, 1);
+}
+
+/* Whichever of the two streams is found to be lost first: notifications of both come in turn. */
+HR_TEST_LIMIT(a_loss_tells_of_both_streams_in_order, 60) {
+        const uint64_t bytes = (uint64_t) (CUDA_ASIDE_SLOTS + 1) * CUDA_ASIDE_BYTES;
+
+        for (uint32_t seed = 1; seed < 40; seed++) {
+                struct pair *pair = calloc(1, sizeof *pair);
+                struct hr_buffer *large[2] = { 0 };
+                struct order order = { 0 };
+                struct caller callers[] = { { &order, 0 }, { &order, 1 }, { &order, 2 } };
+                struct hr_diag diag = { 0 };
+
+                HR_EXPECT(pair);
+                fake_begin(seed);
+                HR_EXPECT_OK(pair_open(pair, &diag), &diag);
+                for (uint32_t i = 0; i < 2; i++)
+                        HR_EXPECT_OK(hr_buffer_new(pair->devices[i], bytes, HR_USAGE_ANY, &diag,
+                                                   &large[i]),
+                                     &diag);
+                fake_hold_peers(true);
+                fake_lose(0, seed % 4, CUDA_ERROR_LAUNCH_FAILED);
+                for (uint32_t i = 0; i < 3; i++) {
+                        HR_EXPECT_OK(hr_queue_notify(pair->queues[0], called, &callers[i], &diag),
+                                     &diag);
+                        HR_EXPECT_OK(hr_queue_copy(pair->queues[0], large[0]->base, large[1]->base,
+                                                   large[1]->kind, i ? bytes : CUDA_BESIDE_MIN,
+                                                   &pair->outcome, &diag),
+                                     &diag);
+                }
+                await(&order.next, 3);
+                for (uint32_t i = 0; i < 3; i++)
+                        HR_EXPECT_EQ(order.of[i], i);
+                for (uint32_t i = 0; i < 2; i++)
+                        large[i] = hr_buffer_unref(large[i]);
+                pair_close(pair);
+                free(pair);
+        }
+}
