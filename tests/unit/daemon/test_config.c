@@ -42,6 +42,7 @@ HR_TEST(defaults) {
         HR_EXPECT(!config.devices[0].isolated && config.devices[0].deterministic);
         HR_EXPECT(strcmp(config.devices[0].arithmetic, "ggml") == 0);
         HR_EXPECT(config.devices[0].graphs);
+        HR_EXPECT_EQ(config.devices[0].pin_bytes, UINT64_C(8) << 30);
         hr_config_deinit(&config);
 }
 
@@ -75,6 +76,7 @@ HR_TEST(every_type_of_value) {
                                    "deterministic = off\n"
                                    "arithmetic = fast\n"
                                    "graphs = no\n"
+                                   "pin_bytes = 3M\n"
                                    "[device two]\n"
                                    "backend = cpu\n";
         struct hr_config config;
@@ -101,6 +103,7 @@ HR_TEST(every_type_of_value) {
         HR_EXPECT(config.devices[0].isolated && !config.devices[0].deterministic);
         HR_EXPECT(strcmp(config.devices[0].arithmetic, "fast") == 0);
         HR_EXPECT(!config.devices[0].graphs && config.devices[1].graphs);
+        HR_EXPECT_EQ(config.devices[0].pin_bytes, 3 << 20);
         HR_EXPECT_EQ(config.devices[0].threads, 3);
         HR_EXPECT_EQ(config.devices[0].memory_cap, 1 << 30);
         HR_EXPECT_EQ(config.devices[0].expert_bytes, 3 << 20);
