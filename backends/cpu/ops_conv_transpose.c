@@ -71,7 +71,10 @@ static uint64_t transpose_scratch(const struct hr_step *step, uint32_t threads) 
 static uint32_t transpose_threads(const struct hr_step *step) {
         struct transpose t = transpose_of(step);
         int64_t planes = HR_MAX(t.outputs * t.batch, 1);
-        uint32_t threads = cpu_threads_for(planes * t.across * t.down * t.width * t.height,
+        uint64_t products = cpu_times(cpu_times((uint64_t) (t.across * t.down),
+                                                (uint64_t) (t.width * t.height)),
+                                      (uint64_t) planes);
+        uint32_t threads = cpu_threads_for((int64_t) HR_MIN(products, (uint64_t) INT64_MAX),
                                            (uint32_t) HR_MIN(t.channels + 16, UINT32_MAX));
 
         return planes < (int64_t) threads ? (uint32_t) planes : threads;

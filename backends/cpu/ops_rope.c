@@ -11,6 +11,7 @@
  * One token is one thread's: its cosines and sines are computed once for all heads.
  */
 #include "backends/cpu/elements.h"
+#include "backends/cpu/matrix/share.h"
 #include "backends/cpu/ops.h"
 
 #include <math.h>
@@ -70,7 +71,7 @@ static uint64_t rope_thread_floats(const struct hr_step *step) {
 }
 
 static uint64_t rope_scratch(const struct hr_step *step, uint32_t threads) {
-        return rope_thread_floats(step) * sizeof(float) * threads;
+        return cpu_times(cpu_times(rope_thread_floats(step), sizeof(float)), threads);
 }
 
 static uint32_t rope_threads(const struct hr_step *step) {

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 import client_tools
 import numpy as np
 import numpy_images
+import numpy_layout
 import numpy_recurrent
 import numpy_reference
 import property_images
+import property_layout
 import pytest
 from numpy_reference import Evaluator
 from property_maker import BLOCKS, FLOATS, Maker, pick
@@ -36,6 +38,7 @@ ROUNDS = 200 if FULL else 12
 ONLY = os.environ.get("HR_SEED")
 
 numpy_reference.OPS.update(numpy_images.OPS)
+numpy_reference.OPS.update(numpy_layout.OPS)
 numpy_reference.OPS.update(numpy_recurrent.OPS)
 
 
@@ -162,6 +165,7 @@ CASES: dict[str, Callable[[Maker], tuple[Tensor, float]]] = {
               experts, rotated, attended, moved)
 }  # fmt: skip
 CASES |= property_images.CASES
+CASES |= property_layout.CASES
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +186,7 @@ def check(client: headrace.Client, name: str, seed: int, wild: bool = False) -> 
     maker.graph.output(output if output.is_contiguous else maker.graph.cont(output))
     with np.errstate(all="ignore"):
         want = Evaluator(maker.graph.encode(), exact=True).run(maker.values)[0]
+    want = want.astype(np.float64)  # sums of squares leave f16
     wrong = []
     for place in client.devices():
         try:
