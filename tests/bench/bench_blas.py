@@ -14,7 +14,7 @@ from run_daemon import build_folder
 
 SHAPES = ((576, 1536), (4096, 4096))  # rows, k
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_1", "q4_K")
-COLUMNS = (8, 32, 64, 128, 256, 512)
+COLUMNS = (8, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 def run() -> list[Row]:

@@ -60,6 +60,17 @@ def test_a_changed_result_fails(tmp_path: Path) -> None:
     assert re.search(r"nmse|error|differ", words), words
 
 
+def test_what_a_device_does_not_take_fails_unless_it_may(tmp_path: Path) -> None:
+    """The CPU takes everything: an operator that it lacks is no reason to skip a case."""
+    text, _ = copied(tmp_path, "rope")
+    text.write_text(re.sub(r" ROPE ", " ROPE_OF_ANOTHER_KIND ", text.read_text()))
+    status, counts, words = run(text)
+    assert status == 1 and counts and counts[0] == counts[2] == 0 and counts[1] > 0, words
+    assert words.count("UNSUPPORTED") == counts[1], words
+    status, skipped, words = run("--allow-unsupported", text)
+    assert status == 1 and skipped == (0, 0, counts[1]), words  # nothing passed
+
+
 def test_a_kernel_that_writes_beside_its_result_is_found() -> None:
     status, counts, words = run("--stray", "write", RECORDED / "rope.txt")
     assert status == 1 and counts and counts[0] == 0 and counts[1] > 0
