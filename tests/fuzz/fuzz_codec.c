@@ -194,6 +194,69 @@ static void small(struct hr_wire_span message, struct hr_arena *arena) {
                 HR_ASSERT(count == again && memcmp(buffer, second, count) == 0);                   \
         } while (0)
 
+/* What lists of the client's side say lies in the arena, whole. */
+static void replies(struct hr_wire_span message, struct hr_arena *arena) {
+        const struct hr_wire_set_info *sets;
+        const struct hr_wire_device *devices;
+        struct hr_wire_sequence_reply sequence;
+        uint64_t handle, sum = 0;
+        uint32_t count, state;
+        size_t bytes = 0;
+
+        (void) !hr_wire_reserve_reply_decode(message, NULL, &handle);
+        (void) !hr_wire_weights_query_reply_decode(message, arena, NULL, &state);
+        if (hr_wire_sequence_reply_decode(message, arena, NULL, &sequence) == HR_OK) {
+                for (uint32_t i = 0; i < sequence.step_count; i++)
+                        for (uint32_t k = 0; k < sequence.steps[i].output_count; k++)
+                                sum += sequence.steps[i].output_bytes[k];
+                HR_ASSERT(sum == 0 || sequence.step_count > 0);
+        }
+        if (hr_wire_sets_decode(message, arena, NULL, &sets, &count) == HR_OK) {
+                for (uint32_t i = 0; i < count; i++) {
+                        check_text(sets[i].name, message.size + 1);
+                        check_text(sets[i].source, message.size + 1);
+                }
+                HR_ASSERT(hr_wire_sets_encode(sets, count, NULL, 0, NULL, &bytes) == HR_OK);
+        }
+        if (hr_wire_devices_reply_decode(message, arena, NULL, &devices, &count) == HR_OK) {
+                for (uint32_t i = 0; i < count; i++)
+                        check_text(devices[i].name, message.size + 1);
+        }
+}
+
+static void query(struct hr_wire_span message, struct hr_arena *arena) {
+        const uint8_t *digests;
+        uint32_t count;
+
+        if (hr_wire_weights_query_decode(message, arena, NULL, &digests, &count) != HR_OK)
+                return;
+        HR_ASSERT((uint64_t) count * HR_WIRE_DIGEST_BYTES <= message.size);
+        for (uint32_t i = 0; i < count; i++) {
+                const uint8_t *digest = digests + (size_t) i * HR_WIRE_DIGEST_BYTES;
+                const uint8_t *again;
+                uint32_t one;
+                size_t bytes = 0;
+
+                HR_ASSERT(hr_wire_weights_query_encode(digest, buffer, sizeof buffer, NULL,
+                                                       &bytes) == HR_OK);
+                HR_ASSERT(hr_wire_weights_query_decode((struct hr_wire_span){buffer, bytes}, arena,
+                                                       NULL, &again, &one) != HR_E_INVALID);
+        }
+}
+
+static void credit(struct hr_wire_span message) {
+        uint64_t bytes, offset, bytes_again, offset_again;
+        size_t encoded = 0;
+
+        if (hr_wire_credit_decode(message, NULL, &bytes, &offset) != HR_OK)
+                return;
+        HR_ASSERT(hr_wire_credit_encode(bytes, offset, buffer, sizeof buffer, NULL, &encoded) ==
+                  HR_OK);
+        HR_ASSERT(hr_wire_credit_decode((struct hr_wire_span){buffer, encoded}, NULL, &bytes_again,
+                                        &offset_again) == HR_OK);
+        HR_ASSERT(bytes_again == bytes && offset_again == offset);
+}
+
 static void operate(struct hr_wire_span message, struct hr_arena *arena) {
         static uint8_t second[sizeof buffer];
         struct hr_wire_field fields[] = {
@@ -215,6 +278,9 @@ static void operate(struct hr_wire_span message, struct hr_arena *arena) {
         LIST_AGAIN(session);
         LIST_AGAIN(plan);
         LIST_AGAIN(quota);
+        LIST_AGAIN(stat);
+        AGAIN(progress);
+        AGAIN(region_add);
         if (hr_wire_health_decode(message, arena, NULL, &health) == HR_OK) {
                 check_text(health.words, sizeof health.words);
                 for (uint32_t i = 0; i < health.device_count; i++)
@@ -249,6 +315,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
                 break;
         case 3:
                 weights(message, &arena);
+                query(message, &arena);
                 break;
         case 4:
                 manifest(message, &arena);
@@ -258,6 +325,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
                 break;
         default:
                 small(message, &arena);
+                credit(message);
+                replies(message, &arena);
                 break;
         }
         hr_arena_deinit(&arena);

@@ -27,8 +27,8 @@
 #include "proto/codec.h"
 #include "tests/fuzz/plant.h"
 
-#define END_MS 20000
 #define WAIT_MS 10
+#define END_WAITS 2000 /* of WAIT_MS each: a process that was stopped for minutes waits on */
 #define FRAME_MAX (1U << 17)
 #define STEPS_MAX 64
 
@@ -201,6 +201,14 @@ static bool peer_read(struct peer *peer, int wait_ms) {
         return true;
 }
 
+/* Reads what there is, once it comes. False: nothing did. */
+static bool peer_await(struct peer *peer) {
+        for (int i = 0; i < END_WAITS && !peer->is_over; i++)
+                if (peer_read(peer, WAIT_MS))
+                        return true;
+        return false;
+}
+
 static void peer_send(struct peer *peer, const uint8_t *bytes, size_t size) {
         while (size > 0 && !peer->is_over) {
                 ssize_t sent = send(peer->fd, bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -311,7 +319,7 @@ static void say_hello(struct peer *peer) {
                                frame);
         peer->sent[1]++;
         peer_send(peer, frame, HR_FRAME_HEADER_BYTES + bytes);
-        while (peer->ended[1] == 0 && peer_read(peer, END_MS)) {
+        while (peer->ended[1] == 0 && peer_await(peer)) {
         }
 }
 
@@ -341,7 +349,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         for (int i = 0; i < STEPS_MAX && script.left > 0 && !peer.is_over; i++)
                 step(&peer, &script);
         (void) shutdown(peer.fd, SHUT_WR);
-        while (peer_read(&peer, END_MS)) {
+        while (peer_await(&peer)) {
         }
         HR_ASSERT(peer.is_over); /* else the daemon hangs */
         (void) close(peer.fd);

@@ -34,7 +34,7 @@ def refused(error: Any, code: int, reason: str) -> Any:
     return error
 
 
-def cut(conn: Conn, code: int, reason: str, timeout_s: float = 5.0) -> Any:
+def cut(conn: Conn, code: int, reason: str, timeout_s: float = raw.TIMEOUT_S) -> Any:
     """Exactly one error, then the end of the stream."""
     frames = conn.closed(timeout_s)
     assert len(frames) == 1, frames

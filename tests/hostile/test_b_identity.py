@@ -54,7 +54,7 @@ def enter(conn: Conn, token: bytes) -> Any:
 def cut_as_a_stranger(conn: Conn, token: bytes) -> tuple[int, str, str]:
     """The one answer of all who are nobody."""
     call = conn.send(raw.HELLO, pb.Hello(protocol_min=1, protocol_max=1, credentials=token))
-    (frame,) = conn.closed(5.0)
+    (frame,) = conn.closed()
     assert frame.call_id == call
     error = refused(frame, UNAUTHENTICATED, "UNAUTHENTICATED")
     return error.code, error.reason, error.words
@@ -99,7 +99,7 @@ def test_B01_a_megabyte_of_token(address: str) -> None:
     hello = pb.Hello(protocol_min=1, protocol_max=1, credentials=b"x" * (1 << 20))
     with Conn(address, hello=False) as conn:
         conn.send(raw.HELLO, hello)
-        (frame,) = conn.closed(5.0)
+        (frame,) = conn.closed()
         refused(frame, raw.INVALID, "MESSAGE_TOO_LONG")
     with Conn(address) as conn:
         served(conn)

@@ -263,6 +263,7 @@ def test_B08_everything_at_once_and_reconnecting(address: str) -> None:
                 conn.close()
             raw.eventually(lambda: quota(watcher, "states") == before["states"])
             raw.eventually(lambda: quota(watcher, "graphs") == before["graphs"])
+            raw.eventually(lambda: quota(watcher, "sessions") == before["sessions"])
         served(watcher)
 
 

@@ -19,7 +19,7 @@ from expect import TWO, cut, refused, served
 from papers import certificate
 from raw import CREDIT, F32, MORE, PERMISSION, UNAUTHENTICATED, Conn, add_graph, eventually, pb
 from run_daemon import device
-from test_f_death import submit_slow
+from test_f_death import LONG, submit_slow
 
 OLD, NEW = b"the token of the first day", b"another one"
 DEVICES = [
@@ -112,14 +112,14 @@ def is_a_stranger(address: str, token: bytes) -> None:
 
 
 class Work:
-    """Runs, an upload and a state of the leaver, all unfinished."""
+    """Runs, an upload and a state of the leaver, all unfinished. The runs take 50 ms a split."""
 
-    def __init__(self, conn: Conn) -> None:
+    def __init__(self, conn: Conn, splits: int) -> None:
         self.conn = conn
         conn.call(raw.STATE_ALLOC, pb.StateAlloc(),
                   raw.manifest([("s", F32, [8], b"")]).SerializeToString())  # fmt: skip
         conn.put("kept", [("w", F32, [8], TWO[:32])])
-        handle = submit_slow(conn, 5, n_copies=1)
+        handle = submit_slow(conn, splits, n_copies=1)
         self.runs = [conn.send(raw.RUN, pb.Run(handle=handle), bytes(32)) for _ in range(3)]
         tensors = [("w", F32, [1 << 18], bytes(1 << 20))]
         self.upload = conn.send(
@@ -157,7 +157,7 @@ def holds_nothing(address: str, principal: str = "leaver") -> None:
 def test_B11_a_principal_that_goes_in_mid_work(address: str, daemon: Any) -> None:
     with Rewritten(daemon) as file, Conn(address, hello=False) as conn:
         enter(conn, OLD)
-        work = Work(conn)
+        work = Work(conn, LONG)
         file.change(leaver=None)
         work.end(runs_end_well=False)
         is_a_stranger(address, OLD)
@@ -173,7 +173,7 @@ def test_B11_runs_may_end_first(rig: Any) -> None:
     address, daemon = rig("finish")
     with Rewritten(daemon) as file, Conn(address, hello=False) as conn:
         enter(conn, OLD)
-        work = Work(conn)
+        work = Work(conn, 5)
         file.change(leaver=None)
         late = conn.send(raw.PING, pb.Ping(cookie=1))
         work.end(runs_end_well=True)
@@ -213,7 +213,7 @@ def test_B11_another_token_keeps_the_session(rig: Any) -> None:
 def test_B11_permissions_that_shrink_and_grow(address: str, daemon: Any) -> None:
     with Rewritten(daemon) as file, Conn(address, hello=False) as conn:
         enter(conn, OLD)
-        handle = submit_slow(conn, 10)
+        handle = submit_slow(conn, LONG)
         run = conn.send(raw.RUN, pb.Run(handle=handle), bytes(32))
         conn.ping()
         file.change(leaver={"permissions": "load"})

@@ -258,7 +258,7 @@ class Pipes:
 def test_D10_announced_descriptors_that_do_not_come(daemon: Any) -> None:
     with Conn(daemon.address) as conn:
         conn.raw(raw.header(PING, 9, 0, 0, END | raw.FDS, n_fds=1))
-        (frame,) = conn.closed(5.0)
+        (frame,) = conn.closed()
         refused(frame, INVALID, "BAD_FDS")
     with Conn(daemon.address) as conn:
         served(conn)
@@ -275,7 +275,7 @@ def test_D10_descriptors_that_are_not_those_announced(
         flags = END | (raw.FDS if announced else 0)
         frame = raw.header(PING, 9, len(message), 0, flags, n_fds=announced) + message
         socket.send_fds(conn.socket, [frame], [pipe.sent] * count)
-        frames = conn.closed(5.0)
+        frames = conn.closed()
         refused(frames[-1], INVALID, "BAD_FDS")
         pipe.all_closed()
     with Conn(daemon.address) as conn:
@@ -290,7 +290,7 @@ def test_D10_descriptors_across_frames(daemon: Any) -> None:
         with Conn(daemon.address) as conn, Pipes() as pipe:
             conn.raw((good * 2)[:before])
             socket.send_fds(conn.socket, [(good * 2)[before:]], [pipe.sent])
-            frames = conn.closed(5.0)
+            frames = conn.closed()
             refused(frames[-1], INVALID, "BAD_FDS")
             pipe.all_closed()
     with Conn(daemon.address) as conn:
@@ -310,7 +310,7 @@ def test_D11_more_descriptors_than_anybody_takes(daemon: Any) -> None:
                         sent += 250
                 except OSError:  # cut, or ETOOMANYREFS of our own
                     pass
-                frames = conn.closed(5.0)
+                frames = conn.closed()
                 refused(frames[-1], INVALID, "BAD_FDS")
         pipe.all_closed()
     with Conn(daemon.address) as conn:

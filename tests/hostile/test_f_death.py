@@ -75,6 +75,15 @@ def submit_slow(conn: Conn, splits: int, **keys: Any) -> int:
     return int(reply.handle)
 
 
+LONG = 400  # splits: twenty seconds, unless something stops them
+SOON_S = 10.0  # half of that, for a machine that does much else
+
+
+def cancelled(conn: Conn) -> float:
+    """Runs that were stopped; the bystander has none."""
+    return conn.stats()['runs_total{end="cancelled"}']
+
+
 def test_slow_graph_is_slow_and_right(address: str) -> None:
     with Conn(address) as conn:
         handle = submit_slow(conn, 3)
@@ -88,38 +97,38 @@ def test_slow_graph_is_slow_and_right(address: str) -> None:
 
 @pytest.mark.parametrize("end", ENDS)
 def test_F01_gone_in_mid_run(address: str, end: str, daemon: Any) -> None:
-    """20 splits of 50 ms: it stops at the next one, not at the end."""
+    """It stops at the next split, not at the end."""
     conn = Conn(address)
-    handle = submit_slow(conn, 20)
-    conn.send(raw.RUN, pb.Run(handle=handle), bytes(32))
-    time.sleep(0.12)
-    ENDS[end](conn)
-    gone = time.monotonic()
+    handle = submit_slow(conn, LONG)
     with Conn(address) as watcher:
-        raw.eventually(lambda: watcher.stats()["graphs"] == 1, 3.0)  # the bystander's
-    if not (address.startswith("tcp") and end == "close"):  # which looks like a half-close at first
-        assert time.monotonic() - gone < 0.6, "the run went on without its client"
+        before = cancelled(watcher)
+        conn.send(raw.RUN, pb.Run(handle=handle), bytes(32))
+        conn.ping()  # the run has been taken
+        time.sleep(0.12)  # and is somewhere in its middle
+        ENDS[end](conn)
+        raw.eventually(lambda: cancelled(watcher) == before + 1, SOON_S, "went on without its client")
+        raw.eventually(lambda: watcher.stats()["graphs"] == 1, SOON_S)  # the bystander's
     with Conn(address) as after:
         served(after)
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_F01_B080_queued_runs_go_with_their_client(address: str, end: str) -> None:
+    """Three minutes of runs: nobody waits for them, and none of them comes to its end."""
     conn = Conn(address)
-    handle = submit_slow(conn, 4)
-    for _ in range(10):
-        conn.send(raw.RUN, pb.Run(handle=handle), bytes(32))
-    time.sleep(0.1)
+    handle = submit_slow(conn, LONG)
     with Conn(address) as other:
         splits = 'device_splits_total{device="slow"}'
-        before = other.stats()[splits]
+        before, stopped = other.stats()[splits], cancelled(other)
+        for _ in range(10):
+            conn.send(raw.RUN, pb.Run(handle=handle), bytes(32))
+        conn.ping()  # all have been taken
         ENDS[end](conn)
         mine = submit_slow(other, 1)
-        begun = time.monotonic()
-        other.run(mine, bytes(32))
-        assert time.monotonic() - begun < 0.6, "waited for the runs of somebody who is gone"
-        time.sleep(0.2)
-        assert other.stats()[splits] - before < 10, "of 40 splits"
+        assert other.run(mine, bytes(32)) == bytes(32)
+        raw.eventually(lambda: other.stats()["runs_in_flight"] <= 1, SOON_S)  # the bystander's
+        assert cancelled(other) > stopped
+        assert other.stats()[splits] - before == 1, "of 4 001 splits"
     with Conn(address) as after:
         served(after)
 
@@ -265,8 +274,12 @@ def test_F01_killed(daemon: Any, action: str) -> None:
         served(after)
 
 
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def test_F01_stopped_client_holds_up_nobody(daemon: Any) -> None:
-    """SIGSTOP in the middle of everything; others go on at full speed."""
+    """SIGSTOP in the middle of everything; others go on while it stands."""
     begin, loop = ACTIONS["flooding"]
     source = textwrap.dedent(CHILD).format(here=str(HERE), address=daemon.address, action=begin, loop=loop)
     child = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
@@ -275,10 +288,9 @@ def test_F01_stopped_client_holds_up_nobody(daemon: Any) -> None:
         child.send_signal(signal.SIGSTOP)
         with Conn(daemon.address) as conn:
             handle = conn.submit(add_graph()).handle
-            begun = time.monotonic()
             for _ in range(100):
                 assert conn.run(handle, TWO) == SUM
-            assert time.monotonic() - begun < 5.0
+            assert stopped(child.pid), "it went on by itself"
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
@@ -309,7 +321,7 @@ def test_F01_B081_cancelling_one_leaves_the_other(address: str) -> None:
 
 def test_F01_cancel_stops_at_the_next_split(address: str) -> None:
     with Conn(address) as conn:
-        handle = submit_slow(conn, 20)
+        handle = submit_slow(conn, LONG)
         run = conn.send(raw.RUN, pb.Run(handle=handle), bytes(32))
         time.sleep(0.1)
         begun = time.monotonic()
@@ -318,7 +330,7 @@ def test_F01_cancel_stops_at_the_next_split(address: str) -> None:
         with pytest.raises(raw.RawError) as caught:
             conn.reply(run)
         refused(caught.value, raw.CANCELLED, "CANCELLED")
-        assert time.monotonic() - begun < 0.5
+        assert time.monotonic() - begun < SOON_S
         again, _ = conn.call(raw.CANCEL, pb.Cancel(request_id=run))
         assert not again.found
         out = conn.run(submit_slow(conn, 1), bytes(32))
@@ -328,9 +340,9 @@ def test_F01_cancel_stops_at_the_next_split(address: str) -> None:
 
 
 def test_C26_B083_deadline_of_a_queued_run(address: str) -> None:
-    """50 ms behind half a second: answered in time, once, and never started."""
+    """50 ms behind twenty seconds: answered in time, once, and never started."""
     with Conn(address) as conn:
-        handle = submit_slow(conn, 10, n_copies=1)
+        handle = submit_slow(conn, LONG, n_copies=1)
         first = conn.send(raw.RUN, pb.Run(handle=handle), bytes(32))
         late = [conn.send(raw.RUN, pb.Run(handle=handle), bytes(32), timeout_ms=50)
                 for _ in range(3)]  # fmt: skip
@@ -339,21 +351,31 @@ def test_C26_B083_deadline_of_a_queued_run(address: str) -> None:
             with pytest.raises(raw.RawError) as caught:
                 conn.reply(call)
             refused(caught.value, raw.DEADLINE, "DEADLINE")
-        assert time.monotonic() - begun < 0.45
-        assert conn.reply(first)[1] == bytes(32)
+        assert time.monotonic() - begun < SOON_S
+        assert not conn.held, "they waited for the first one"
+        assert conn.call(raw.CANCEL, pb.Cancel(request_id=first))[0].found
+        with pytest.raises(raw.RawError) as caught:
+            conn.reply(first)
+        refused(caught.value, raw.CANCELLED, "CANCELLED")
         conn.ping()
         assert not conn.held, "a second reply"
+        short = submit_slow(conn, 4, n_copies=1)
+        runs = [conn.send(raw.RUN, pb.Run(handle=short), bytes(32), timeout_ms=ms) for ms in (0, 1)]
+        assert conn.reply(runs[0])[1] == bytes(32)  # whatever becomes of the other
+        with pytest.raises(raw.RawError) as caught:
+            conn.reply(runs[1])
+        refused(caught.value, raw.DEADLINE, "DEADLINE")
     with Conn(address) as after:
         served(after)
 
 
 def test_C26_deadline_of_a_running_run(address: str) -> None:
     with Conn(address) as conn:
-        handle = submit_slow(conn, 20)
+        handle = submit_slow(conn, LONG)
         begun = time.monotonic()
         error = conn.fails(raw.RUN, pb.Run(handle=handle), bytes(32), timeout_ms=120)
         refused(error, raw.DEADLINE, "DEADLINE")
-        assert time.monotonic() - begun < 0.6
+        assert time.monotonic() - begun < SOON_S
         assert conn.run(submit_slow(conn, 1), bytes(32)) == bytes(32)
     with Conn(address) as after:
         served(after)

@@ -200,7 +200,7 @@ def test_D10_passed_descriptors_are_counted(daemon: Any) -> None:
                 before = fds_of(daemon)
                 fd = memfd(bytes(4096), SIZE_SEALS | WRITE)
                 send_fd(conn, type, message, b"", [fd] * sent, announced)
-                frames = conn.closed(5.0)
+                frames = conn.closed()
                 (last,) = [frame for frame in frames if frame.type == raw.GOAWAY | raw.REPLY]
                 refused(last, INVALID, "BAD_FDS")
                 os.close(fd)

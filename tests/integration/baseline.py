@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
-from raw import Conn
+from raw import Conn, Patience
 
 GAUGES = ("connections", "sessions", "objects", "graphs", "weight_sets", "weight_bytes")
 PREFIXES = ("device_memory_used_bytes", "weight_sets_in_work")
@@ -41,7 +40,6 @@ class Baseline:
         }
 
     def expect_again(self, timeout_s: float = 5.0) -> None:
-        end = time.monotonic() + timeout_s
+        patience = Patience(timeout_s)
         while surplus := self.surplus():
-            assert time.monotonic() < end, f"not given back (before, now): {surplus}"
-            time.sleep(0.02)
+            assert patience.lasts(), f"not given back (before, now): {surplus}"

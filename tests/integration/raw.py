@@ -558,7 +558,23 @@ def add_graph(count: int = 8, name: str = "") -> Graph:
 
 def eventually(condition: Any, timeout_s: float = 5.0, words: str = "") -> None:
     """Polls; what must be true within five seconds, at once where possible."""
-    end = time.monotonic() + timeout_s
+    patience = Patience(timeout_s)
     while not condition():
-        assert time.monotonic() < end, words or "not within the time"
+        assert patience.lasts(), words or "not within the time"
+
+
+class Patience:
+    """A time, and longer for as long as there were few looks: on a machine that does much else a
+    look takes its time, and so does what it waits for."""
+
+    LOOKS, LONGEST = 100, 6
+
+    def __init__(self, timeout_s: float) -> None:
+        self.begun, self.timeout_s, self.looks = time.monotonic(), timeout_s, 0
+
+    def lasts(self) -> bool:
+        """Whether to look again, after a pause. A look was vain."""
         time.sleep(0.02)
+        self.looks += 1
+        spent = (time.monotonic() - self.begun) / self.timeout_s
+        return spent < (1 if self.looks >= self.LOOKS else self.LONGEST)

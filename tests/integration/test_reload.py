@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,7 +53,8 @@ def test_a_session_outlives_its_connection_from_then_on(launch: Callable[..., Da
     reload(daemon, "changed: daemon.session_grace", daemon__session_grace="60s")
     with Conn(daemon.address) as one:
         token = one.greeting.session_token
-    time.sleep(0.2)
+    with Conn(daemon.address) as watcher:
+        eventually(lambda: watcher.stats()["connections"] == 1)
     with Conn(daemon.address, hello=False) as two:
         two.call(1, pb.Hello(protocol_min=1, protocol_max=1, resume_token=token))
         two.call(SYNC, pb.Sync())

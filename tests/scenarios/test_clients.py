@@ -108,13 +108,14 @@ def test_b046_the_stuck_stage_is_told(daemons: list[Daemon]) -> None:
         try:
             begun = time.monotonic()
             failed = []
-            runs = [stage.run_async({"x": x}, timeout=0.3) for stage in stages]
+            runs = [stage.run_async({"x": x}, timeout=limit)
+                    for stage, limit in zip(stages, (20, 0.3, 20), strict=True)]  # fmt: skip
             for number, run in enumerate(runs):
                 try:
                     assert run.result()["y"][0] == 2
                 except errors.DeadlineExceeded:
                     failed.append(number)
-            assert failed == [1] and time.monotonic() - begun < 5
+            assert failed == [1] and time.monotonic() - begun < 10
         finally:
             daemons[1].process.send_signal(signal.SIGCONT)
         for stage in stages:
@@ -210,25 +211,24 @@ def slow(launch: Callable[..., Daemon]) -> Daemon:
 
 @pytest.mark.parametrize("copies", COPIES)
 def test_b080_nobody_works_for_who_has_gone(slow: Daemon, copies: int) -> None:
-    """Ten runs of 40 splits, 10 ms each; their client is gone after the first began. The queued ones
+    """Ten runs of 400 splits, 10 ms each; their client is gone after the first began. The queued ones
     are dropped, the one that computes stops at a split, and somebody else's run comes at once."""
     with Conn(slow.address) as other:
         mine = submit_ping_pong(other, 16, hops=1, n_copies=1).handle
         before = other.stats()
         with Conn(slow.address) as gone:
-            handle = submit_ping_pong(gone, 16, hops=20, n_copies=copies).handle
+            handle = submit_ping_pong(gone, 16, hops=200, n_copies=copies).handle
             for _ in range(10):
                 gone.send(raw.RUN, pb.Run(handle=handle), floats([1.0] * 16))
             raw.eventually(lambda: other.stats()["runs_started_total"] > before["runs_started_total"])
         reply, out = other.call(raw.RUN, pb.Run(handle=mine), floats([3.0] * 16))
         assert out == floats([3.0] * 16)
-        # 400 splits of 10 ms are what there would be to wait for.
-        assert reply.queue_ns < 1_500_000_000
+        # 4 000 splits of 10 ms are what there would be to wait for.
+        assert reply.queue_ns < 10_000_000_000
         key = f'requests_total{{type="RUN",code="{CANCELLED}"}}'
         raw.eventually(lambda: other.stats().get(key, 0) == before.get(key, 0) + 10)
-        after = other.stats()
-        assert after["runs_in_flight"] == 0
-        assert after["runs_started_total"] - before["runs_started_total"] <= copies + 1
+        raw.eventually(lambda: other.stats()["runs_in_flight"] == 0)
+        assert other.stats()["runs_started_total"] - before["runs_started_total"] <= copies + 1
 
 
 @pytest.mark.parametrize("end", ["cancel", "disconnect"])

@@ -31,18 +31,23 @@ SUM = struct.pack("<8f", *(float(i + i + 8) for i in range(8)))
 
 
 def test_b045_idle_and_slow_clients_delay_nobody(daemon: Any) -> None:
+    def greetings() -> float:
+        """Seconds of the median of 26 clients, each of which is served."""
+        times = []
+        for _ in range(26):
+            begun = time.monotonic()
+            with Conn(daemon.address) as conn:
+                times.append(time.monotonic() - begun)
+                handle = conn.submit(raw.add_graph()).handle
+                assert conn.run(handle, TWO) == SUM
+        return sorted(times)[len(times) // 2]
+
+    alone = greetings()
     idle = [Conn(daemon.address) for _ in range(20)]
     half = Conn(daemon.address)
     half.raw(raw.header(raw.SUBMIT, 9, 0, 100000) + bytes(5))
     silent = [Conn(daemon.address, hello=False) for _ in range(20)]
-    times = []
-    for _ in range(26):
-        begun = time.monotonic()
-        with Conn(daemon.address) as conn:
-            times.append(time.monotonic() - begun)
-            handle = conn.submit(raw.add_graph()).handle
-            assert conn.run(handle, TWO) == SUM
-    assert sorted(times)[len(times) // 2] < 0.05, times
+    assert greetings() < 10 * alone + 0.05
     for conn in [*idle, half, *silent]:
         conn.close()
 
@@ -95,6 +100,12 @@ def test_b050_nothing_in_the_environment(tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+def processor_s(daemon: Any) -> float:
+    """What all its threads have used: no matter what else the machine does."""
+    fields = Path(f"/proc/{daemon.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_kib(daemon: Any) -> int:
@@ -186,9 +197,9 @@ def test_b060_many_questions_at_once(daemon: Any) -> None:
     with Conn(daemon.address) as conn:
         message = pb.Ops()
         assert len(body) < conn.body_max
-        begun = time.monotonic()
+        used = processor_s(daemon)
         reply, table = conn.call(raw.OPS, message, body)
-        assert time.monotonic() - begun < 2.0
+        assert processor_s(daemon) - used < 2.0
         assert (reply.device_count, reply.node_count) == (3, 10000)
         assert len(table) == 30000 and set(table) == {1}
 
@@ -403,7 +414,7 @@ def test_sigterm_lets_runs_end(tmp_path: Path) -> None:
     scale(graph, x, [8], 2.0, output=True)
     handle = conn.submit(graph).handle
     run = conn.send(raw.RUN, pb.Run(handle=handle), floats([1.0] * 8))
-    time.sleep(0.05)
+    conn.ping()  # the run has been taken
     one.process.send_signal(signal.SIGTERM)
     assert unfloats(conn.reply(run)[1]) == (2.0,) * 8
     assert [frame.type for frame in conn.pushes] in ([raw.GOAWAY], [])

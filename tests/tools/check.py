@@ -406,10 +406,9 @@ def suites(full: bool) -> list[Suite]:
                 "fuzz", ROOT / "build-fuzz", ["-Db_sanitize=address,undefined"],
                 ["--seconds", "180"],
             ),
-            # The only target with threads.
             fuzz_suite(
                 "fuzz-threads", ROOT / "build-fuzz-tsan", ["-Db_sanitize=thread"],
-                ["--seconds", "180", "--only", "session"],
+                ["--seconds", "120"],
             ),
             fuzz_suite(
                 "fuzz-planted", ROOT / "build-fuzz-planted",
