@@ -98,13 +98,14 @@ static bool engine_round(struct hr_engine *engine) {
 
         if (atomic_exchange(&engine->cancels_work, false))
                 kept_stop_jobs(engine);
+        /* First: what comes after an answer of DEVICE_LOST is planned without that device. */
+        any = retire_lost(engine);
         job = work_take(engine);
         if (job) {
                 work_do(job);
                 any = true;
         }
         any = settle_one(engine) || any;
-        any = retire_lost(engine) || any;
         if (atomic_exchange(&engine->store_wanted, false)) {
                 hr_engine_turn_take(engine);
                 if (hr_weights_store_step(engine->store))

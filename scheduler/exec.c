@@ -505,6 +505,9 @@ void hr_run_finish(struct hr_run *run) {
         --pipeline->workspace->in_flight;
         --pipeline->fleet->in_flight;
         pipeline->constants_pending = false;
+        /* Nobody else is to meet what this run has met, before the device is retired as well. */
+        if (run->outcome.diag.status == HR_E_DEVICE_LOST)
+                pipeline->lost = true;
 }
 
 uint64_t hr_run_copied_bytes(const struct hr_run *run) {

@@ -185,7 +185,7 @@ struct hr_pipeline {
         uint32_t notify_count;               /* notifications per run */
         uint64_t sequence;                   /* of the next run */
         uint64_t epoch;                      /* of the fleet, when `lost` was found out */
-        bool lost;                           /* a device that it needs is retired */
+        bool lost;                           /* a device that it needs is lost */
         uint32_t in_flight;
         bool touches_states;               /* some lane reads or writes a writable buffer */
         bool constants_pending;            /* written, and no run has ended since */

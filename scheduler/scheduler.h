@@ -306,7 +306,8 @@ bool hr_pipeline_has_slot(const struct hr_pipeline *pipeline);
 /* True while no run of the pipeline starts because one in flight, on its workspace or with a state
  * of its, lacks an edge that could not be submitted; it ends with the last run in flight there. */
 bool hr_pipeline_is_held(const struct hr_pipeline *pipeline);
-/* True when a retired device computes, copies or holds something for it: no run starts any more. */
+/* True when a retired device computes, copies or holds something for it, or a run of it has ended
+ * with HR_E_DEVICE_LOST: no run starts any more. */
 bool hr_pipeline_is_lost(struct hr_pipeline *pipeline);
 /* Does it compute on that device? */
 bool hr_pipeline_uses(const struct hr_pipeline *pipeline, uint32_t device);

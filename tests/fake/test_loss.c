@@ -119,9 +119,16 @@ static void lose_in_flight(uint32_t victim, uint32_t steps) {
         for (uint32_t i = 0; i < 3; ++i)
                 HR_EXPECT_EQ(shots[i].take.done_count, 1);
         HR_EXPECT(steps > 0 || failed == 3);
-        /* Not retired yet: a run is taken, fails and ends. */
-        HR_EXPECT_OK(shoot(&relay, pipeline, 9, &late, &diag), &diag);
-        HR_EXPECT_EQ(take_wait(&late.take), HR_E_DEVICE_LOST);
+        /* Not retired yet: a run is taken, fails and ends, and is the last one. */
+        if (failed == 0) {
+                HR_EXPECT_OK(shoot(&relay, pipeline, 9, &late, &diag), &diag);
+                HR_EXPECT_EQ(take_wait(&late.take), HR_E_DEVICE_LOST);
+                late.take.done_count = 0;
+        }
+        HR_EXPECT_EQ(shoot(&relay, pipeline, 9, &late, &diag), HR_E_DEVICE_LOST);
+        HR_EXPECT_STREQ(hr_diag_reason(&diag), "RETIRED");
+        HR_EXPECT_EQ(late.take.done_count, 0);
+        hr_diag_clear(&diag);
         HR_EXPECT_EQ(hr_fleet_retire(relay.studio.fleet), 1);
         HR_EXPECT_EQ(hr_fleet_retire(relay.studio.fleet), 0);
         HR_EXPECT_EQ(hr_fleet_epoch(relay.studio.fleet), epoch + 1);

@@ -44,7 +44,7 @@ static pthread_t thread;
 static atomic_bool is_over;
 
 /* An input may ask for a drain: then there is another daemon. */
-static void *serve(void *arg) {
+static HR_UNCOUNTED void *serve(void *arg) {
         (void) arg;
         while (!atomic_load(&is_over)) {
                 struct hr_diag diag = {0};

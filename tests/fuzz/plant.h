@@ -4,6 +4,14 @@
  */
 #pragma once
 
+/* For functions of a target that run in another thread than the fuzzer: what they cover is not
+ * counted. */
+#ifdef __clang__
+#define HR_UNCOUNTED __attribute__((no_sanitize("coverage")))
+#else
+#define HR_UNCOUNTED
+#endif
+
 #ifdef HR_PLANTED_FAULT
 #define HR_PLANT(condition)                                                                        \
         do {                                                                                       \

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import raw
+from devices import has_address_sanitizer
 from expect import SUM, TWO, refused, served
 from raw import F32, INPUT, MORE, STATE, Conn, Graph, add_graph, pb
 
@@ -124,6 +125,9 @@ def test_F01_churn_leaves_memory_and_descriptors_flat(address: str, daemon: Any)
             looks.append(memory(daemon))
     third = len(looks) // 3
     early, late = statistics.median(looks[:third]), statistics.median(looks[-third:])
-    assert late - early < 4.0, f"memory grows: {early:.1f} to {late:.1f} MiB in {ROUNDS} rounds"
+    # The address sanitizer keeps what is freed for a while, and looks for leaks itself at the end.
+    assert late - early < 4.0 or has_address_sanitizer(daemon.process.pid), (
+        f"memory grows: {early:.1f} to {late:.1f} MiB in {ROUNDS} rounds"
+    )
     with Conn(address) as conn:
         served(conn)

@@ -20,6 +20,7 @@ import headrace
 import numpy as np
 import pytest
 import raw
+from devices import has_address_sanitizer
 from manager import Manager, managed
 from run_daemon import config_text, device
 from test_keep import CONTENTS, has, memfd, names
@@ -247,7 +248,8 @@ def test_G11_secrets(guarded: Service) -> None:
         except headrace.errors.HeadraceError as error:
             assert "extraordinary" not in str(error)
     assert "extraordinary" not in manager.log() and digest not in manager.log()
-    if os.geteuid() == 0:
+    # The sanitizer's own search for leaks looks into the process.
+    if os.geteuid() == 0 and not has_address_sanitizer(guarded.pid):
         nobody_looks_into_it(manager)
     guarded.run()
 

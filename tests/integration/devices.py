@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,10 @@ def require_daemon() -> None:
     program = build_folder() / "daemon" / "headraced"
     if not program.exists():
         pytest.skip(f"no {program}: build first, or set HEADRACE_BUILD")
+
+
+def has_address_sanitizer(pid: int) -> bool:
+    return "libasan" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def start_daemon(**keys: Any) -> Daemon:

@@ -19,6 +19,7 @@ import headrace
 import numpy as np
 import pytest
 import raw
+from devices import has_address_sanitizer
 from graphs import floats, scale, state, submit_ping_pong, unfloats
 from raw import EXHAUSTED, F32, INPUT, INVALID, NOT_FOUND, RANGE, UNSUPPORTED, Conn, Graph, pb
 from run_daemon import Daemon, DaemonError, build_folder, device
@@ -347,7 +348,7 @@ def one_cycle(address: str) -> None:
 
 
 def skip_with_sanitizer(daemon: Any) -> None:
-    if "libasan" in Path(f"/proc/{daemon.process.pid}/maps").read_text():
+    if has_address_sanitizer(daemon.process.pid):
         pytest.skip("a sanitizer keeps freed memory for a while")
 
 

@@ -15,6 +15,7 @@ import headrace
 import numpy as np
 import pytest
 import raw
+from devices import has_address_sanitizer
 from headrace import errors
 from run_daemon import Daemon, device
 
@@ -225,6 +226,8 @@ def test_an_idle_connection_costs_a_kibibyte(launch: Callable[..., Daemon]) -> N
             conns.append(raw.Conn(daemon.address))
             conns[-1].ping()
         grown = resident_bytes(daemon) - before
+        if has_address_sanitizer(daemon.process.pid):
+            pytest.skip("what a sanitizer puts around each block counts as well")
         assert grown <= 1024 * count, grown / count
         assert conns[0].stats()["sessions"] == 32 + count
     finally:
