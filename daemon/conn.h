@@ -62,6 +62,8 @@ struct hr_conn {
         };
         uint8_t *message; /* only while one has come in part */
         uint8_t *body_to; /* NULL = skipped */
+        struct hr_image *body_image; /* body_to lies in it and is written through its descriptor;
+                                      * NULL = in place */
         uint64_t body_left;
         struct hr_request *body_request;
         uint64_t opened_ns, read_ns, closing_ns;

@@ -3,8 +3,9 @@
  *
  * recvmsg() with two places: the rest of the body that is due, and behind it the server's window,
  * from which headers, messages and what begins the next body are taken. So a large body is written
- * by the kernel to where it is wanted, and a small frame costs one call. A message that has come in
- * part is the only thing a connection buffers.
+ * by the kernel to where it is wanted, and a small frame costs one call. What is written through a
+ * descriptor (uploads) lands in the server's memory first, as much at once as stays in the
+ * processor's cache. A message that has come in part is the only thing a connection buffers.
  */
 #include "daemon/conn_priv.h"
 
@@ -12,6 +13,7 @@
 #include <string.h>
 
 #include "core/clock.h"
+#include "daemon/image.h"
 #include "daemon/rpc.h"
 
 #define READ_ROUNDS_MAX 16                 /* reads before others have their turn */
@@ -110,6 +112,19 @@ static void conn_consume_message(struct hr_conn *conn, const uint8_t **at, size_
                 conn_message(conn, piece);
 }
 
+/* `size` bytes of the body, which are not where they belong yet. Without memory its request ends,
+ * and the rest of the frame goes nowhere. */
+static void conn_body_put(struct hr_conn *conn, const uint8_t *bytes, size_t size) {
+        struct hr_diag diag = {0};
+
+        if (!conn->body_to)
+                return;
+        if (!conn->body_image)
+                memcpy(conn->body_to, bytes, size);
+        else if (hr_image_write(conn->body_image, conn->body_to, bytes, size, &diag) != HR_OK)
+                hr_request_abort(conn->body_request, &diag);
+}
+
 /* `bytes` of the body have arrived, already where they belong. */
 static void conn_body_arrived(struct hr_conn *conn, uint64_t bytes) {
         conn->body_left -= bytes;
@@ -137,8 +152,7 @@ static void conn_consume(struct hr_conn *conn, const uint8_t *at, size_t left) {
                         break;
                 case HR_CONN_BODY:
                         bytes = HR_MIN(conn->body_left, left);
-                        if (conn->body_to)
-                                memcpy(conn->body_to, at, bytes);
+                        conn_body_put(conn, at, bytes);
                         at += bytes;
                         left -= bytes;
                         conn_body_arrived(conn, bytes);
@@ -216,18 +230,30 @@ static void conn_look_at_fds(struct hr_conn *conn) {
                 hr_conn_fail(conn, &diag);
 }
 
-/* Where the next bytes go: the rest of a body, then the window. */
+/* The rest of a body that the kernel can write at once to where it belongs, or as much of it as
+ * lands; no bytes: there is none, or it is not wanted. */
+static struct iovec conn_direct(struct hr_conn *conn) {
+        if (conn->stage != HR_CONN_BODY || !conn->body_to)
+                return (struct iovec){0};
+        if (!conn->body_image)
+                return (struct iovec){conn->body_to, conn->body_left};
+        return (struct iovec){conn->server->landing, HR_MIN(conn->body_left, HR_LANDING_BYTES)};
+}
+
+/* Where the next bytes go: the rest of a body, then, behind its end, the window. */
 static size_t conn_read_once(struct hr_conn *conn, bool only_buffered, bool *ret_again) {
         uint8_t *window = conn->server->window;
-        const size_t window_bytes = conn_window_bytes(conn);
+        const struct iovec place = conn_direct(conn);
+        const size_t direct = place.iov_len;
+        const bool is_part = direct > 0 && direct < conn->body_left;
+        const size_t window_bytes = is_part ? 0 : conn_window_bytes(conn);
         struct iovec parts[2];
-        size_t part_count = 0, direct = 0, got;
+        size_t part_count = 0, got;
 
-        if (conn->stage == HR_CONN_BODY && conn->body_to) {
-                direct = conn->body_left;
-                parts[part_count++] = (struct iovec){conn->body_to, direct};
-        }
-        parts[part_count++] = (struct iovec){window, window_bytes};
+        if (direct > 0)
+                parts[part_count++] = place;
+        if (window_bytes > 0)
+                parts[part_count++] = (struct iovec){window, window_bytes};
         got = conn_receive(conn, parts, part_count, only_buffered);
         /* The end of a TLS stream may lie behind the last bytes, and no event tells of it. */
         *ret_again = conn->stream.tls ? got > 0 : got == direct + window_bytes;
@@ -235,6 +261,8 @@ static size_t conn_read_once(struct hr_conn *conn, bool only_buffered, bool *ret
                 return 0;
         conn->read_ns = hr_clock_now_ns();
         conn->server->active_ns = conn->read_ns;
+        if (direct > 0 && conn->body_image)
+                conn_body_put(conn, place.iov_base, HR_MIN(got, direct));
         if (direct > 0)
                 conn_body_arrived(conn, HR_MIN(got, direct));
         if (got > direct)

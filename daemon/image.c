@@ -182,6 +182,26 @@ hr_status hr_image_new_memory(uint64_t bytes, struct hr_diag *diag, struct hr_im
         return status;
 }
 
+hr_status hr_image_write(struct hr_image *image, const uint8_t *to, const void *bytes, size_t size,
+                         struct hr_diag *diag) {
+        const uint8_t *from = bytes;
+
+        HR_ASSERT(image->fd >= 0 && !image->is_file);
+        HR_ASSERT(to >= image->base && size <= image->bytes - (uint64_t) (to - image->base));
+        while (size > 0) {
+                const ssize_t done = pwrite(image->fd, from, size, (off_t) (to - image->base));
+
+                if (done < 0 && errno == EINTR)
+                        continue;
+                if (done <= 0)
+                        return no_memory(image->bytes, diag);
+                from += done;
+                to += done;
+                size -= (size_t) done;
+        }
+        return HR_OK;
+}
+
 hr_status hr_image_seal(struct hr_image *image, struct hr_diag *diag) {
         HR_ASSERT(image->fd >= 0);
         /* A seal against writing needs that no shared mapping could write; read-only shared ones

@@ -5,6 +5,7 @@
 #include "daemon/large_pages.h"
 
 #include <fcntl.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -28,6 +29,31 @@ struct region {
 
 void hr_large_pages_want(void *base, uint64_t bytes) {
         (void) madvise(base, (size_t) bytes, MADV_HUGEPAGE);
+}
+
+/* The word in brackets is the one that holds. */
+static bool choice_is(const char *path, const char *word) {
+        char text[128];
+        const int fd = open(path, O_RDONLY | O_CLOEXEC);
+        const ssize_t length = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
+
+        if (fd >= 0)
+                (void) close(fd);
+        text[HR_MAX(length, 0)] = '\0';
+        return strstr(text, word) != NULL;
+}
+
+bool hr_large_pages_are_shared(void) {
+        static const char *const words[] = {"[always]", "[within_size]", "[advise]"};
+        static const char all[] = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+        static const char one[] =
+                "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled";
+        const bool is_inherited = choice_is(one, "[inherit]") || access(one, R_OK) != 0;
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(words); i++)
+                if (choice_is(is_inherited ? all : one, words[i]))
+                        return !choice_is(all, "[deny]");
+        return choice_is(all, "[force]");
 }
 
 void hr_large_pages_span(const uint8_t *base, uint64_t room, uint64_t offset, uint64_t bytes,

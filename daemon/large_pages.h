@@ -17,6 +17,10 @@
  * returned it. Thread: any. */
 void hr_large_pages_want(void *base, uint64_t bytes);
 
+/* Whether shared memory that asks for large pages may get them here, as the system's files say.
+ * Thread: any. */
+bool hr_large_pages_are_shared(void);
+
 /* A descriptor for hr_large_pages_used(); -1 where the kernel (before 6.7) cannot tell. The
  * caller's to close. Thread: any. */
 int hr_large_pages_scanner(void);

@@ -18,6 +18,7 @@
 #include "core/clock.h"
 #include "daemon/failure.h"
 #include "daemon/pressure.h"
+#include "daemon/upload.h"
 
 static const struct hr_method *const services[] = {
         hr_session_methods, hr_weights_methods, hr_upload_methods, hr_region_methods,
@@ -215,6 +216,7 @@ static void data_message(struct hr_conn *conn, struct hr_wire_span message) {
                 hr_request_abort(request, &diag);
                 return;
         }
+        conn->body_image = request->stream ? hr_upload_written(request->stream) : NULL;
         conn->body_request = request;
 }
 
@@ -265,6 +267,7 @@ bool hr_rpc_message(struct hr_conn *conn, struct hr_wire_span message) {
         }
         conn->body_request = request;
         conn->body_to = request->body;
+        conn->body_image = NULL;
         return true;
 }
 

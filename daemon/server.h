@@ -29,6 +29,7 @@ struct hr_pressure;
 
 /* Bytes read at once when no body is due; also the most that is read past one. */
 #define HR_WINDOW_BYTES 16384U
+#define HR_LANDING_BYTES (UINT32_C(512) << 10) /* stays in a processor's cache */
 
 #define HR_GRPC_CODES 17U
 #define HR_WAITING_BYTES 256
@@ -107,6 +108,7 @@ struct hr_server {
         uint64_t refusal_ns, refusal_delay_ns; /* the last failed authentication, and how long it
                                                 * was put off */
         uint8_t window[HR_WINDOW_BYTES];            /* what a read leaves beyond a body */
+        uint8_t landing[HR_LANDING_BYTES]; /* what a read brings of a body that is then written */
         uint8_t scratch[HR_WIRE_MESSAGE_BYTES_MAX]; /* a message being encoded */
 };
 

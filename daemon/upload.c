@@ -33,6 +33,7 @@ struct hr_upload {
         uint32_t leaf_count;
         uint8_t *expected; /* digests of the leaves, or NULL */
         struct hr_workers *workers;
+        bool is_in_place;
         void (*wake)(void *arg);
         void *arg;
         struct leaf *leaves;
@@ -81,6 +82,7 @@ hr_status hr_upload_new(const struct hr_upload_config *config, struct hr_diag *d
         upload->total_bytes = config->total_bytes;
         upload->leaf_count = upload->missing = (uint32_t) count;
         upload->workers = config->workers;
+        upload->is_in_place = config->is_in_place;
         upload->wake = config->wake;
         upload->arg = config->arg;
         for (uint32_t i = 0; i < upload->leaf_count; i++)
@@ -289,7 +291,8 @@ static bool stream_take_leaf(struct hr_upload_stream *stream) {
         if (leaf == upload->next)
                 upload->next++;
         upload->leaves[leaf].state = LEAF_GIVEN;
-        leaf_expect(upload, leaf);
+        if (upload->is_in_place)
+                leaf_expect(upload, leaf);
         upload->missing--;
         if (upload->missing == 0)
                 upload->next = upload->leaf_count;
@@ -358,6 +361,10 @@ hr_status hr_upload_place(struct hr_upload_stream *stream, uint64_t offset, uint
                 diag->actual = *reason == 'O' ? offset : bytes;
         }
         return status;
+}
+
+struct hr_image *hr_upload_written(const struct hr_upload_stream *stream) {
+        return stream->upload->is_in_place ? NULL : stream->upload->image;
 }
 
 void hr_upload_commit(struct hr_upload_stream *stream, uint64_t bytes) {

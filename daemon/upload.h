@@ -4,9 +4,11 @@
  * The contents are cut into leaves of HR_DIGEST_LEAF_BYTES. Streams (one per request that sends)
  * are given leaves that are missing, send each from its first byte to its last, and may leave at
  * any moment: what they were given and have not filled is missing again. So several connections
- * share one upload, and a broken one costs the leaf it was in. Memory for a leaf that is given is
- * brought in by a worker, so that the loop, which fills it, does not wait for pages; a leaf that is
- * complete is hashed by a worker.
+ * share one upload, and a broken one costs the leaf it was in. Where shared memory comes in large
+ * pages, a leaf that is given is brought in by a worker, so that the loop, which fills it, does not
+ * wait for pages. Elsewhere the loop writes what it has received through the descriptor: for each
+ * small page, clearing and mapping it first costs more than copying from the cache does. A leaf that
+ * is complete is hashed by a worker.
  *
  *   MISSING --grant--> GIVEN --complete--> RECEIVED --hashed--> HASHED
  *      ^                 |
@@ -33,6 +35,8 @@ struct hr_upload_config {
         uint64_t total_bytes;        /* at most the image's */
         const uint8_t *leaf_digests; /* HR_DIGEST_BYTES per leaf, copied; NULL = not known */
         struct hr_workers *workers;
+        bool is_in_place; /* streams fill the image's memory, which workers bring in ahead of them;
+                           * else they write through its descriptor (hr_image_write()) */
         void (*wake)(void *arg); /* a leaf has been hashed. Thread: a worker's */
         void *arg;
 };
@@ -89,5 +93,7 @@ uint64_t hr_upload_grant(struct hr_upload_stream *stream, uint64_t bytes_max, ui
  * SIZE or CREDIT). The memory may be written until the commit. */
 HR_NODISCARD hr_status hr_upload_place(struct hr_upload_stream *stream, uint64_t offset,
                                        uint64_t bytes, struct hr_diag *diag, uint8_t **ret_memory);
+/* The image that the place is written through; NULL: the place is filled. */
+struct hr_image *hr_upload_written(const struct hr_upload_stream *stream);
 /* `bytes` bytes of the place are there. */
 void hr_upload_commit(struct hr_upload_stream *stream, uint64_t bytes);

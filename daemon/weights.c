@@ -24,6 +24,7 @@
 
 #include "core/host.h"
 #include "core/log.h"
+#include "daemon/large_pages.h"
 #include "daemon/transfer.h"
 
 #define HASHERS_MAX 4U
@@ -450,6 +451,7 @@ hr_status hr_weights_store_new(const struct hr_weights_store_config *config, str
         hr_list_init(&store->answered);
         hr_mpsc_init(&store->opened);
         hr_image_guard();
+        store->has_large_pages = hr_large_pages_are_shared();
         status = hr_reader_new(diag, &store->reader);
         if (status == HR_OK)
                 status = hr_workers_new("hr-hash", HR_MIN(hr_host_processors(), HASHERS_MAX), diag,

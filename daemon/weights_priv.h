@@ -64,6 +64,7 @@ struct hr_weights_store {
         struct hr_mpsc opened;       /* files that they have opened, or could not */
         struct hr_disk_cache *cache; /* NULL = none */
         atomic_bool is_leaving;
+        bool has_large_pages; /* of shared memory, on this system */
         uint64_t numbers; /* given to sets */
         struct hr_weights_store_stats stats;
 };

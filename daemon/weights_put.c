@@ -193,6 +193,7 @@ static hr_status put_new(struct hr_weights *set, const struct hr_upload_request 
                 .total_bytes = request->total_bytes,
                 .leaf_digests = request->leaf_digests,
                 .workers = set->store->workers,
+                .is_in_place = set->store->has_large_pages,
                 .wake = set->store->config.wake,
                 .arg = set->store->config.arg,
         };

@@ -115,6 +115,9 @@ enum headrace_status hr_channel_call(struct hr_channel *channel, const struct hr
 
 struct hr_known_set;
 
+/* HEADRACE_INVALID (SHARE) when it is none. */
+enum headrace_status hr_client_check_share(enum headrace_share share, struct headrace_error *error);
+
 struct headrace_client {
         int64_t timeout_ms;
         struct headrace_limits limits;

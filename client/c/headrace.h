@@ -224,12 +224,21 @@ struct headrace_set {
         bool already; /* it was there before */
 };
 
+/* Who finds a set by name and shares in equal contents: everybody, or the principal whose it is. */
+enum headrace_share { HEADRACE_SHARE_ALL = 0, HEADRACE_SHARE_PRINCIPAL = 1 };
+
 /* A file below one of the daemon's model directories: GGUF, or safetensors by its extension. name:
  * NULL for the path. */
 HEADRACE_API enum headrace_status
 headrace_load(struct headrace_client *client, const char *path, const char *name,
               const struct headrace_rule *rules, size_t rule_count, int64_t timeout_ms,
               struct headrace_error *error, struct headrace_set *ret_set);
+/* The same, for whom it says. Another value of share: HEADRACE_INVALID (SHARE). */
+HEADRACE_API enum headrace_status
+headrace_load_shared(struct headrace_client *client, const char *path, const char *name,
+                     const struct headrace_rule *rules, size_t rule_count,
+                     enum headrace_share share, int64_t timeout_ms, struct headrace_error *error,
+                     struct headrace_set *ret_set);
 /* Uploads tensors as a set. Contents that the daemon has are not sent; when the connection breaks
  * it is made anew, and what has arrived is not sent again (whole leaves of 4 MiB, unless the daemon
  * has ended). On a Unix socket large contents are passed as sealed memory. */
@@ -238,6 +247,13 @@ headrace_put(struct headrace_client *client, const char *name,
              const struct headrace_tensor *tensors, size_t tensor_count,
              const struct headrace_rule *rules, size_t rule_count, int64_t timeout_ms,
              struct headrace_error *error, struct headrace_set *ret_set);
+/* The same, for whom it says. Another value of share: HEADRACE_INVALID (SHARE). */
+HEADRACE_API enum headrace_status
+headrace_put_shared(struct headrace_client *client, const char *name,
+                    const struct headrace_tensor *tensors, size_t tensor_count,
+                    const struct headrace_rule *rules, size_t rule_count,
+                    enum headrace_share share, int64_t timeout_ms, struct headrace_error *error,
+                    struct headrace_set *ret_set);
 /* Gives a set back; it goes when nobody holds it any more. */
 HEADRACE_API enum headrace_status headrace_drop(struct headrace_client *client, uint64_t set,
                                                 int64_t timeout_ms, struct headrace_error *error);

@@ -33,17 +33,29 @@ static enum headrace_status ask_set(struct headrace_client *client,
         return status;
 }
 
-enum headrace_status headrace_load(struct headrace_client *client, const char *path,
-                                   const char *name, const struct headrace_rule *rules,
-                                   size_t rule_count, int64_t timeout_ms,
-                                   struct headrace_error *error, struct headrace_set *ret_set) {
+enum headrace_status hr_client_check_share(enum headrace_share share,
+                                           struct headrace_error *error) {
+        if (share == HEADRACE_SHARE_ALL || share == HEADRACE_SHARE_PRINCIPAL)
+                return HEADRACE_OK;
+        return hr_client_fail(error, HEADRACE_INVALID, "SHARE", "there is no share %d",
+                              (int) share);
+}
+
+enum headrace_status headrace_load_shared(struct headrace_client *client, const char *path,
+                                          const char *name, const struct headrace_rule *rules,
+                                          size_t rule_count, enum headrace_share share,
+                                          int64_t timeout_ms, struct headrace_error *error,
+                                          struct headrace_set *ret_set) {
         uint8_t message[HR_WIRE_MESSAGE_BYTES_MAX];
         struct hr_request request = {.kind = HR_FRAME_WEIGHTS_LOAD, .message = message};
         struct hr_wire_weights_load load = {.rules = hr_client_rules(rules),
-                                            .rule_count = (uint32_t) rule_count};
+                                            .rule_count = (uint32_t) rule_count,
+                                            .is_own = share == HEADRACE_SHARE_PRINCIPAL};
         struct hr_diag diag = {0};
-        enum headrace_status status = hr_client_check_name(path, sizeof load.path, error);
+        enum headrace_status status = hr_client_check_share(share, error);
 
+        if (status == HEADRACE_OK)
+                status = hr_client_check_name(path, sizeof load.path, error);
         if (status == HEADRACE_OK && name)
                 status = hr_client_check_name(name, sizeof load.name, error);
         if (status != HEADRACE_OK)
@@ -57,6 +69,14 @@ enum headrace_status headrace_load(struct headrace_client *client, const char *p
         return ask_set(client, &request,
                        (struct hr_wire_span){message, request.message_bytes}, timeout_ms, error,
                        ret_set);
+}
+
+enum headrace_status headrace_load(struct headrace_client *client, const char *path,
+                                   const char *name, const struct headrace_rule *rules,
+                                   size_t rule_count, int64_t timeout_ms,
+                                   struct headrace_error *error, struct headrace_set *ret_set) {
+        return headrace_load_shared(client, path, name, rules, rule_count, HEADRACE_SHARE_ALL,
+                                    timeout_ms, error, ret_set);
 }
 
 enum headrace_status headrace_drop(struct headrace_client *client, uint64_t set, int64_t timeout_ms,

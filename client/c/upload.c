@@ -87,7 +87,7 @@ static enum headrace_status upload_init(struct upload *upload, const char *name,
 static enum headrace_status set_take(struct upload *upload, const struct hr_answer *answer,
                                      struct headrace_error *error, struct headrace_set *ret_set) {
         uint8_t load[HR_WIRE_SET_NAME_BYTES + 16];
-        struct hr_wire_weights_load by_name = {0};
+        struct hr_wire_weights_load by_name = {.is_own = upload->put.is_own};
         struct hr_wire_set_info set;
         struct hr_diag diag = {0};
         size_t load_bytes = 0;
@@ -218,17 +218,21 @@ static bool is_there(struct upload *upload) {
         return state == HR_WIRE_CONTENTS_WHOLE;
 }
 
-enum headrace_status headrace_put(struct headrace_client *client, const char *name,
-                                  const struct headrace_tensor *tensors, size_t tensor_count,
-                                  const struct headrace_rule *rules, size_t rule_count,
-                                  int64_t timeout_ms, struct headrace_error *error,
-                                  struct headrace_set *ret_set) {
+enum headrace_status headrace_put_shared(struct headrace_client *client, const char *name,
+                                         const struct headrace_tensor *tensors,
+                                         size_t tensor_count, const struct headrace_rule *rules,
+                                         size_t rule_count, enum headrace_share share,
+                                         int64_t timeout_ms, struct headrace_error *error,
+                                         struct headrace_set *ret_set) {
         struct upload upload = {.client = client,
+                                .put.is_own = share == HEADRACE_SHARE_PRINCIPAL,
                                 .deadline_ns = hr_client_deadline_of(client, timeout_ms)};
         struct headrace_error local;
-        enum headrace_status status = hr_client_check_name(name, sizeof upload.put.name, &local);
+        enum headrace_status status = hr_client_check_share(share, &local);
         int fd = -1;
 
+        if (status == HEADRACE_OK)
+                status = hr_client_check_name(name, sizeof upload.put.name, &local);
         for (size_t i = 0; i < tensor_count && status == HEADRACE_OK; i++)
                 if (!tensors[i].data)
                         status = hr_client_fail(&local, HEADRACE_INVALID, "MANIFEST",
@@ -247,4 +251,13 @@ enum headrace_status headrace_put(struct headrace_client *client, const char *na
                 *error = local;
         upload_deinit(&upload);
         return status;
+}
+
+enum headrace_status headrace_put(struct headrace_client *client, const char *name,
+                                  const struct headrace_tensor *tensors, size_t tensor_count,
+                                  const struct headrace_rule *rules, size_t rule_count,
+                                  int64_t timeout_ms, struct headrace_error *error,
+                                  struct headrace_set *ret_set) {
+        return headrace_put_shared(client, name, tensors, tensor_count, rules, rule_count,
+                                   HEADRACE_SHARE_ALL, timeout_ms, error, ret_set);
 }

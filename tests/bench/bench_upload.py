@@ -3,8 +3,11 @@
 The bare side sends as many bytes, over as many connections, with the same calls, to a process that
 receives them into memory it uses again and does nothing with them; it is what the link can do here. The
 daemon also verifies: it hashes all that comes. Sides take turns. Digests are computed before the clock
-starts, but for the row that says so. The rows about processor time say what bounds the first one: what a
-byte takes of the client and of the daemon, and how many bytes this machine's processors have time for.
+starts, but for the row that says so. The rows about processor time say what bounds the first one. A byte
+takes what it takes the bare pair, and the time of its hash, whatever else the daemon does: what this
+machine's processors have time for then is the bound, and the second row says how much of it is reached.
+The last of them is what the daemon's loop, one thread that receives and writes, has time for where other
+processors do the rest.
 """
 
 from __future__ import annotations
@@ -78,9 +81,9 @@ def send_bare(port: int, data: memoryview, lanes: int) -> None:
         thread.join()
 
 
-def processor_s(pid: int) -> float:
-    """What a process has used so far, in its own code and in the kernel's."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def processor_s(process: str) -> float:
+    """What a process, or a thread, has used so far, in its own code and in the kernel's."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -91,12 +94,34 @@ def hash_rate(data: memoryview) -> float:
     return min(len(data), 64 * MIB) / (time.process_time() - before)
 
 
-def arithmetic(data: memoryview, daemon_s: float, client_s: float, uploads: int) -> list[Row]:
+class Used:
+    """Processor time of processes, or threads, by name, while something goes on."""
+
+    def __init__(self, **processes: str) -> None:
+        self.processes = processes
+        self.seconds = dict.fromkeys(processes, 0.0)
+
+    def during(self, work: Any) -> float:
+        before = {name: processor_s(process) for name, process in self.processes.items()}
+        seconds = timed(work)
+        for name, process in self.processes.items():
+            self.seconds[name] += processor_s(process) - before[name]
+        return seconds
+
+    def ns(self, name: str, size: int) -> float:
+        return self.seconds[name] * 1e9 / size
+
+
+def arithmetic(data: memoryview, ours: float, bare: Used, used: Used, uploads: int) -> list[Row]:
     sent, processors = len(data) * uploads, len(os.sched_getaffinity(0))
-    daemon_ns, client_ns = daemon_s * 1e9 / sent, client_s * 1e9 / sent
+    daemon_ns, client_ns = used.ns("daemon", sent), used.ns("client", sent)
+    pair_ns = bare.ns("client", sent) + bare.ns("receiver", sent)
     hashing = hash_rate(data) / 1e6
+    bound = processors * 1e3 / (pair_ns + 1e3 / hashing)
     return [
+        Row("the same", ours, "MB/s", f"bare bytes and one hash on {processors}", bound, ">= 0.8"),
         Row("one processor hashes", hashing, "MB/s"),
+        Row("processor time of the bare pair", pair_ns, "ns/byte"),
         Row("processor time of the daemon", daemon_ns, "ns/byte"),
         Row("    of it for the hash", 1e3 / hashing, "ns/byte"),
         Row("processor time of the client", client_ns, "ns/byte"),
@@ -105,6 +130,7 @@ def arithmetic(data: memoryview, daemon_s: float, client_s: float, uploads: int)
             processors * 1e3 / (daemon_ns + client_ns),
             "MB/s",
         ),
+        Row("the daemon's loop has time for", 1e3 / max(used.ns("loop", sent), 1e-3), "MB/s"),
     ]
 
 
@@ -125,7 +151,9 @@ class Contents:
 def over_tcp(daemon: Daemon, contents: Contents, repetitions: int) -> list[Row]:
     lanes = blocking.LANES
     receiver = subprocess.Popen([sys.executable, "-c", RECEIVER], stdout=subprocess.PIPE, text=True)
-    daemon_s = client_s = 0.0
+    pid = daemon.process.pid
+    raw = Used(client="self", receiver=str(receiver.pid))
+    used = Used(client="self", daemon=str(pid), loop=f"{pid}/task/{pid}")
     ours: list[float] = []
     hashed: list[float] = []
     bare: list[float] = []
@@ -136,20 +164,17 @@ def over_tcp(daemon: Daemon, contents: Contents, repetitions: int) -> list[Row]:
             for _ in range(repetitions):
                 tensors, digest = contents.next()
                 data = memoryview(contents.array).cast("B")
-                bare.append(timed(lambda data=data: send_bare(port, data, lanes)))
+                bare.append(raw.during(lambda data=data: send_bare(port, data, lanes)))
                 for times, known in ((ours, digest), (hashed, True)):
                     sets: list[Any] = []
-                    used = processor_s(daemon.process.pid), time.process_time()
+                    watch = used.during if times is ours else timed
                     times.append(
-                        timed(
+                        watch(
                             lambda known=known, tensors=tensors, sets=sets: sets.append(
                                 client.put("w", tensors, digest=known)
                             )
                         )
                     )
-                    if times is ours:
-                        daemon_s += processor_s(daemon.process.pid) - used[0]
-                        client_s += time.process_time() - used[1]
                     client.drop(sets[0])
     finally:
         receiver.kill()
@@ -159,7 +184,7 @@ def over_tcp(daemon: Daemon, contents: Contents, repetitions: int) -> list[Row]:
     return [
         Row(f"TCP, {len(data) // MIB} MiB", size / median(ours), "MB/s", peer, rate, ">= 0.8"),
         Row("the same, the client computes the digest", size / median(hashed), "MB/s", peer, rate),
-        *arithmetic(data, daemon_s, client_s, repetitions),
+        *arithmetic(data, size / median(ours), raw, used, repetitions),
     ]
 
 

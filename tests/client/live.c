@@ -109,6 +109,38 @@ HR_TEST(questions) {
         headrace_close(client);
 }
 
+/* Equal contents of a set that is its principal's alone are not those that everybody finds. */
+HR_TEST(a_set_is_everybodys_or_its_principals) {
+        struct headrace_client *client = connected();
+        float w[64];
+        const struct headrace_tensor tensor = {"w", "f32", NE(64, 1, 1, 1), w};
+        struct headrace_set all, own, again;
+
+        for (int i = 0; i < 64; i++)
+                w[i] = (float) (i * 3 + getpid() % 1000); /* no other test's contents */
+        OK(headrace_put(client, "of-all", &tensor, 1, NULL, 0, 0, &error, &all));
+        HR_EXPECT(!all.already);
+        OK(headrace_put_shared(client, "own", &tensor, 1, NULL, 0, HEADRACE_SHARE_PRINCIPAL, 0,
+                               &error, &own));
+        HR_EXPECT(!own.already);
+        OK(headrace_put_shared(client, "own", &tensor, 1, NULL, 0, HEADRACE_SHARE_PRINCIPAL, 0,
+                               &error, &again));
+        HR_EXPECT(again.already);
+        HR_EXPECT_EQ(headrace_put_shared(client, "own", &tensor, 1, NULL, 0,
+                                         (enum headrace_share) 7, 0, &error, &again),
+                     HEADRACE_INVALID);
+        HR_EXPECT_STREQ(error.reason, "SHARE");
+        HR_EXPECT_EQ(headrace_load_shared(client, "no.gguf", NULL, NULL, 0,
+                                          (enum headrace_share) 2, 0, &error, &again),
+                     HEADRACE_INVALID);
+        HR_EXPECT_STREQ(error.reason, "SHARE");
+        HR_EXPECT_EQ(headrace_load_shared(client, "", "own", NULL, 0, HEADRACE_SHARE_PRINCIPAL, 0,
+                                          &error, &again),
+                     HEADRACE_OK);
+        HR_EXPECT_EQ(again.bytes, own.bytes);
+        headrace_close(client);
+}
+
 HR_TEST(weights_and_a_product) {
         struct headrace_client *client = connected();
         struct headrace_graph *graph = headrace_graph_new();

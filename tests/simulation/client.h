@@ -10,7 +10,7 @@
 
 #include "proto/codec.h"
 #include "proto/frame.h"
-#include "tests/simulation/sim.h"
+#include "tests/simulation/secure.h"
 
 #define REQUESTS_MAX 48U
 #define STATES_MAX 3U
@@ -168,6 +168,8 @@ struct client {
         uint32_t lives, talks;     /* left: connections, requests of this one */
         uint64_t next_ns, read_ns; /* when it says, and reads, something again */
         struct sim_link *link;
+        struct sim_secure *secure; /* NULL = its bytes are plain */
+        bool torn;                 /* it has broken off within a record */
         uint64_t next_id;
         uint8_t *out;
         size_t out_bytes, out_room;

@@ -12,6 +12,7 @@
 #define TALKS_MAX 40U
 #define OPEN_MAX 12U
 #define DROP_BYTES 6000U
+#define SILENCE_NS (30 * HR_NS_PER_S) /* longer than the daemon waits for a hello */
 #define END_NS (300 * HR_NS_PER_S) /* nobody waits that long for the daemon */
 
 static struct client *clients;
@@ -37,8 +38,9 @@ bool client_is_refusable(const struct client *client) {
 void client_lost(struct client *client) {
         const bool ours = client->phase == PHASE_HALF || client->mute ||
                           client->ending == END_DEAF || client->stranger ||
-                          client->out_sent == client->drop_at || client->phase == PHASE_OVER;
-        const bool whole = client->phase == PHASE_HALF || client->mute;
+                          client->torn || client->out_sent == client->drop_at ||
+                          client->phase == PHASE_OVER;
+        const bool whole = (client->phase == PHASE_HALF || client->mute) && !client->torn;
 
         if (!ours && !client_is_refusable(client) && !is_draining())
                 sim_fail("client %u: the daemon hangs up", client->number);
@@ -53,7 +55,8 @@ void client_lost(struct client *client) {
                 judge_lost(client, request);
                 client_request_free(client, request);
         }
-        if (client->mute && client->ending == END_GARBAGE && !client->told_goaway && !is_draining())
+        if (client->mute && !client->torn && client->ending == END_GARBAGE &&
+            !client->told_goaway && !is_draining())
                 sim_fail("client %u: it is not told what was wrong", client->number);
         client->link = NULL;
         client->phase = client->lives > 0 ? PHASE_AWAY : PHASE_OVER;
@@ -86,7 +89,11 @@ static void client_connect(struct client *client) {
                                   ? 1 + sim_random(DROP_BYTES << sim_random(4))
                                   : SIM_NEVER;
         session_borrow(client);
-        client->link = sim_link_open(client->uid);
+        client->torn = false;
+        client->secure = sim_secure_free(client->secure);
+        if (sim.traits.secure && sim_chance(500))
+                client->secure = sim_secure_new();
+        client->link = sim_link_open(client->uid, client->secure != NULL);
         sim_tell("client %u: connects%s", client->number, client->has_session ? " again" : "");
         say_hello(client);
         client->read_ns = sim.now_ns;
@@ -117,6 +124,9 @@ static void client_end(struct client *client) {
             client->ending == END_CUT) {
                 if (client->open > 0)
                         return;
+                if (client->secure && sim_chance(700) &&
+                    !sim_secure_end_stream(client->secure, client->link))
+                        return;
                 client->phase = PHASE_OVER;
                 sim_link_close(client->link, false);
                 client_lost(client);
@@ -128,6 +138,9 @@ static void client_end(struct client *client) {
                 sim_link_close(client->link, sim_chance(500));
                 client_lost(client);
         } else if (client->out_bytes == 0 && client->phase != PHASE_HALF) {
+                if (client->secure && client->ending == END_HALF &&
+                    !sim_secure_end_stream(client->secure, client->link))
+                        return;
                 client->phase = PHASE_HALF;
                 if (client->ending == END_HALF)
                         sim_link_end(client->link);
@@ -176,11 +189,43 @@ static bool is_deaf(const struct client *client) {
         return client->ending == END_DEAF && client->phase == PHASE_ENDING;
 }
 
+static void client_give_up(struct client *client) {
+        sim_link_close(client->link, sim_chance(500));
+        client_lost(client);
+}
+
+/* Within a record, or within the handshake, it says nothing more, or is gone. */
+static void client_tear(struct client *client) {
+        bool cuts = false;
+
+        if (!client->link || !client->secure || client->torn ||
+            !sim_secure_is_stalled(client->secure, &cuts))
+                return;
+        sim_tell("client %u: %s within a record", client->number, cuts ? "gone" : "silent");
+        client->torn = true;
+        if (cuts)
+                client_give_up(client);
+        else
+                again(client, SILENCE_NS);
+}
+
+static bool can_write(const struct client *client) {
+        const bool has_bytes = client->out_bytes > 0;
+
+        return (client->secure ? sim_secure_can_write(client->secure, has_bytes) : has_bytes) &&
+               sim_link_has_room(client->link);
+}
+
 static void client_step(struct client *client) {
-        if (client->next_ns <= sim.now_ns)
+        if (client->next_ns <= sim.now_ns && client->torn && client->link)
+                client_give_up(client);
+        else if (client->next_ns <= sim.now_ns)
                 client_say(client);
         if (client->link && client->out_bytes > 0)
                 client_send(client);
+        if (client->link && client->secure)
+                sim_secure_flush(client->secure, client->link);
+        client_tear(client);
         if (client->link && client->read_ns <= sim.now_ns && !is_deaf(client)) {
                 client_read(client);
                 if (sim_chance(50)) /* slow for a while */
@@ -195,12 +240,13 @@ static uint64_t client_due_ns(struct client *client) {
 
         if (!client->link)
                 return due_ns;
-        if (client->out_bytes > 0 && sim_link_has_room(client->link))
+        if (can_write(client))
                 return sim.now_ns;
         if (!is_deaf(client)) {
                 uint64_t next_ns = sim_link_next_ns(client->link);
 
-                if (sim_link_is_over(client->link))
+                if (sim_link_is_over(client->link) ||
+                    (client->secure && sim_secure_has_more(client->secure)))
                         next_ns = sim.now_ns;
                 if (next_ns != SIM_NEVER)
                         due_ns = HR_MIN(due_ns, HR_MAX(next_ns, client->read_ns));
@@ -284,6 +330,7 @@ uint64_t sim_clients_end(void) {
                 for (int k = 0; k < KINDS; k++)
                         done += clients[i].done[k];
                 region_forget(&clients[i]);
+                (void) sim_secure_free(clients[i].secure);
                 free(clients[i].saved.bytes);
                 free(clients[i].out);
                 free(clients[i].in);

@@ -246,7 +246,8 @@ static bool error_is_due(const struct client *client, const struct request *requ
         case CODE_CANCELLED: /* also: what it was to send will not come */
                 return request->cancelled || request->stopped || traits->drains ||
                        request->sent_end > client->out_sent + client->out_bytes ||
-                       ((client->phase == PHASE_HALF || client->mute) && request->data_bytes > 0);
+                       ((client->phase == PHASE_HALF || client->mute || client->torn) &&
+                        request->data_bytes > 0);
         case CODE_DEADLINE:
                 return request->timed || request->observed;
         case CODE_NOT_FOUND:

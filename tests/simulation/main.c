@@ -13,7 +13,8 @@
 
 #include "core/clock.h"
 #include "daemon/conn.h"
-#include "tests/simulation/sim.h"
+#include "daemon/digest.h"
+#include "tests/simulation/secure.h"
 
 #define SEEDS 48U
 #define SEEDS_FULL 2000U
@@ -77,6 +78,7 @@ static void traits_choose(struct sim_traits *traits) {
                 .body_bytes = bodies[sim_random(HR_ARRAY_LENGTH(bodies))],
                 .grace_ms = graces[sim_random(HR_ARRAY_LENGTH(graces))],
                 .tight = sim_chance(250),
+                .secure = sim_chance(400),
                 .drains = sim_chance(200),
                 .clients = 1 + (uint32_t) sim_random(SIM_CLIENTS_MAX),
                 .devices = (uint32_t) sim_random(4),
@@ -110,6 +112,18 @@ static void limits_tighten(struct hr_config *config) {
         set(config, "limits.principal_output_bytes=64K");
 }
 
+/* What a client of that user shows where its socket does not say who it is. */
+static void token_set(struct hr_config *config, uint32_t principal) {
+        const uint32_t uid = SIM_FIRST_UID + principal;
+        uint8_t digest[HR_DIGEST_BYTES];
+        char hex[HR_DIGEST_HEX_BYTES];
+
+        if (hr_sha256(&uid, sizeof uid, NULL, digest) != HR_OK)
+                sim_fail("no digest");
+        hr_digest_hex(digest, hex);
+        set(config, "principal.p%u.token_sha256=%s", principal, hex);
+}
+
 static void config_make(struct hr_config *config) {
         const struct sim_traits *traits = &sim.traits;
         struct hr_diag diag = {0};
@@ -117,6 +131,11 @@ static void config_make(struct hr_config *config) {
         if (hr_config_init(config, &diag) != HR_OK)
                 sim_fail("%s", diag.words);
         set(config, "listen.unix=%s/socket", sim_folder());
+        if (traits->secure) {
+                set(config, "listen.tls=127.0.0.1:0");
+                set(config, "tls.certificate=%s/certificate", sim_folder());
+                set(config, "tls.key=%s/key", sim_folder());
+        }
         set(config, "daemon.memory_pressure=off");
         set(config, "daemon.spin=%s", sim_chance(500) ? "0us" : "5us");
         set(config, "daemon.session_grace=%ums", traits->grace_ms);
@@ -134,6 +153,7 @@ static void config_make(struct hr_config *config) {
         set(config, "device.host.backend=cpu");
         for (uint32_t i = 0; i < SIM_PRINCIPALS; i++) {
                 set(config, "principal.p%u.uid=%u", i, SIM_FIRST_UID + i);
+                token_set(config, i);
                 set(config, "principal.p%u.permissions=run, load, admin", i);
                 set(config, "principal.p%u.weight=%u", i, 1 + (uint32_t) sim_random(300));
         }
@@ -223,6 +243,7 @@ int main(int argc, char **argv) {
                 i++;
         }
         sim_folder_make();
+        sim_secure_begin();
         (void) signal(SIGABRT, on_abort);
         hr_log_set_sink(sim_log);
         hr_log_set_level(HR_LOG_DEBUG); /* always: what is logged takes time */
@@ -234,6 +255,7 @@ int main(int argc, char **argv) {
                 if ((seed - first) % TWICE_EVERY == 0 && history(seed, &requests) != hash)
                         sim_fail("the second time it is another history");
         }
+        sim_secure_end();
         sim_folder_remove();
         (void) printf("%llu histories, %llu requests answered, the baton went on %llu times, in "
                       "all %016llx\n",

@@ -24,6 +24,10 @@ void say_hello(struct client *client) {
         uint8_t message[512];
         size_t bytes = 0;
 
+        if (client->secure) { /* its token */
+                hello.credentials_bytes = sizeof client->uid;
+                memcpy(hello.credentials, &client->uid, sizeof client->uid);
+        }
         if (client->has_session) {
                 hello.resume_token_bytes = client->token_bytes;
                 memcpy(hello.resume_token, client->token, client->token_bytes);
@@ -262,7 +266,7 @@ static void say_put(struct client *client, struct request *request) {
                 if (put.resume) /* streams of one upload, if others send these contents, too */
                         put.rule_count = 0;
         }
-        if (!put.resume && sim_chance(300)) {
+        if (!client->secure && !put.resume && sim_chance(300)) {
                 request->fd = sealed(data, put.total_bytes, true);
                 free(data);
                 data = NULL;
@@ -580,9 +584,9 @@ void say_something(struct client *client) {
                 request->object = (uint32_t) sim_random(SETS_MAX);
                 said = say_set(client, request);
                 break;
-        case KIND_REGION:
+        case KIND_REGION: /* memory goes through Unix sockets alone */
         case KIND_UNREGION:
-                said = say_region(client, request);
+                said = !client->secure && say_region(client, request);
                 break;
         case KIND_RESERVE:
         case KIND_UNRESERVE:

@@ -9,6 +9,7 @@
  *   daemon/random.h   numbers from the seed             world.c
  *   daemon/loop.h     watches, timers, signals          loop.c
  *   daemon/stream.h   sockets: bytes that take time     stream.c
+ *   recv, send        of records, under the real TLS    stream.c, the clients' side in secure.c
  *   backends/registry.h  simulated devices              devices.c
  *   pthread           one thread at a time, which one   threads.c
  *
@@ -55,6 +56,7 @@ struct sim_traits {
         uint32_t body_bytes;   /* limits.body_bytes */
         uint32_t grace_ms;     /* sessions outlive their last connection by so much */
         bool tight;            /* limits that clients meet */
+        bool secure;           /* some clients come through TLS */
         uint32_t clients, devices;
 };
 
@@ -71,7 +73,7 @@ extern struct sim sim;
 
 /* ---- world.c --------------------------------------------------------------------------------- */
 
-/* For its socket. */
+/* For its socket and its certificate. */
 void sim_folder_make(void);
 const char *sim_folder(void);
 void sim_folder_remove(void);
@@ -116,8 +118,8 @@ void sim_loop_signal(int number);
 
 struct sim_link;
 
-/* A connection to the daemon's socket, by that user. */
-struct sim_link *sim_link_open(uint32_t uid);
+/* A connection to the daemon's socket, by that user; or to the one for TLS. */
+struct sim_link *sim_link_open(uint32_t uid, bool is_secure);
 /* At the client's side: bytes that went, or came; 0 = none now. */
 size_t sim_link_write(struct sim_link *link, const uint8_t *bytes, size_t size);
 size_t sim_link_read(struct sim_link *link, uint8_t *bytes, size_t size);

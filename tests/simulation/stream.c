@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -34,6 +35,7 @@ struct flow {
 
 struct sim_link {
         uint32_t uid;
+        bool is_secure;
         int fd;                            /* -1: not accepted yet, or closed by the daemon */
         bool accepted, closed_here;        /* by the client, both ways */
         bool closed_there;                 /* by the daemon */
@@ -122,11 +124,12 @@ static void fds_close(struct sim_link *link);
 
 /* ---- the clients' side ----------------------------------------------------------------------- */
 
-struct sim_link *sim_link_open(uint32_t uid) {
+struct sim_link *sim_link_open(uint32_t uid, bool is_secure) {
         struct sim_link *link = calloc(1, sizeof *link);
 
         HR_ASSERT(link && link_count < LINKS_MAX);
         link->uid = uid;
+        link->is_secure = is_secure;
         link->fd = -1;
         link->open_ns = sim.now_ns + latency();
         link->cut_ns = link->gone_ns = SIM_NEVER;
@@ -222,8 +225,16 @@ static struct sim_link *link_of(int fd) {
         return NULL;
 }
 
-static bool is_waiting(const struct sim_link *link) {
-        return !link->accepted && link->open_ns <= sim.now_ns;
+static bool is_waiting(const struct sim_link *link, bool is_secure) {
+        return !link->accepted && link->open_ns <= sim.now_ns && link->is_secure == is_secure;
+}
+
+/* The listeners are sockets of the system, where nobody ever comes. */
+static bool listens_to_tcp(int fd) {
+        int domain = 0;
+        socklen_t bytes = sizeof domain;
+
+        return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) == 0 && domain != AF_UNIX;
 }
 
 static bool is_cut(const struct sim_link *link) {
@@ -234,9 +245,9 @@ int sim_stream_events(int fd) {
         struct sim_link *link = link_of(fd);
         int events = 0;
 
-        if (!link) { /* the listener */
+        if (!link) { /* a listener */
                 for (uint32_t i = 0; i < link_count; i++)
-                        if (is_waiting(links[i]))
+                        if (is_waiting(links[i], listens_to_tcp(fd)))
                                 return HR_LOOP_READABLE;
                 return 0;
         }
@@ -270,13 +281,12 @@ int hr_stream_accept(int listening, bool is_tcp) {
         static const int errors[] = {EINTR, ECONNABORTED, EAGAIN, EMFILE};
 
         (void) listening;
-        (void) is_tcp;
         if (sim.traits.accept_errors && sim_chance(300)) {
                 errno = errors[sim_random(HR_ARRAY_LENGTH(errors))];
                 return -1;
         }
         for (uint32_t i = 0; i < link_count; i++) {
-                if (!is_waiting(links[i]))
+                if (!is_waiting(links[i], is_tcp))
                         continue;
                 links[i]->accepted = true;
                 links[i]->fd = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -326,13 +336,15 @@ size_t hr_stream_groups(int fd, gid_t *groups, size_t capacity) {
 
 hr_status hr_stream_init(struct hr_stream *stream, int fd, bool is_tcp,
                          struct hr_tls_context *context, struct hr_diag *diag) {
-        (void) diag;
-        HR_ASSERT(!is_tcp && !context && link_of(fd));
-        *stream = (struct hr_stream){.fd = fd};
-        return HR_OK;
+        HR_ASSERT(link_of(fd) && link_of(fd)->is_secure == is_tcp && is_tcp == (context != NULL));
+        *stream = (struct hr_stream){.fd = fd, .is_tcp = is_tcp};
+        if (context)
+                stream->tls = hr_tls_new(context);
+        return !context || stream->tls ? HR_OK : hr_fail(diag, HR_E_EXHAUSTED, "no memory for TLS");
 }
 
 void hr_stream_deinit(struct hr_stream *stream) {
+        stream->tls = hr_tls_free(stream->tls);
         link_close(link_of(stream->fd));
         stream->fd = -1;
 }
@@ -372,6 +384,13 @@ hr_stream_event hr_stream_receive(struct hr_stream *stream, const struct iovec *
         size_t some = sim_chance(300) ? 1 + sim_random(40) : SIZE_MAX, got = 0;
 
         *ret_bytes = 0;
+        if (stream->tls) {
+                const hr_stream_event event = hr_tls_receive(stream->tls, stream->fd, parts,
+                                                             part_count, only_buffered, ret_bytes);
+
+                sim_clients_nudge();
+                return event;
+        }
         if (only_buffered)
                 return HR_STREAM_LATER;
         if (is_cut(link))
@@ -392,12 +411,34 @@ hr_stream_event hr_stream_receive(struct hr_stream *stream, const struct iovec *
         return got > 0 ? HR_STREAM_OK : HR_STREAM_LATER;
 }
 
+/* What is said is the history, not how it is hidden. */
+static void note_front(const struct iovec *parts, size_t bytes) {
+        for (; bytes > 0; parts++) {
+                const size_t part = HR_MIN(bytes, parts->iov_len);
+
+                sim_note(parts->iov_base, part);
+                bytes -= part;
+        }
+}
+
+static hr_stream_event secure_send(struct hr_stream *stream, const struct iovec *parts,
+                                   size_t part_count, size_t *ret_bytes) {
+        const hr_stream_event event =
+                hr_tls_send(stream->tls, stream->fd, parts, part_count, ret_bytes);
+
+        note_front(parts, *ret_bytes);
+        sim_clients_nudge();
+        return event;
+}
+
 hr_stream_event hr_stream_send(struct hr_stream *stream, struct iovec *parts, size_t part_count,
                                size_t *ret_bytes) {
         struct sim_link *link = link_of(stream->fd);
         size_t some = sim_chance(300) ? 1 + sim_random(60) : SIZE_MAX, sent = 0;
 
         *ret_bytes = 0;
+        if (stream->tls)
+                return secure_send(stream, parts, part_count, ret_bytes);
         if (is_cut(link) || link->gone_ns <= sim.now_ns)
                 return HR_STREAM_FAILED;
         for (size_t i = 0; i < part_count && sent < some; i++) {
@@ -417,16 +458,16 @@ hr_stream_event hr_stream_send(struct hr_stream *stream, struct iovec *parts, si
 }
 
 bool hr_stream_has_unsent(const struct hr_stream *stream) {
-        (void) stream;
-        return false;
+        return stream->tls && hr_tls_has_unsent(stream->tls);
 }
 
 hr_stream_event hr_stream_flush(struct hr_stream *stream) {
-        (void) stream;
-        return HR_STREAM_OK;
+        return stream->tls ? hr_tls_flush(stream->tls, stream->fd) : HR_STREAM_OK;
 }
 
 void hr_stream_end(struct hr_stream *stream) {
+        if (stream->tls)
+                hr_tls_end(stream->tls, stream->fd);
         flow_end(&link_of(stream->fd)->down);
         sim_clients_nudge();
 }
@@ -441,5 +482,49 @@ bool hr_stream_drop(struct hr_stream *stream, void *window, size_t window_bytes)
 bool hr_stream_peer_vanished(const struct hr_stream *stream) {
         const struct sim_link *link = link_of(stream->fd);
 
+        if (stream->tls)
+                return hr_tls_is_cut_off(stream->tls);
         return is_cut(link) || link->gone_ns <= sim.now_ns;
+}
+
+/* ---- under TLS ------------------------------------------------------------------------------- */
+
+/* What tls.c asks of the system. */
+ssize_t __real_recv(int fd, void *bytes, size_t size, int flags);
+ssize_t __wrap_recv(int fd, void *bytes, size_t size, int flags);
+ssize_t __real_send(int fd, const void *bytes, size_t size, int flags);
+ssize_t __wrap_send(int fd, const void *bytes, size_t size, int flags);
+
+static ssize_t failed(int number) {
+        errno = number;
+        return -1;
+}
+
+ssize_t __wrap_recv(int fd, void *bytes, size_t size, int flags) {
+        struct sim_link *link = link_of(fd);
+        size_t got, some = sim_chance(300) ? 1 + sim_random(40) : SIZE_MAX;
+
+        if (!link)
+                return __real_recv(fd, bytes, size, flags);
+        if (sim_chance(20))
+                return failed(EINTR);
+        if (is_cut(link))
+                return failed(ECONNRESET);
+        got = flow_read(&link->up, bytes, HR_MIN(size, some));
+        return got > 0 || flow_is_over(&link->up) ? (ssize_t) got : failed(EAGAIN);
+}
+
+ssize_t __wrap_send(int fd, const void *bytes, size_t size, int flags) {
+        struct sim_link *link = link_of(fd);
+        size_t sent, some = sim_chance(300) ? 1 + sim_random(60) : SIZE_MAX;
+
+        if (!link)
+                return __real_send(fd, bytes, size, flags);
+        if (sim_chance(20))
+                return failed(EINTR);
+        if (is_cut(link) || link->gone_ns <= sim.now_ns)
+                return failed(EPIPE);
+        size = HR_MIN(size, some);
+        sent = link->closed_here ? size : flow_send(&link->down, bytes, size);
+        return sent > 0 ? (ssize_t) sent : failed(EAGAIN);
 }

@@ -169,7 +169,9 @@ void client_send(struct client *client) {
 
                 most = HR_MIN(most, client->out_bytes);
                 most = HR_MIN(most, client->drop_at - client->out_sent);
-                sent = sim_link_write(client->link, client->out, most);
+                sent = client->secure ? sim_secure_write(client->secure, client->link, client->out,
+                                                         most)
+                                      : sim_link_write(client->link, client->out, most);
                 memmove(client->out, client->out + sent, client->out_bytes - sent);
                 client->out_bytes -= sent;
                 client->out_sent += sent;
@@ -298,7 +300,7 @@ static void frame_take(struct client *client, const struct hr_frame_header *head
                 if (client->phase <= PHASE_ENDING && !client->mute)
                         data_send(client, request);
         } else if (header->type == (HR_FRAME_GOAWAY | HR_FRAME_REPLY)) {
-                if (client->told_goaway || !(client_is_refusable(client) ||
+                if (client->told_goaway || !(client_is_refusable(client) || client->torn ||
                                              (client->ending == END_GARBAGE && client->mute)))
                         sim_fail("client %u: it is not understood: %.*s", client->number,
                                  (int) message.size, (const char *) message.data);
@@ -348,15 +350,19 @@ void client_read(struct client *client) {
                         client->in = realloc(client->in, client->in_room);
                         HR_ASSERT(client->in);
                 }
-                got = sim_link_read(client->link, client->in + client->in_bytes,
-                                    1 + sim_random(READ_BYTES));
+                got = 1 + sim_random(READ_BYTES);
+                got = client->secure ? sim_secure_read(client->secure, client->link,
+                                                       client->in + client->in_bytes, got)
+                                     : sim_link_read(client->link, client->in + client->in_bytes,
+                                                     got);
                 client->in_bytes += got;
                 frames_take(client);
                 if (got == 0)
                         break;
         }
-        if (client->link && sim_link_is_over(client->link)) {
-                if (client->in_bytes > 0)
+        if (client->link && sim_link_is_over(client->link) &&
+            !(client->secure && sim_secure_has_more(client->secure))) {
+                if (client->in_bytes > 0 || (client->secure && sim_secure_has_part(client->secure)))
                         sim_fail("client %u: the stream ends within a frame", client->number);
                 client_lost(client);
         }

@@ -28,7 +28,7 @@ const char *sim_folder(void) {
 }
 
 void sim_folder_remove(void) {
-        static const char *const names[] = {"socket", "socket.lock"};
+        static const char *const names[] = {"socket", "socket.lock", "certificate", "key"};
         char path[sizeof folder + 16];
 
         for (size_t i = 0; i < HR_ARRAY_LENGTH(names); i++) {

@@ -12,6 +12,7 @@ struct bench {
         struct hr_image *image;
         struct hr_workers *workers;
         struct hr_upload *upload;
+        bool is_in_place;
         atomic_uint wakes;
 };
 
@@ -23,10 +24,11 @@ static void bench_init(struct bench *bench, uint64_t total, const uint8_t *leaf_
         struct hr_diag diag = {0};
         struct hr_upload_config config = {.total_bytes = total,
                                           .leaf_digests = leaf_digests,
+                                          .is_in_place = bench->is_in_place,
                                           .wake = count_wake,
                                           .arg = bench};
 
-        *bench = (struct bench){0};
+        *bench = (struct bench){.is_in_place = config.is_in_place};
         HR_EXPECT_OK(hr_image_new_memory(total, &diag, &bench->image), &diag);
         HR_EXPECT_OK(hr_workers_new("test", 2, &diag, &bench->workers), &diag);
         config.image = bench->image;
@@ -61,7 +63,7 @@ static void wait_hashed(const struct hr_upload *upload) {
 }
 
 HR_TEST(leaves_are_given_once_and_taken_back) {
-        struct bench bench;
+        struct bench bench = {0};
         struct hr_upload_stream a = {0}, b = {0};
         struct hr_diag diag = {0};
         uint64_t offset = 0;
@@ -106,6 +108,55 @@ HR_TEST(leaves_are_given_once_and_taken_back) {
         bench_deinit(&bench);
 }
 
+/* What is written through the descriptor is what is hashed; what is sealed takes no more. */
+HR_TEST(places_are_written_through_the_image) {
+        struct hr_upload_stream stream;
+        struct hr_diag diag = {0};
+        struct bench bench = {0};
+        uint8_t *place = NULL, bytes[1000], digest[HR_DIGEST_BYTES], all[HR_DIGEST_BYTES];
+        uint64_t offset = 0;
+
+        bench_init(&bench, sizeof bytes, NULL);
+        memset(bytes, 7, sizeof bytes);
+        HR_EXPECT_OK(hr_upload_join(bench.upload, LEAF, &diag, &stream), &diag);
+        HR_EXPECT(hr_upload_written(&stream) == bench.image);
+        HR_EXPECT_EQ(hr_upload_grant(&stream, LEAF, &offset), sizeof bytes);
+        HR_EXPECT_OK(hr_upload_place(&stream, 0, sizeof bytes, &diag, &place), &diag);
+        HR_EXPECT_OK(hr_image_write(bench.image, place, bytes, 999, &diag), &diag);
+        HR_EXPECT_OK(hr_image_write(bench.image, place + 999, bytes, 1, &diag), &diag);
+        hr_upload_commit(&stream, sizeof bytes);
+        wait_hashed(bench.upload);
+        HR_EXPECT_OK(hr_upload_digest(bench.upload, &diag, digest), &diag);
+        HR_EXPECT_OK(hr_sha256(bytes, sizeof bytes, &diag, all), &diag);
+        HR_EXPECT_OK(hr_sha256(all, sizeof all, &diag, all), &diag);
+        HR_EXPECT(hr_digest_equal(digest, all));
+        hr_upload_leave(&stream);
+
+        HR_EXPECT_OK(hr_image_seal(bench.image, &diag), &diag);
+        bytes[0] = 8;
+        HR_EXPECT_EQ(hr_image_write(bench.image, place, bytes, 1, &diag), HR_E_EXHAUSTED);
+        HR_EXPECT_STREQ(diag.reason, "HOST_MEMORY");
+        HR_EXPECT_EQ(bench.image->base[0], 7);
+        bench_deinit(&bench);
+}
+
+HR_TEST(places_are_filled_where_pages_are_large) {
+        struct hr_upload_stream stream;
+        struct hr_diag diag = {0};
+        struct bench bench = {.is_in_place = true};
+        uint64_t offset = 0;
+
+        bench_init(&bench, LEAF + 5, NULL);
+        HR_EXPECT_OK(hr_upload_join(bench.upload, 2 * LEAF, &diag, &stream), &diag);
+        HR_EXPECT(!hr_upload_written(&stream));
+        HR_EXPECT_EQ(hr_upload_grant(&stream, LEAF, &offset), LEAF);
+        HR_EXPECT_EQ(hr_upload_grant(&stream, LEAF, &offset), 5);
+        send(&stream, 0, LEAF + 5, 1);
+        wait_hashed(bench.upload);
+        hr_upload_leave(&stream);
+        bench_deinit(&bench);
+}
+
 HR_TEST(only_what_was_granted_has_a_place) {
         static const struct {
                 uint64_t offset, bytes;
@@ -120,7 +171,7 @@ HR_TEST(only_what_was_granted_has_a_place) {
                 {0, 3 * LEAF + 1, "SIZE"},
                 {0, UINT64_MAX, "SIZE"},
         };
-        struct bench bench;
+        struct bench bench = {0};
         struct hr_upload_stream stream = {0};
         struct hr_diag first = {0};
         uint64_t offset = 0;
@@ -152,7 +203,7 @@ HR_TEST(only_what_was_granted_has_a_place) {
 
 HR_TEST(a_wrong_leaf_is_named) {
         uint8_t *zeros = calloc(1, LEAF), digests[2 * HR_DIGEST_BYTES];
-        struct bench bench;
+        struct bench bench = {0};
         struct hr_diag diag = {0};
         bool hashed = false;
 
