@@ -20,6 +20,13 @@ struct cuda_builder {
         uint64_t argument_count, argument_room;
         hr_status status;
         struct hr_diag *diag;
+        /* What cuda_builder_make() has last made, in which step; the argument's offset. */
+        struct cuda_made {
+                enum cuda_kernel kernel;
+                uint32_t step, argument_bytes;
+                uint64_t argument;
+                bool is_there;
+        } made;
 };
 
 uint64_t cuda_builder_fault(const struct cuda_builder *builder) {
@@ -87,6 +94,25 @@ void cuda_builder_launch(struct cuda_builder *builder, enum cuda_kernel kernel, 
         program->launch_count = builder->launch_count;
 }
 
+void cuda_builder_make(struct cuda_builder *builder, enum cuda_kernel kernel, uint64_t items,
+                       const void *argument, uint32_t argument_bytes) {
+        struct cuda_made *made = &builder->made;
+        bool is_made = made->is_there && made->kernel == kernel &&
+                       made->step + 1 == builder->step && made->argument_bytes == argument_bytes &&
+                       memcmp(builder->program->arguments + made->argument, argument,
+                              argument_bytes) == 0;
+
+        made->step = builder->step;
+        if (is_made)
+                return;
+        *made = (struct cuda_made) { .kernel = kernel,
+                                     .step = builder->step,
+                                     .argument_bytes = argument_bytes,
+                                     .argument = builder->argument_count,
+                                     .is_there = true };
+        cuda_builder_launch(builder, kernel, items, argument, argument_bytes);
+}
+
 bool cuda_builder_matmul(struct cuda_builder *builder, const struct cuda_matmul_spec *spec) {
         struct cuda_program *program = builder->program;
         struct cuda_launch launch = { 0 };
@@ -142,12 +168,8 @@ struct cuda_program *cuda_program_cast(struct hr_program *program) {
         return HR_CONTAINER_OF(program, struct cuda_program, program);
 }
 
-static bool is_empty(const struct hr_operand *operand) {
-        return !operand->ne[0] || !operand->ne[1] || !operand->ne[2] || !operand->ne[3];
-}
-
 uint64_t cuda_step_scratch(const struct hr_step *step, const struct cuda_options *options) {
-        const struct cuda_op *op = is_empty(&step->result) ? NULL : cuda_op_find(step);
+        const struct cuda_op *op = cuda_is_empty(&step->result) ? NULL : cuda_op_find(step);
 
         return op && op->scratch ? op->scratch(step, options) : 0;
 }
@@ -179,7 +201,7 @@ static hr_status program_step(struct cuda_builder *builder, const struct hr_step
                                       "%s: no kernel for node %u, %s",
                                       program->program.device->props.name, step->node,
                                       hr_op_name(step->op));
-        if (is_empty(&step->result))
+        if (cuda_is_empty(&step->result))
                 return HR_OK;
         if (op->may_fault && !program->fault)
                 HR_TRY(cuda_gpu_word_take(program->gpu, builder->diag, &program->fault));

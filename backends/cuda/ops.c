@@ -52,6 +52,10 @@ bool cuda_is_contiguous(const struct hr_operand *operand) {
         return true;
 }
 
+bool cuda_is_empty(const struct hr_operand *operand) {
+        return !operand->ne[0] || !operand->ne[1] || !operand->ne[2] || !operand->ne[3];
+}
+
 bool cuda_same_shape(const struct hr_operand *a, const struct hr_operand *b) {
         return memcmp(a->ne, b->ne, sizeof a->ne) == 0;
 }
@@ -100,7 +104,8 @@ const struct cuda_op *cuda_op_find(const struct hr_step *step) {
         static const struct cuda_op *const families[] = { cuda_ops_elements, cuda_ops_rows,
                                                           cuda_ops_norm, cuda_ops_product,
                                                           cuda_ops_attention, cuda_ops_shape,
-                                                          cuda_ops_window, cuda_ops_recurrent };
+                                                          cuda_ops_window, cuda_ops_recurrent,
+                                                          cuda_ops_mixing };
         const struct cuda_op *found = NULL;
 
         if (!is_aligned(&step->result))
@@ -126,6 +131,14 @@ struct cuda_tensor cuda_tensor_of(const struct hr_operand *operand) {
                 tensor.ne[i] = operand->ne[i];
                 tensor.nb[i] = (int64_t) operand->nb[i];
         }
+        return tensor;
+}
+
+struct cuda_tensor cuda_walked_of(const struct hr_operand *operand) {
+        struct cuda_tensor tensor = cuda_tensor_of(operand);
+
+        for (int i = 0; i < HR_DIMS && cuda_is_empty(operand); i++)
+                tensor.ne[i] = 0;
         return tensor;
 }
 

@@ -31,7 +31,7 @@ struct cuda_op {
 
 extern const struct cuda_op cuda_ops_elements[], cuda_ops_rows[], cuda_ops_norm[],
         cuda_ops_product[], cuda_ops_attention[], cuda_ops_shape[], cuda_ops_window[],
-        cuda_ops_recurrent[]; /* each ends with op NONE */
+        cuda_ops_recurrent[], cuda_ops_mixing[]; /* each ends with op NONE */
 
 /* The operator of a step if it is supported, or NULL. */
 const struct cuda_op *cuda_op_find(const struct hr_step *step);
@@ -48,10 +48,18 @@ bool cuda_builder_matmul(struct cuda_builder *builder, const struct cuda_matmul_
 uint64_t cuda_builder_fault(const struct cuda_builder *builder);
 uint64_t cuda_builder_step(const struct cuda_builder *builder);
 const struct cuda_options *cuda_builder_options(const struct cuda_builder *builder);
+/* As cuda_builder_launch() for what a step makes of a source in its scratch, at places that nothing
+ * else of the step uses. No launch if the step just before has made the same of the same, for what
+ * has several products mostly has them one after the other. */
+void cuda_builder_make(struct cuda_builder *builder, enum cuda_kernel kernel, uint64_t items,
+                       const void *argument, uint32_t argument_bytes);
 /* The step's scratch, aligned to 256. Steps have the same, one after the other. */
 uint64_t cuda_builder_scratch(const struct cuda_builder *builder);
 
 struct cuda_tensor cuda_tensor_of(const struct hr_operand *operand);
+/* The same for kernels that walk over all rows: one without elements may have any number, and has
+ * none here. */
+struct cuda_tensor cuda_walked_of(const struct hr_operand *operand);
 /* Source `position`, or one that is not present. */
 struct cuda_tensor cuda_source_of(const struct hr_step *step, uint32_t position);
 /* Joins dimensions that lie one behind the other in all `count` tensors. */
@@ -71,6 +79,7 @@ bool cuda_is_block(const struct hr_operand *operand);   /* a block type that wei
 bool cuda_is_encoded(const struct hr_operand *operand); /* one of those that kernels also write */
 bool cuda_is_dense(const struct hr_operand *operand);   /* dimension 0 without gaps */
 bool cuda_is_contiguous(const struct hr_operand *operand);
+bool cuda_is_empty(const struct hr_operand *operand); /* no elements; rows perhaps in any number */
 bool cuda_same_shape(const struct hr_operand *a, const struct hr_operand *b);
 bool cuda_repeats(const struct hr_operand *part, const struct hr_operand *whole);
 int64_t cuda_rows(const struct hr_operand *operand);

@@ -70,28 +70,21 @@ static void sort_prepare(const struct hr_step *step, struct cuda_builder *builde
                             &args, sizeof args);
 }
 
-/* ---- Sums of everything, running sums, the largest
- * -------------------------------------------- */
+/* ---- Sums of everything, running sums, the largest ------------------------------------------- */
 
 static void norm_launch(const struct hr_step *step, enum cuda_kernel kernel, uint64_t items,
                         struct cuda_builder *builder) {
         struct cuda_norm_args args = {
                 .out = cuda_tensor_of(&step->result),
-                .in = cuda_tensor_of(&step->sources[0]),
+                .in = cuda_walked_of(&step->sources[0]),
                 .op = step->op,
         };
 
         cuda_builder_launch(builder, kernel, items, &args, sizeof args);
 }
 
-/* One block walks over all rows, of which a tensor of no bytes may have any number. */
-static bool has_elements(const struct hr_operand *operand) {
-        return operand->ne[0] * cuda_rows(operand) > 0;
-}
-
 static bool sum_all_supports(const struct hr_step *step) {
-        return step->source_count == 1 && has_elements(&step->sources[0]) &&
-               cuda_is_float(&step->sources[0]) && cuda_is_float(&step->result) &&
+        return step->source_count == 1 && cuda_is_float(&step->sources[0]) && cuda_is_float(&step->result) &&
                step->result.ne[0] * cuda_rows(&step->result) == 1;
 }
 
@@ -124,15 +117,14 @@ static bool count_equal_supports(const struct hr_step *step) {
         return step->source_count == 2 && step->sources[0].type == HR_TYPE_I32 &&
                step->sources[1].type == HR_TYPE_I32 && step->result.type == HR_TYPE_I64 &&
                cuda_same_shape(&step->sources[0], &step->sources[1]) &&
-               has_elements(&step->sources[0]) &&
                step->result.ne[0] * cuda_rows(&step->result) == 1;
 }
 
 static void count_equal_prepare(const struct hr_step *step, struct cuda_builder *builder) {
         struct cuda_binary_args args = {
                 .out = cuda_tensor_of(&step->result),
-                .a = cuda_tensor_of(&step->sources[0]),
-                .b = cuda_tensor_of(&step->sources[1]),
+                .a = cuda_walked_of(&step->sources[0]),
+                .b = cuda_walked_of(&step->sources[1]),
         };
 
         cuda_builder_launch(builder, CUDA_KERNEL_count_equal, 1, &args, sizeof args);

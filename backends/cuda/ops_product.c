@@ -40,12 +40,14 @@ static bool has_groups(const struct hr_step *step) {
         return has_experts(step) && !has_few_columns(step);
 }
 
-static enum cuda_kernel few_kernel(uint32_t type) {
-        switch (type) {
+/* Experts' columns go one by one. */
+static enum cuda_kernel few_kernel(const struct hr_step *step) {
+        switch (step->sources[0].type) {
         case HR_TYPE_F32:
         case HR_TYPE_F16:
         case HR_TYPE_BF16:
-                return CUDA_KERNEL_vector_floats;
+                return has_experts(step) || step->result.ne[1] == 1 ? CUDA_KERNEL_vector_column
+                                                                    : CUDA_KERNEL_vector_floats;
 #define X(name)                                                                                    \
         case HR_TYPE_##name:                                                                       \
                 return CUDA_KERNEL_stream_##name;
@@ -156,14 +158,15 @@ static struct layout layout_of(const struct hr_step *step, const struct cuda_opt
                 layout.counts = layout_take(&layout, (uint64_t) a->ne[2] * sizeof(int32_t));
         }
         if (is_large(step, options)) {
+                /* First what several products may share, at the same place for all of them. */
+                if (a->type != HR_TYPE_F32)
+                        layout.halves = layout_take(&layout, (uint64_t) (b->ne[0] * cuda_rows(b)) *
+                                                                     sizeof(uint16_t));
+                layout.workspace = layout_take(&layout, WORKSPACE);
                 if (cuda_is_block(a))
                         layout.expanded = layout_take(&layout, (uint64_t) (expanded_rows(step) *
                                                                            a->ne[0]) *
                                                                        sizeof(uint16_t));
-                layout.workspace = layout_take(&layout, WORKSPACE);
-                if (a->type != HR_TYPE_F32)
-                        layout.halves = layout_take(&layout, (uint64_t) (b->ne[0] * cuda_rows(b)) *
-                                                                     sizeof(uint16_t));
         }
         return layout;
 }
@@ -183,10 +186,10 @@ static void round_launch(const struct hr_step *step, const struct cuda_product_a
                 .is_large = hr_type_info(product->a.type)->block_elements == 256,
         };
 
-        cuda_builder_launch(builder, CUDA_KERNEL_round_columns,
-                            parts_of(args.in.ne[0], 256 * ROWS_OF_BLOCK) *
-                                    (uint64_t) cuda_rows(&step->sources[1]),
-                            &args, sizeof args);
+        cuda_builder_make(builder, CUDA_KERNEL_round_columns,
+                          parts_of(args.in.ne[0], 256 * ROWS_OF_BLOCK) *
+                                  (uint64_t) cuda_rows(&step->sources[1]),
+                          &args, sizeof args);
 }
 
 static void group_launch(const struct cuda_product_args *product, uint64_t counts,
@@ -211,7 +214,7 @@ static void few_launch(const struct hr_step *step, const struct cuda_product_arg
         uint64_t columns = has_experts(step) ? (uint64_t) out->ne[1]
                                              : parts_of(out->ne[1], CUDA_STREAM_COLUMNS);
 
-        cuda_builder_launch(builder, few_kernel(args->a.type),
+        cuda_builder_launch(builder, few_kernel(step),
                             parts_of(out->ne[0], ROWS_OF_BLOCK) * columns *
                                     (uint64_t) (out->ne[2] * out->ne[3]),
                             args, sizeof *args);
@@ -248,8 +251,8 @@ static void columns_launch(const struct hr_step *step, uint32_t type, uint64_t h
         }
         spec->b = halves;
         spec->b_stride = b->ne[0];
-        cuda_builder_launch(builder, CUDA_KERNEL_narrow_rows, (uint64_t) cuda_rows(b), &narrow,
-                            sizeof narrow);
+        cuda_builder_make(builder, CUDA_KERNEL_narrow_rows, (uint64_t) cuda_rows(b), &narrow,
+                          sizeof narrow);
 }
 
 /* Weights in blocks, expanded part by part. False: as large_launch; whoever then makes the product

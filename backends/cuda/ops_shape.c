@@ -1,5 +1,6 @@
 /* PAD, PAD_REFLECT_1D, ROLL, TRI, DIAG, DIAG_MASK_INF and _ZERO, ARANGE, TIMESTEP_EMBEDDING,
- * REPEAT_BACK, OUT_PROD: each element by itself. SET and ACC: a copy, and a window of it. */
+ * REPEAT_BACK, OUT_PROD, WIN_PART, WIN_UNPART, ADD_REL_POS: each element by itself. SET and ACC: a
+ * copy, and a window of it. GET_REL_POS: a copy of what is seen another way. */
 #include "backends/cuda/ops.h"
 
 #include <string.h>
@@ -9,12 +10,15 @@ static void shape_prepare(const struct hr_step *step, struct cuda_builder *build
                 .out = cuda_tensor_of(&step->result),
                 .in = cuda_source_of(step, 0),
                 .other = cuda_source_of(step, 1),
+                .third = cuda_source_of(step, 2),
                 .op = step->op,
                 .start = hr_param_f32(step->params, 0),
                 .step = hr_param_f32(step->params, 2),
         };
 
         _Static_assert(HR_OP_PARAM_WORDS >= HR_ARRAY_LENGTH(args.params), "words of parameters");
+        if (step->op == HR_OP_REPEAT_BACK)
+                args.in = cuda_walked_of(&step->sources[0]);
         memcpy(args.params, step->params, sizeof args.params);
         cuda_builder_launch(builder, CUDA_KERNEL_shape_elements,
                             (uint64_t) cuda_rows(&step->result), &args, sizeof args);
@@ -84,9 +88,68 @@ static bool timestep_supports(const struct hr_step *step) {
 static bool repeat_back_supports(const struct hr_step *step) {
         const struct hr_operand *source = &step->sources[0];
 
-        /* A thread walks over the tiles, of which a tensor of no bytes may have any number. */
-        return is_f32(step) && cuda_repeats(&step->result, source) &&
-               source->ne[0] * cuda_rows(source) > 0;
+        return is_f32(step) && (cuda_is_empty(source) || cuda_repeats(&step->result, source));
+}
+
+/* ---- Windows of images, relative positions --------------------------------------------------- */
+
+static int64_t windows_over(int64_t extent, int64_t window) {
+        return (extent + window - 1) / window;
+}
+
+static bool win_part_supports(const struct hr_step *step) {
+        const struct hr_operand *in = &step->sources[0], *out = &step->result;
+        int64_t window = step->params[2];
+
+        return is_f32(step) && window > 0 && in->ne[3] == 1 && out->ne[0] == in->ne[0] &&
+               out->ne[1] == window && out->ne[2] == window &&
+               step->params[0] == windows_over(in->ne[1], window) &&
+               step->params[1] == windows_over(in->ne[2], window) &&
+               out->ne[3] == (int64_t) step->params[0] * step->params[1];
+}
+
+static bool win_unpart_supports(const struct hr_step *step) {
+        const struct hr_operand *in = &step->sources[0], *out = &step->result;
+        int64_t window = step->params[0];
+
+        return is_f32(step) && window > 0 && out->ne[3] == 1 && out->ne[0] == in->ne[0] &&
+               in->ne[1] == window && in->ne[2] == window &&
+               in->ne[3] == windows_over(out->ne[1], window) * windows_over(out->ne[2], window);
+}
+
+static bool get_rel_pos_supports(const struct hr_step *step) {
+        const struct hr_operand *in = &step->sources[0], *out = &step->result;
+
+        return step->source_count == 1 && in->type == HR_TYPE_F16 && out->type == HR_TYPE_F16 &&
+               out->ne[0] == in->ne[0] && out->ne[1] == out->ne[2] && out->ne[3] == 1 &&
+               in->ne[1] == 2 * out->ne[1] - 1 && in->ne[2] == 1 && in->ne[3] == 1;
+}
+
+/* result[., k, q] = source[., K - 1 - k + q]: rows backwards in one dimension, forwards in the
+ * other. */
+static void get_rel_pos_prepare(const struct hr_step *step, struct cuda_builder *builder) {
+        struct cuda_tensor out = cuda_tensor_of(&step->result), in = out;
+        const struct hr_operand *source = &step->sources[0];
+
+        in.data = (uint64_t) (uintptr_t) source->data + (uint64_t) (out.ne[1] - 1) * source->nb[1];
+        in.nb[0] = (int64_t) source->nb[0];
+        in.nb[1] = -(int64_t) source->nb[1];
+        in.nb[2] = (int64_t) source->nb[1];
+        in.nb[3] = 0;
+        cuda_copy_launch(builder, out, in);
+}
+
+static bool add_rel_pos_supports(const struct hr_step *step) {
+        const struct hr_operand *a = &step->sources[0], *width = &step->sources[1],
+                                *height = &step->sources[2];
+
+        if (step->source_count != 3 || a->type != HR_TYPE_F32 || width->type != HR_TYPE_F32 ||
+            height->type != HR_TYPE_F32 || step->result.type != HR_TYPE_F32)
+                return false;
+        return cuda_same_shape(a, &step->result) && cuda_same_shape(width, height) &&
+               a->ne[0] == width->ne[0] * width->ne[0] &&
+               a->ne[1] == width->ne[1] * width->ne[2] && a->ne[2] == width->ne[3] &&
+               a->ne[3] == 1;
 }
 
 static bool out_prod_supports(const struct hr_step *step) {
@@ -102,8 +165,7 @@ static bool out_prod_supports(const struct hr_step *step) {
                out->ne[3] % a->ne[3] == 0 && b->ne[2] == out->ne[2] && b->ne[3] == out->ne[3];
 }
 
-/* ---- SET, ACC
- * --------------------------------------------------------------------------------- */
+/* ---- SET, ACC -------------------------------------------------------------------------------- */
 
 static bool is_contiguous(const struct hr_operand *operand) {
         uint64_t bytes = hr_type_info(operand->type)->block_bytes;
@@ -185,6 +247,10 @@ const struct cuda_op cuda_ops_shape[] = {
         { HR_OP_TIMESTEP_EMBEDDING, false, timestep_supports, shape_prepare, NULL },
         { HR_OP_REPEAT_BACK, false, repeat_back_supports, shape_prepare, NULL },
         { HR_OP_OUT_PROD, false, out_prod_supports, shape_prepare, NULL },
+        { HR_OP_WIN_PART, false, win_part_supports, shape_prepare, NULL },
+        { HR_OP_WIN_UNPART, false, win_unpart_supports, shape_prepare, NULL },
+        { HR_OP_ADD_REL_POS, false, add_rel_pos_supports, shape_prepare, NULL },
+        { HR_OP_GET_REL_POS, false, get_rel_pos_supports, get_rel_pos_prepare, NULL },
         { HR_OP_SET, false, set_supports, set_prepare, NULL },
         { HR_OP_ACC, false, set_supports, set_prepare, NULL },
         { HR_OP_NONE, false, NULL, NULL, NULL },

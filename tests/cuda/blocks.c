@@ -11,6 +11,8 @@
 #undef _FORTIFY_SOURCE /* a jump to another stack is what it takes for an accident */
 #include "tests/cuda/blocks.h"
 
+#include "tests/cuda/blocks_watch.h"
+
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -51,11 +53,13 @@
 #define WORDS_MAX 8
 #define STACK_BYTES (128U << 10)
 
-typedef enum thread_state { READY, AT_BARRIER, AT_EXCHANGE, ENDED } thread_state;
+typedef enum thread_state { READY, AT_BARRIER, AT_EXCHANGE, AT_WARP_BARRIER, ENDED } thread_state;
 
 struct cuda_host_dim cuda_host_thread, cuda_host_block, cuda_host_grid;
 
+const struct blocks_watch *blocks_watch;
 static struct cuda_host_kernel *kernels;
+static uint32_t chance; /* 0: threads take their turns by number */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static struct {
@@ -161,6 +165,10 @@ void cuda_host_barrier(void) {
         yield(AT_BARRIER);
 }
 
+void cuda_host_warp_barrier(void) {
+        yield(AT_WARP_BARRIER);
+}
+
 /* A lane writes into one of two rows of slots in turn. It cannot come round to the same row before
  * all lanes have met once more, by when each has read. */
 const uint32_t *cuda_host_gather(const uint32_t *words, unsigned count) {
@@ -186,6 +194,22 @@ static bool release(unsigned first, unsigned end, thread_state state) {
         return true;
 }
 
+static void release_warp(unsigned warp) {
+        unsigned first = warp * WARP;
+        unsigned end = first + WARP < run.threads ? first + WARP : run.threads;
+
+        (void) release(first, end, AT_EXCHANGE);
+        if (release(first, end, AT_WARP_BARRIER) && blocks_watch)
+                blocks_watch->warp(warp);
+}
+
+static void release_block(void) {
+        if (release(0, run.threads, AT_BARRIER) && blocks_watch)
+                blocks_watch->barrier();
+}
+
+/* ---- Whose turn it is ------------------------------------------------------------------------ */
+
 /* Lets every thread that can run until it waits. Returns how many ran. */
 static unsigned turn_all(void) {
         unsigned count = 0;
@@ -196,9 +220,49 @@ static unsigned turn_all(void) {
                         count++;
                 }
         for (unsigned i = 0; i < run.threads; i += WARP)
-                (void) release(i, i + WARP < run.threads ? i + WARP : run.threads, AT_EXCHANGE);
-        (void) release(0, run.threads, AT_BARRIER);
+                release_warp(i / WARP);
+        release_block();
         return count;
+}
+
+static unsigned chance_below(unsigned limit) {
+        chance = chance * 1664525 + 1013904223;
+        return (unsigned) ((uint64_t) (chance >> 8) * limit >> 24);
+}
+
+/* The same of one warp, in an order by chance. */
+static unsigned turn_warp(unsigned warp) {
+        unsigned first = chance_below(WARP), step = 2 * chance_below(WARP / 2) + 1, count = 0;
+
+        for (unsigned i = 0; i < WARP; i++) {
+                unsigned thread = warp * WARP + (first + i * step) % WARP;
+
+                if (thread < run.threads && run.states[thread] == READY) {
+                        resume(thread);
+                        count++;
+                }
+        }
+        release_warp(warp);
+        return count;
+}
+
+/* Lets a warp run that can, a few times: some get far ahead of the others. */
+static unsigned turn_some(void) {
+        unsigned warps = (run.threads + WARP - 1) / WARP, first = chance_below(warps), count = 0;
+        unsigned times = 1 + chance_below(8);
+
+        for (unsigned i = 0; i < warps && count == 0; i++)
+                count = turn_warp((first + i) % warps);
+        for (unsigned i = 1; i < times && count; i++)
+                (void) turn_warp(chance_below(warps));
+        release_block();
+        return count;
+}
+
+void blocks_shuffle(uint32_t seed) {
+        (void) pthread_mutex_lock(&lock);
+        chance = seed;
+        (void) pthread_mutex_unlock(&lock);
 }
 
 /* The thread's number is no local variable: getcontext() may return twice. */
@@ -234,8 +298,10 @@ static bool run_together(void) {
         unsigned ended;
 
         threads_make();
-        while (turn_all() > 0) {
+        copies_begin_block();
+        while ((chance ? turn_some() : turn_all()) > 0) {
         }
+        copies_end_block();
         ended = threads_ended();
         if (ended == run.threads)
                 return true;
@@ -253,6 +319,7 @@ static void run_flat(void) {
 
 bool blocks_run(const struct cuda_host_kernel *kernel, unsigned blocks, unsigned threads,
                 const void *argument) {
+        unsigned first;
         bool good = true;
 
         if (threads > THREADS_MAX)
@@ -268,9 +335,15 @@ bool blocks_run(const struct cuda_host_kernel *kernel, unsigned blocks, unsigned
         run.kernel = kernel;
         run.argument = argument;
         run.threads = threads;
+        if (blocks_watch)
+                blocks_watch->launch(kernel, argument, kernel->is_flat ? NULL : run.stacks,
+                                     STACK_BYTES);
         cuda_host_grid = (struct cuda_host_dim) { blocks, 1, 1 };
+        first = chance ? chance_below(blocks) : 0;
         for (unsigned i = 0; i < blocks && good; i++) {
-                cuda_host_block = (struct cuda_host_dim) { i, 0, 0 };
+                cuda_host_block = (struct cuda_host_dim) { (first + i) % blocks, 0, 0 };
+                if (blocks_watch)
+                        blocks_watch->block();
                 if (kernel->is_flat)
                         run_flat();
                 else

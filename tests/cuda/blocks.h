@@ -12,3 +12,6 @@ const struct cuda_host_kernel *blocks_find(const char *name);
  * different places. Thread: any, one at a time. */
 bool blocks_run(const struct cuda_host_kernel *kernel, unsigned blocks, unsigned threads,
                 const void *argument);
+/* From now on warps, lanes and blocks have no fixed order but one by chance; 0: by number again.
+ * Thread: any. */
+void blocks_shuffle(uint32_t seed);

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "backends/cuda/syms.h"
+#include "tests/cuda/checks.h"
 
 #define FAKE_GPUS 3
 
@@ -26,6 +27,8 @@ const struct cuda_syms *fake_driver(void);
 uint32_t fake_leaks(void);
 /* Times that the rules of the driver were broken. */
 uint32_t fake_violations(void);
+/* All memory that kernels may access now, of GPUs and pinned; a checks_memory_fn. */
+unsigned fake_memory(struct checks_range *ret_ranges, unsigned room);
 /* Forgets them: the test broke them itself. */
 void fake_forgive(void);
 /* Calls that could fail, since the beginning. */

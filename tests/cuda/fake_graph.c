@@ -8,6 +8,7 @@
 
 #include "tests/cuda/blocks.h"
 
+#define GRID_MAX 0x7fffffffU
 #define BLOCK_MAX 1024
 #define SHARED_MAX (48U << 10) /* that a kernel has without being allowed more */
 #define ARGUMENT_MAX 4096
@@ -41,7 +42,8 @@ static CUresult kernel_operation(const CUDA_KERNEL_NODE_PARAMS *params,
         if (params->gridDimX == 0 || params->gridDimY != 1 || params->gridDimZ != 1 ||
             params->blockDimX == 0 || params->blockDimX > BLOCK_MAX || params->blockDimX % 32 ||
             params->blockDimY != 1 || params->blockDimZ != 1 || params->kernelParams || !extra ||
-            params->sharedMemBytes > SHARED_MAX || *(size_t *) extra[3] > ARGUMENT_MAX ||
+            params->gridDimX > GRID_MAX || params->sharedMemBytes > SHARED_MAX ||
+            *(size_t *) extra[3] > ARGUMENT_MAX ||
             extra[0] != CU_LAUNCH_PARAM_BUFFER_POINTER ||
             extra[2] != CU_LAUNCH_PARAM_BUFFER_SIZE || extra[4] != CU_LAUNCH_PARAM_END ||
             *(size_t *) extra[3] != kernel->argument_bytes)

@@ -65,6 +65,15 @@ bool fake_is_mapped(uint64_t address, uint64_t bytes, uint32_t gpu) {
         return false;
 }
 
+unsigned fake_mapped(struct checks_range *ret_ranges, unsigned count, unsigned room) {
+        for (const struct range *r = ranges; r; r = r->next)
+                if (r->mapped && count++ < room)
+                        ret_ranges[count - 1] = (struct checks_range) {
+                                (uint64_t) (uintptr_t) r->base, r->mapped
+                        };
+        return count;
+}
+
 uint32_t fake_ranges_left(void) {
         uint32_t count = 0;
 

@@ -91,6 +91,8 @@ bool fake_is_pinned(const void *address, uint64_t bytes);
 bool fake_is_device(uint64_t address, uint64_t bytes, uint32_t gpu);
 /* Is it virtual memory of that GPU that may be touched? */
 bool fake_is_mapped(uint64_t address, uint64_t bytes, uint32_t gpu);
+/* Writes what is mapped behind ret_ranges[count - 1]; returns how many there are then. */
+unsigned fake_mapped(struct checks_range *ret_ranges, unsigned count, unsigned room);
 /* Ranges of addresses that were reserved and not given back; words about each go to stderr. */
 uint32_t fake_ranges_left(void);
 

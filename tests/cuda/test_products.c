@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "backends/cuda/backend.h"
+#include "backends/cuda/launch.h"
 #include "tests/cuda/fake_cuda.h"
 #include "tests/harness.h"
 
@@ -27,7 +28,7 @@ struct product {
         struct hr_outcome outcome;
         struct hr_diag diag;
         uint64_t calls_before; /* the product's first */
-        float b_values[K * N], result[M * N];
+        float b_values[2 * K * N], result[4 * M * N]; /* more than one product has */
         uint8_t a_bytes[M * K * 4];
 };
 
@@ -96,7 +97,7 @@ static hr_status product_set_up(struct product *product, uint32_t type) {
                 blocks_put(product);
         for (int i = 0; i < M * K && type != HR_TYPE_Q8_0; i++)
                 a_put(product, type, i);
-        for (int i = 0; i < K * N; i++)
+        for (int i = 0; i < 2 * K * N; i++)
                 product->b_values[i] = value_of(3 * i + 1);
         HR_TRY(hr_cuda_device_new(&config, diag, &product->device));
         HR_TRY(hr_queue_new(product->device, diag, &product->queue));
@@ -212,6 +213,79 @@ HR_TEST(blocks_are_expanded_for_many_columns) {
         fake_without_ways();
         HR_EXPECT_EQ(product_make(HR_TYPE_Q8_0, &is_right, &scratch, &first), HR_OK);
         HR_EXPECT_EQ(fake_products(), 0);
+        batch_min = 0;
+}
+
+/* Four products of the weights of `product`, `columns` each: the third with other columns. */
+static struct hr_program *four_products(struct product *product, int64_t columns,
+                                        struct hr_operand (*sources)[2], struct hr_step *steps,
+                                        struct hr_steps *list) {
+        struct hr_program *program = NULL;
+
+        for (int i = 0; i < 4; i++) {
+                sources[i][0] = product->sources[0];
+                sources[i][1] = operand(HR_TYPE_F32, K, columns, product->b);
+                steps[i] = product->step;
+                steps[i].sources = sources[i];
+                steps[i].result = operand(HR_TYPE_F32, M, columns, product->out);
+                steps[i].result.data = (float *) product->out->base + i * M * columns;
+        }
+        sources[2][1].data = (float *) product->b->base + K * columns;
+        *list = (struct hr_steps) { .count = 4, .steps = steps };
+        HR_EXPECT_OK(hr_program_new(product->device, list, &product->diag, &program),
+                     &product->diag);
+        return program;
+}
+
+static void four_are_right(struct product *product, struct hr_program *program, size_t columns) {
+        const float *r = product->result;
+        struct hr_diag *diag = &product->diag;
+
+        HR_EXPECT_OK(hr_queue_compute(product->queue, program, 0, 4, &product->outcome, diag),
+                     diag);
+        HR_EXPECT_OK(hr_queue_read(product->queue, product->out->base, product->result,
+                                   sizeof product->result, &product->outcome, diag),
+                     diag);
+        HR_EXPECT_OK(hr_queue_record(product->queue, product->event, diag), diag);
+        HR_EXPECT_OK(hr_event_synchronize(product->event, WAIT_S * UINT64_C(1000000000), diag),
+                     diag);
+        HR_EXPECT(!hr_outcome_failed(&product->outcome));
+        HR_EXPECT(memcmp(r, r + M * columns, M * columns * sizeof *r) == 0);
+        HR_EXPECT(memcmp(r, r + 2 * M * columns, M * columns * sizeof *r) != 0);
+        HR_EXPECT(memcmp(r, r + 3 * M * columns, M * columns * sizeof *r) == 0);
+}
+
+/* What the second product would make of its columns is there; the third's are others, and the
+ * fourth's have gone. */
+HR_TEST(neighbours_share_what_is_made_of_their_columns) {
+        static const struct {
+                uint32_t type, batch_min;
+                int64_t columns, launches;
+        } forms[] = { { HR_TYPE_Q8_0, 0, 2, 3 + 4 },     /* rounded to bytes for few columns */
+                      { HR_TYPE_Q8_0, 0, N / 4, 3 + 4 }, /* and for many */
+                      { HR_TYPE_Q8_0, 1, N, 3 + 2 * 4 }, /* to bf16; weights are expanded, too */
+                      { HR_TYPE_F16, 0, N, 3 + 4 } };
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(forms); i++) {
+                struct product *product = calloc(1, sizeof *product);
+                struct hr_operand sources[4][2];
+                struct hr_program *program;
+                struct hr_step steps[4];
+                struct hr_steps list;
+
+                HR_EXPECT(product);
+                batch_min = forms[i].batch_min;
+                fake_begin(0);
+                HR_EXPECT_OK(product_set_up(product, forms[i].type), &product->diag);
+                program = four_products(product, forms[i].columns, sources, steps, &list);
+                HR_EXPECT_EQ(cuda_program_cast(program)->launch_count, forms[i].launches);
+                four_are_right(product, program, (size_t) forms[i].columns);
+                program = hr_program_free(program);
+                product_tear_down(product);
+                free(product);
+                HR_EXPECT_EQ(fake_leaks(), 0);
+                HR_EXPECT_EQ(fake_violations(), 0);
+        }
         batch_min = 0;
 }
 

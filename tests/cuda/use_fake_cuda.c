@@ -10,6 +10,10 @@
 
 #include "tests/cuda/fake_cuda.h"
 
+#ifndef FAKE_CUDA_FAIL
+#define FAKE_CUDA_FAIL NULL
+#endif
+
 static void break_copies(const char *pairs) {
         unsigned from, to;
         int length;
@@ -25,10 +29,11 @@ static void break_copies(const char *pairs) {
 
 __attribute__((constructor)) static void use(void) {
         const char *seed = getenv("HEADRACE_FAKE_CUDA_SEED");
+        const char *failing = getenv("HEADRACE_FAKE_CUDA_FAIL");
 
         fake_begin(seed ? (uint32_t) strtoul(seed, NULL, 10) : 1);
         break_copies(getenv("HEADRACE_FAKE_CUDA_BREAK"));
-        fake_fail_name(getenv("HEADRACE_FAKE_CUDA_FAIL"), CUDA_ERROR_NOT_SUPPORTED);
+        fake_fail_name(failing ? failing : FAKE_CUDA_FAIL, CUDA_ERROR_NOT_SUPPORTED);
 }
 
 __attribute__((destructor)) static void look_back(void) {

@@ -1,6 +1,6 @@
 /* See ops_machine.h. Every tensor that owns memory has a buffer of its own with a band before and
- * after it that must keep its pattern; under a sanitizer, which sees any access past an end by
- * itself, of exactly its size. Guarded, it lies at one end of whole pages between two without
+ * after it that must keep its pattern; where any access past an end is seen anyhow, under a
+ * sanitizer or by who looks on (OPS_WITHOUT_BANDS), of exactly its size. Guarded, it lies at one end of whole pages between two without
  * access, and what is left of them is its band. */
 #include "tests/golden/ops_machine.h"
 
@@ -17,7 +17,7 @@
 #define HAS_SANITIZER 1
 #endif
 #endif
-#ifdef HAS_SANITIZER
+#if defined(HAS_SANITIZER) || defined(OPS_WITHOUT_BANDS)
 #define BAND 0U
 #else
 #define BAND 64U /* bytes; what tensors are aligned to */

@@ -356,7 +356,7 @@ def suites(full: bool) -> list[Suite]:
         program_suite(
             "golden-ops-cuda",
             main,
-            ["tests/golden/golden_ops_cuda_fake", "--device", "cuda", "--allow-unsupported"],
+            ["tests/golden/golden_ops_cuda_checked", "--device", "cuda"],
             RECORDED / "ops",
             may_lack_program=True,
             processes=PROCESSORS,

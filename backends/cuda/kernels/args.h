@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include <stdalign.h>
 #include <stdint.h>
 
 /* Threads of a block, for all kernels. */
@@ -110,9 +111,9 @@ struct cuda_group_norm_args {
         float eps, unused;
 };
 
-/* Elements made from where they lie; `other` is OUT_PROD's. */
+/* Elements made from where they lie; `other` is OUT_PROD's, both others ADD_REL_POS's. */
 struct cuda_shape_args {
-        struct cuda_tensor out, in, other;
+        struct cuda_tensor out, in, other, third;
         int32_t params[16];
         uint32_t op;
         float start, step;
@@ -148,12 +149,14 @@ struct cuda_rope_args {
 
 /* Of 32 elements of a column as bytes: value = scale * byte; the sums of the halves' bytes. */
 struct cuda_activation {
-        float scale;
+        alignas(8) float scale; /* all of it is loaded at once */
         int16_t sum[2];
 };
 
 /* Rows of floats to bytes: as q8_0, or with one scale for 256, as q8_K. `bytes` has ne[0] bytes a
- * row, `scales` a cuda_activation for each 32. */
+ * row, `scales` a cuda_activation for each 32. Of 32 times 32 bytes, or what is left of them, the
+ * first sixteen of each lie together, and then the second: a warp that takes 32 each lane loads
+ * bytes one behind the other. */
 struct cuda_round_args {
         struct cuda_tensor in;
         uint64_t bytes, scales;
@@ -220,13 +223,20 @@ struct cuda_recurrent_args {
         float scale;
 };
 
+/* SOLVE_TRI, LIGHTNING_INDEXER, DSV4_HC_*: the last two of COMB. */
+struct cuda_mixing_args {
+        struct cuda_tensor out, sources[4];
+        int64_t iterations;
+        float epsilon, unused;
+};
+
 /* Elements of keys and values, and rows of a tile, that the matrix units take. */
 #define CUDA_ATTENTION_SIZE 128
 #define CUDA_ATTENTION_ROWS 128
 
 struct cuda_attention_args {
         struct cuda_tensor out, q, k, v, mask, sinks;
-        uint64_t parts; /* of the splits: for each, and each query of each head, v.ne[0] + 2 floats */
+        uint64_t parts; /* of the splits: for each and each query of each head v.ne[0] + 2 floats */
         int64_t splits;
         float scale, max_bias, cap;
         float slope_base, slope_half;

@@ -114,7 +114,8 @@ DEVICE void load_rows(const cuda_tensor &t, const byte *base, bool is_value, int
                 } else if (i < end) {
                         unpack_any(t.type, row, i / 32, &u);
                         for (int j = 0; j < 16; j++)
-                                words[j] = pair_of(unit_value(&u, 2 * j), unit_value(&u, 2 * j + 1));
+                                words[j] = pair_of(unit_value(&u, 2 * j),
+                                                   unit_value(&u, 2 * j + 1));
                 } else {
                         for (int j = 0; j < 16; j++)
                                 words[j] = 0;

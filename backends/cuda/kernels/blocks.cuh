@@ -3,8 +3,8 @@
  *
  * Every type fits one form: within each half of 16 elements, value = scale * q + offset with q a
  * signed byte. (Signs and the eighths of IQ1 are part of q.) unpack<TYPE>() gives a unit in it: the
- * products of integers then need nothing else, and the values are those of the layouts, scale first,
- * each step rounded to f32.
+ * products of integers then need nothing else, and the values are those of the layouts, scale
+ * first, each step rounded to f32.
  *
  * Rows of blocks are aligned to two bytes, MXFP4's to one; nothing outside a block is read.
  */
@@ -92,6 +92,47 @@ DEVICE uint32_t word_of_bytes(const byte *at) {
         return at[0] | (uint32_t) at[1] << 8 | (uint32_t) at[2] << 16 | (uint32_t) at[3] << 24;
 }
 
+/* How a block is read. BY_HALVES: from anywhere. The others from shared memory, of which whole
+ * words around it may be read: BY_WORDS at any address, BY_PIECES where the row begins at a
+ * multiple of sixteen, so that blocks of whole words begin at a multiple of four. */
+enum { BY_HALVES, BY_WORDS, BY_PIECES };
+
+/* COUNT words from `at` on. */
+template <int READ, int COUNT> DEVICE void words_at(const byte *at, uint32_t *ret) {
+        const uint32_t *from;
+        uint32_t below, above;
+        int shift;
+
+#pragma unroll
+        for (int j = 0; READ == BY_HALVES && j < COUNT; j++)
+                ret[j] = word_at(at + 4 * j);
+#pragma unroll
+        for (int j = 0; READ == BY_PIECES && j < COUNT; j++)
+                ret[j] = ((const uint32_t *) at)[j];
+        if (READ != BY_WORDS)
+                return;
+        shift = (int) ((uintptr_t) at & 3);
+        from = (const uint32_t *) (at - shift);
+        below = from[0];
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) {
+                above = from[j + 1];
+                ret[j] = __funnelshift_r(below, above, 8 * shift);
+                below = above;
+        }
+}
+
+/* Sixteen bytes at a multiple of sixteen. */
+DEVICE void piece_at(const byte *at, uint32_t *ret) {
+        struct alignas(16) four {
+                uint32_t word[4];
+        } p = *(const four *) at;
+
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+                ret[j] = p.word[j];
+}
+
 /* Each byte below 128, less the constant's, which is at most 128. */
 DEVICE uint32_t less(uint32_t bytes, uint32_t constant) {
         return ((bytes | 0x80808080u) - constant) ^ 0x80808080u;
@@ -158,24 +199,38 @@ DEVICE void one_scale(unit *u, float scale, float offset) {
 }
 
 /* Sixteen bytes of nibbles: the low ones first. */
-DEVICE void nibbles16(unit *u, const byte *at) {
-        for (int j = 0; j < 4; j++) {
-                uint32_t w = word_at(at + 4 * j);
+template <int READ> DEVICE void nibbles16(unit *u, const byte *at) {
+        uint32_t w[4];
 
-                u->q[j] = w & 0x0f0f0f0fu;
-                u->q[4 + j] = w >> 4 & 0x0f0f0f0fu;
+        words_at<READ, 4>(at, w);
+        for (int j = 0; j < 4; j++) {
+                u->q[j] = w[j] & 0x0f0f0f0fu;
+                u->q[4 + j] = w[j] >> 4 & 0x0f0f0f0fu;
         }
 }
 
-DEVICE void unpack_q4_0(const byte *block, unit *u) {
-        nibbles16(u, block + 2);
-        for (int j = 0; j < 8; j++)
-                u->q[j] = less(u->q[j], 0x08080808u);
+/* Of types whose bytes are all to be less by one number: what that is, unless it stays in them. */
+DEVICE constexpr int bias_of(uint32_t type) {
+        return type == HR_TYPE_Q4_0   ? 8
+               : type == HR_TYPE_Q5_0 ? 16
+               : type == HR_TYPE_Q3_K ? 4
+               : type == HR_TYPE_Q6_K ? 32
+                                      : 0;
+}
+
+template <int READ, uint32_t TYPE> DEVICE void take_bias(unit *u) {
+        for (int j = 0; READ == BY_HALVES && j < 8; j++)
+                u->q[j] = less(u->q[j], bias_of(TYPE) * 0x01010101u);
+}
+
+template <int READ> DEVICE void unpack_q4_0(const byte *block, unit *u) {
+        nibbles16<READ>(u, block + 2);
+        take_bias<READ, HR_TYPE_Q4_0>(u);
         one_scale(u, half_at(block), 0);
 }
 
-DEVICE void unpack_q4_1(const byte *block, unit *u) {
-        nibbles16(u, block + 4);
+template <int READ> DEVICE void unpack_q4_1(const byte *block, unit *u) {
+        nibbles16<READ>(u, block + 4);
         one_scale(u, half_at(block), half_at(block + 2));
 }
 
@@ -184,29 +239,36 @@ DEVICE void fifths(unit *u, uint32_t bits) {
                 u->q[j] |= spread(bits >> 4 * j) << 4;
 }
 
-DEVICE void unpack_q5_0(const byte *block, unit *u) {
-        nibbles16(u, block + 6);
-        fifths(u, word_at(block + 2));
-        for (int j = 0; j < 8; j++)
-                u->q[j] = less(u->q[j], 0x10101010u);
+template <int READ> DEVICE void unpack_q5_0(const byte *block, unit *u) {
+        uint32_t bits;
+
+        nibbles16<READ>(u, block + 6);
+        words_at<READ, 1>(block + 2, &bits);
+        fifths(u, bits);
+        take_bias<READ, HR_TYPE_Q5_0>(u);
         one_scale(u, half_at(block), 0);
 }
 
-DEVICE void unpack_q5_1(const byte *block, unit *u) {
-        nibbles16(u, block + 8);
-        fifths(u, word_at(block + 4));
+template <int READ> DEVICE void unpack_q5_1(const byte *block, unit *u) {
+        uint32_t bits;
+
+        nibbles16<READ>(u, block + 8);
+        words_at<READ, 1>(block + 4, &bits);
+        fifths(u, bits);
         one_scale(u, half_at(block), half_at(block + 2));
 }
 
-DEVICE void unpack_q8_0(const byte *block, unit *u) {
-        for (int j = 0; j < 8; j++)
-                u->q[j] = word_at(block + 2 + 4 * j);
+template <int READ> DEVICE void unpack_q8_0(const byte *block, unit *u) {
+        words_at<READ, 8>(block + 2, u->q);
         one_scale(u, half_at(block), 0);
 }
 
-DEVICE void unpack_iq4_nl(const byte *block, unit *u) {
+template <int READ> DEVICE void unpack_iq4_nl(const byte *block, unit *u) {
+        uint32_t w[4];
+
+        words_at<READ, 4>(block + 2, w);
         for (int j = 0; j < 4; j++)
-                look_up(table_iq4(), word_at(block + 2 + 4 * j), &u->q[j], &u->q[4 + j]);
+                look_up(table_iq4(), w[j], &u->q[j], &u->q[4 + j]);
         one_scale(u, half_at(block), 0);
 }
 
@@ -222,9 +284,16 @@ DEVICE float ue4m3_half(uint32_t x) {
         return bits == 0x7f ? 0 : bits_float(bits << 20) * 0x1p119f;
 }
 
-DEVICE void unpack_mxfp4(const byte *block, unit *u) {
+template <int READ> DEVICE void unpack_mxfp4(const byte *block, unit *u) {
+        uint32_t w[4];
+
+        if (READ == BY_HALVES)
+                for (int j = 0; j < 4; j++)
+                        w[j] = word_of_bytes(block + 1 + 4 * j);
+        else
+                words_at<BY_WORDS, 4>(block + 1, w);
         for (int j = 0; j < 4; j++)
-                look_up(table_fp4(), word_of_bytes(block + 1 + 4 * j), &u->q[j], &u->q[4 + j]);
+                look_up(table_fp4(), w[j], &u->q[j], &u->q[4 + j]);
         one_scale(u, e8m0_half(block[0]), 0);
 }
 
@@ -258,27 +327,29 @@ DEVICE void unpack_q2_0(const byte *block, int g, unit *u) {
 
 /* ---- Blocks of 256 with scales of scales ----------------------------------------------------- */
 
-DEVICE void unpack_q2_k(const byte *block, int g, unit *u) {
+template <int READ> DEVICE void unpack_q2_k(const byte *block, int g, unit *u) {
         float d = half_at(block + 80), least = half_at(block + 82);
 
+        words_at<READ, 8>(block + 16 + g / 4 * 32, u->q);
         for (int j = 0; j < 8; j++)
-                u->q[j] = word_at(block + 16 + g / 4 * 32 + 4 * j) >> 2 * (g % 4) & 0x03030303u;
+                u->q[j] = u->q[j] >> 2 * (g % 4) & 0x03030303u;
         for (int h = 0; h < 2; h++) {
                 u->scale[h] = d * (float) (block[2 * g + h] & 15);
                 u->offset[h] = -(least * (float) (block[2 * g + h] >> 4));
         }
 }
 
-DEVICE void unpack_q3_k(const byte *block, int g, unit *u) {
+template <int READ> DEVICE void unpack_q3_k(const byte *block, int g, unit *u) {
         const byte *packed = block + 96;
         float d = half_at(block + 108);
+        uint32_t high[8];
 
-        for (int j = 0; j < 8; j++) {
-                uint32_t low = word_at(block + 32 + g / 4 * 32 + 4 * j) >> 2 * (g % 4);
-                uint32_t high = word_at(block + 4 * j) >> g & 0x01010101u;
-
-                u->q[j] = less((low & 0x03030303u) | high << 2, 0x04040404u);
-        }
+        words_at<READ, 8>(block + 32 + g / 4 * 32, u->q);
+        words_at<READ, 8>(block, high);
+        for (int j = 0; j < 8; j++)
+                u->q[j] = (u->q[j] >> 2 * (g % 4) & 0x03030303u) |
+                          (high[j] >> g & 0x01010101u) << 2;
+        take_bias<READ, HR_TYPE_Q3_K>(u);
         for (int h = 0; h < 2; h++) {
                 int n = 2 * g + h;
                 int low = n < 8 ? packed[n] & 15 : packed[n - 8] >> 4;
@@ -289,11 +360,29 @@ DEVICE void unpack_q3_k(const byte *block, int g, unit *u) {
         }
 }
 
+/* The same of the sixteen bytes that a block begins with, when they are words. */
+DEVICE void factors_of_words(const uint32_t *head, int g, unit *u) {
+        uint32_t first = head[1] >> 8 * (g % 4), second = head[2] >> 8 * (g % 4);
+        uint32_t third = head[3] >> 8 * (g % 4);
+        int scale = (int) (g < 4 ? first & 63 : (third & 15) | (first >> 2 & 48));
+        int minimum = (int) (g < 4 ? second & 63 : (third >> 4 & 15) | (second >> 2 & 48));
+
+        one_scale(u, half_to_float((uint16_t) head[0]) * (float) scale,
+                  -(half_to_float((uint16_t) (head[0] >> 16)) * (float) minimum));
+}
+
 /* Scale and minimum g of the six-bit pairs that Q4_K and Q5_K pack into twelve bytes. */
-DEVICE void factors_k(const byte *block, int g, unit *u) {
+template <int READ> DEVICE void factors_k(const byte *block, int g, unit *u) {
         const byte *packed = block + 4;
         int scale, minimum;
 
+        if (READ == BY_PIECES) {
+                uint32_t head[4];
+
+                piece_at(block, head);
+                factors_of_words(head, g, u);
+                return;
+        }
         if (g < 4) {
                 scale = packed[g] & 63;
                 minimum = packed[4 + g] & 63;
@@ -304,34 +393,45 @@ DEVICE void factors_k(const byte *block, int g, unit *u) {
         one_scale(u, half_at(block) * (float) scale, -(half_at(block + 2) * (float) minimum));
 }
 
-DEVICE void unpack_q4_k(const byte *block, int g, unit *u) {
-        for (int j = 0; j < 8; j++)
-                u->q[j] = word_at(block + 16 + g / 2 * 32 + 4 * j) >> 4 * (g % 2) & 0x0f0f0f0fu;
-        factors_k(block, g, u);
-}
-
-DEVICE void unpack_q5_k(const byte *block, int g, unit *u) {
-        for (int j = 0; j < 8; j++) {
-                uint32_t low = word_at(block + 48 + g / 2 * 32 + 4 * j) >> 4 * (g % 2);
-                uint32_t high = word_at(block + 16 + 4 * j) >> g & 0x01010101u;
-
-                u->q[j] = (low & 0x0f0f0f0fu) | high << 4;
+/* Thirty-two bytes of a block of whole pieces. */
+template <int READ> DEVICE void two_pieces(const byte *at, uint32_t *ret) {
+        if (READ != BY_PIECES) {
+                words_at<READ, 8>(at, ret);
+                return;
         }
-        factors_k(block, g, u);
+        piece_at(at, ret);
+        piece_at(at + 16, ret + 4);
 }
 
-DEVICE void unpack_q6_k(const byte *block, int g, unit *u) {
+template <int READ> DEVICE void unpack_q4_k(const byte *block, int g, unit *u) {
+        two_pieces<READ>(block + 16 + g / 2 * 32, u->q);
+        for (int j = 0; j < 8; j++)
+                u->q[j] = u->q[j] >> 4 * (g % 2) & 0x0f0f0f0fu;
+        factors_k<READ>(block, g, u);
+}
+
+template <int READ> DEVICE void unpack_q5_k(const byte *block, int g, unit *u) {
+        uint32_t high[8];
+
+        two_pieces<READ>(block + 48 + g / 2 * 32, u->q);
+        two_pieces<READ>(block + 16, high);
+        for (int j = 0; j < 8; j++)
+                u->q[j] = (u->q[j] >> 4 * (g % 2) & 0x0f0f0f0fu) |
+                          (high[j] >> g & 0x01010101u) << 4;
+        factors_k<READ>(block, g, u);
+}
+
+template <int READ> DEVICE void unpack_q6_k(const byte *block, int g, unit *u) {
         int part = g / 4, quarter = g % 4;
         float d = half_at(block + 208);
+        uint32_t high[8];
 
-        for (int j = 0; j < 8; j++) {
-                uint32_t low = word_at(block + 64 * part + 32 * (quarter % 2) + 4 * j);
-                uint32_t high = word_at(block + 128 + 32 * part + 4 * j) >> 2 * quarter;
-
-                u->q[j] = less((low >> 4 * (quarter / 2) & 0x0f0f0f0fu) |
-                                       (high & 0x03030303u) << 4,
-                               0x20202020u);
-        }
+        words_at<READ, 8>(block + 64 * part + 32 * (quarter % 2), u->q);
+        words_at<READ, 8>(block + 128 + 32 * part, high);
+        for (int j = 0; j < 8; j++)
+                u->q[j] = (u->q[j] >> 4 * (quarter / 2) & 0x0f0f0f0fu) |
+                          (high[j] >> 2 * quarter & 0x03030303u) << 4;
+        take_bias<READ, HR_TYPE_Q6_K>(u);
         for (int h = 0; h < 2; h++) {
                 u->scale[h] = d * (float) (int8_t) block[192 + 2 * g + h];
                 u->offset[h] = 0;
@@ -436,12 +536,14 @@ DEVICE void unpack_iq1_m(const byte *block, int g, unit *u) {
         }
 }
 
-DEVICE void unpack_iq4_xs(const byte *block, int g, unit *u) {
+template <int READ> DEVICE void unpack_iq4_xs(const byte *block, int g, unit *u) {
         int low = block[4 + g / 2] >> 4 * (g % 2) & 15;
         int factor = (low | (*(const uint16_t *) (block + 2) >> 2 * g & 3) << 4) - 32;
+        uint32_t w[4];
 
+        words_at<READ, 4>(block + 8 + 16 * g, w);
         for (int j = 0; j < 4; j++)
-                look_up(table_iq4(), word_at(block + 8 + 16 * g + 4 * j), &u->q[j], &u->q[4 + j]);
+                look_up(table_iq4(), w[j], &u->q[j], &u->q[4 + j]);
         one_scale(u, half_at(block) * (float) factor, 0);
 }
 
@@ -483,24 +585,26 @@ DEVICE void unpack_tq2_0(const byte *block, int g, unit *u) {
 
 /* ---- Any ------------------------------------------------------------------------------------- */
 
-/* Elements 32 g .. 32 g + 31 of a block. */
-template <uint32_t TYPE> DEVICE void unpack(const byte *block, int g, unit *u) {
+/* Elements 32 g .. 32 g + 31 of a block. Read otherwise than BY_HALVES their bytes still have the
+ * type's bias. */
+template <uint32_t TYPE, int READ = BY_HALVES>
+DEVICE void unpack(const byte *block, int g, unit *u) {
         switch (TYPE) {
-        case HR_TYPE_Q4_0: unpack_q4_0(block, u); break;
-        case HR_TYPE_Q4_1: unpack_q4_1(block, u); break;
-        case HR_TYPE_Q5_0: unpack_q5_0(block, u); break;
-        case HR_TYPE_Q5_1: unpack_q5_1(block, u); break;
-        case HR_TYPE_Q8_0: unpack_q8_0(block, u); break;
-        case HR_TYPE_IQ4_NL: unpack_iq4_nl(block, u); break;
-        case HR_TYPE_MXFP4: unpack_mxfp4(block, u); break;
+        case HR_TYPE_Q4_0: unpack_q4_0<READ>(block, u); break;
+        case HR_TYPE_Q4_1: unpack_q4_1<READ>(block, u); break;
+        case HR_TYPE_Q5_0: unpack_q5_0<READ>(block, u); break;
+        case HR_TYPE_Q5_1: unpack_q5_1<READ>(block, u); break;
+        case HR_TYPE_Q8_0: unpack_q8_0<READ>(block, u); break;
+        case HR_TYPE_IQ4_NL: unpack_iq4_nl<READ>(block, u); break;
+        case HR_TYPE_MXFP4: unpack_mxfp4<READ>(block, u); break;
         case HR_TYPE_NVFP4: unpack_nvfp4(block, g, u); break;
         case HR_TYPE_Q1_0: unpack_q1_0(block, g, u); break;
         case HR_TYPE_Q2_0: unpack_q2_0(block, g, u); break;
-        case HR_TYPE_Q2_K: unpack_q2_k(block, g, u); break;
-        case HR_TYPE_Q3_K: unpack_q3_k(block, g, u); break;
-        case HR_TYPE_Q4_K: unpack_q4_k(block, g, u); break;
-        case HR_TYPE_Q5_K: unpack_q5_k(block, g, u); break;
-        case HR_TYPE_Q6_K: unpack_q6_k(block, g, u); break;
+        case HR_TYPE_Q2_K: unpack_q2_k<READ>(block, g, u); break;
+        case HR_TYPE_Q3_K: unpack_q3_k<READ>(block, g, u); break;
+        case HR_TYPE_Q4_K: unpack_q4_k<READ>(block, g, u); break;
+        case HR_TYPE_Q5_K: unpack_q5_k<READ>(block, g, u); break;
+        case HR_TYPE_Q6_K: unpack_q6_k<READ>(block, g, u); break;
         case HR_TYPE_IQ2_XXS: unpack_iq2_xxs(block, g, u); break;
         case HR_TYPE_IQ2_XS: unpack_iq2_xs(block, g, u); break;
         case HR_TYPE_IQ2_S: unpack_iq2_s(block, g, u); break;
@@ -508,7 +612,7 @@ template <uint32_t TYPE> DEVICE void unpack(const byte *block, int g, unit *u) {
         case HR_TYPE_IQ3_S: unpack_iq3_s(block, g, u); break;
         case HR_TYPE_IQ1_S: unpack_iq1_s(block, g, u); break;
         case HR_TYPE_IQ1_M: unpack_iq1_m(block, g, u); break;
-        case HR_TYPE_IQ4_XS: unpack_iq4_xs(block, g, u); break;
+        case HR_TYPE_IQ4_XS: unpack_iq4_xs<READ>(block, g, u); break;
         case HR_TYPE_TQ1_0: unpack_tq1_0(block, g, u); break;
         default: unpack_tq2_0(block, g, u); break;
         }
@@ -547,4 +651,14 @@ DEVICE int unit_level(const unit *u, int i) {
 /* Rounded after the product and after the sum, whatever the compiler joins elsewhere. */
 DEVICE float unit_value(const unit *u, int i) {
         return __fadd_rn(__fmul_rn(u->scale[i / 16], (float) unit_level(u, i)), u->offset[i / 16]);
+}
+
+/* Element i of a row of any floats. */
+DEVICE float any_element(const cuda_tensor &t, const byte *row, int64_t i) {
+        unit u;
+
+        if (block_size(t.type) == 1)
+                return load_float(row + i * t.nb[0], t.type);
+        unpack_any(t.type, row, i / 32, &u);
+        return unit_value(&u, (int) (i % 32));
 }

@@ -6,8 +6,9 @@
  *         KERNEL(name, struct cuda_x_args) { ... args ... }
  *
  * and is launched with CUDA_THREADS threads in blocks along x. A DENSE_KERNEL keeps to as many
- * registers as four blocks on a multiprocessor leave it, a WIDE_KERNEL may have them all. A kernel without barriers and exchanges is a
- * FLAT_KERNEL; that matters on the processor only.
+ * registers as four blocks on a multiprocessor leave it, a WIDE_KERNEL may have them all. A kernel
+ * without barriers and exchanges is a FLAT_KERNEL; that matters on the processor only. SHARED
+ * stands in a kernel's own body, not in a template's, where a compiler may put it elsewhere.
  *
  * Every access stays within its tensor whatever the data are: an address that a kernel must not
  * touch ends the GPU for everyone on it. Addresses are aligned to their element (support.c).
@@ -102,9 +103,12 @@ DEVICE int64_t row_count(const cuda_tensor &t) {
 }
 
 DEVICE row_index index_of_row(const cuda_tensor &t, int64_t row) {
-        int64_t plane = quotient(row, t.ne[1]);
-        row_index index;
+        row_index index = { row, 0, 0 };
+        int64_t plane;
 
+        if (row < t.ne[1]) /* the most frequent, and divisions are long */
+                return index;
+        plane = quotient(row, t.ne[1]);
         index.i1 = row - plane * t.ne[1];
         index.i3 = quotient(plane, t.ne[2]);
         index.i2 = plane - index.i3 * t.ne[2];
@@ -186,6 +190,34 @@ DEVICE float block_max(float value, float *parts) {
                 most = fmaxf(most, parts[i]);
         __syncthreads();
         return most;
+}
+
+/* What NORM, RMS_NORM or L2_NORM does to an element x: (x - mean) * factor. */
+struct row_norm {
+        float mean, factor;
+};
+
+/* For all threads of the block; `parts` as for block_sum. */
+DEVICE row_norm norm_of_row(const cuda_tensor &t, const byte *row, uint32_t op, float eps,
+                            float *parts) {
+        int64_t n = t.ne[0];
+        float sum = 0, squares = 0;
+        row_norm norm = { 0, 0 };
+
+        if (op == HR_OP_NORM) {
+                for (int64_t i = threadIdx.x; i < n; i += CUDA_THREADS)
+                        sum += *(const float *) (row + i * t.nb[0]);
+                norm.mean = block_sum(sum, parts) / (float) n;
+        }
+        for (int64_t i = threadIdx.x; i < n; i += CUDA_THREADS) {
+                float x = *(const float *) (row + i * t.nb[0]) - norm.mean;
+
+                squares += x * x;
+        }
+        squares = block_sum(squares, parts);
+        norm.factor = op == HR_OP_L2_NORM ? 1.0f / fmaxf(sqrtf(squares), eps)
+                                          : 1.0f / sqrtf(squares / (float) n + eps);
+        return norm;
 }
 
 /* ALiBi's slope of a head. */

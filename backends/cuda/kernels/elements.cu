@@ -1,7 +1,8 @@
 /*
- * Element by element: functions of one value, of two, gated ones, and chains of them, which a norm may
- * lead. Computed in f32 and rounded once to the type of the result; in a chain each node's value is
- * rounded to the type that its result has, so that it is the value that would have been stored.
+ * Element by element: functions of one value, of two, gated ones, and chains of them, which a norm
+ * may lead. Computed in f32 and rounded once to the type of the result; in a chain each node's
+ * value is rounded to the type that its result has, so that it is the value that would have been
+ * stored.
  *
  * A block takes chunks of CUDA_CHUNK elements of a row, one after the other, the grid's size apart;
  * the host joins dimensions where memory allows it, so that rows are long.
@@ -195,8 +196,8 @@ DEVICE float rounded(uint32_t type, float x) {
         return type == HR_TYPE_BF16 ? bf16_to_float(float_to_bf16(x)) : x;
 }
 
-/* Where each link's other row lies; found once a row. Loops over links are unrolled, so that it stays
- * in registers. */
+/* Where each link's other row lies; found once a row. Loops over links are unrolled, so that it
+ * stays in registers. */
 typedef const byte *other_rows[CUDA_CHAIN_MAX];
 
 DEVICE void others_find(const cuda_chain_args &args, row_index index, other_rows &others) {
@@ -207,7 +208,8 @@ DEVICE void others_find(const cuda_chain_args &args, row_index index, other_rows
                                     : NULL;
 }
 
-DEVICE float chain_value(const cuda_chain_args &args, const other_rows &others, int64_t i, float x) {
+DEVICE float chain_value(const cuda_chain_args &args, const other_rows &others, int64_t i,
+                         float x) {
 #pragma unroll
         for (uint32_t l = 0; l < CUDA_CHAIN_MAX; l++) {
                 const cuda_link &link = args.links[l];
@@ -249,7 +251,7 @@ FLAT_KERNEL(chain_elements, struct cuda_chain_args) {
         }
 }
 
-/* As norm_rows (norm.cu), and then the chain. Each thread writes only elements that it alone reads. */
+/* As norm_rows (norm.cu), and then the chain. A thread writes only elements that it alone reads. */
 KERNEL(chain_rows, struct cuda_chain_args) {
         SHARED float parts[WARPS];
         int64_t n = args.in.ne[0];
@@ -258,32 +260,15 @@ KERNEL(chain_rows, struct cuda_chain_args) {
                 row_index index = index_of_row(args.in, row);
                 const byte *in = row_at(args.in, index);
                 byte *out = row_at(args.out, index);
-                float mean = 0, squares = 0, factor;
+                row_norm norm = norm_of_row(args.in, in, args.op, args.eps, parts);
                 other_rows others;
 
                 others_find(args, index, others);
-                if (args.op == HR_OP_NORM) {
-                        float sum = 0;
-
-                        for (int64_t i = threadIdx.x; i < n; i += CUDA_THREADS)
-                                sum += *(const float *) (in + i * args.in.nb[0]);
-                        mean = block_sum(sum, parts) / (float) n;
-                }
                 for (int64_t i = threadIdx.x; i < n; i += CUDA_THREADS) {
-                        float x = *(const float *) (in + i * args.in.nb[0]) - mean;
-
-                        squares += x * x;
-                }
-                squares = block_sum(squares, parts);
-                if (args.op == HR_OP_L2_NORM)
-                        factor = 1.0f / fmaxf(sqrtf(squares), args.eps);
-                else
-                        factor = 1.0f / sqrtf(squares / (float) n + args.eps);
-                for (int64_t i = threadIdx.x; i < n; i += CUDA_THREADS) {
-                        float x = *(const float *) (in + i * args.in.nb[0]) - mean;
+                        float x = *(const float *) (in + i * args.in.nb[0]) - norm.mean;
 
                         store_float(out + i * args.out.nb[0], args.out.type,
-                                    chain_value(args, others, i, __fmul_rn(x, factor)));
+                                    chain_value(args, others, i, __fmul_rn(x, norm.factor)));
                 }
         }
 }

@@ -9,7 +9,7 @@
 KERNEL(encode_rows, struct cuda_encode_args) {
         SHARED int found;
         int size = block_size(args.rows.out.type);
-        int64_t rows = args.rows.ids.is_present ? row_count(args.rows.in) : row_count(args.rows.out);
+        int64_t rows = row_count(args.rows.ids.is_present ? args.rows.in : args.rows.out);
 
         for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
                 const byte *addend = args.addend.is_present
@@ -20,7 +20,8 @@ KERNEL(encode_rows, struct cuda_encode_args) {
                                     ? target_row(args.rows, index_of_row(args.rows.in, row), &found)
                                     : row_at(args.rows.out, index_of_row(args.rows.out, row));
 
-                for (int64_t b = threadIdx.x; out && b < args.rows.out.ne[0] / size; b += CUDA_THREADS) {
+                for (int64_t b = threadIdx.x; out && b < args.rows.out.ne[0] / size;
+                     b += CUDA_THREADS) {
                         float x[256];
 
                         read_values(args.rows.in, row * args.rows.out.ne[0] + size * b, size, x);

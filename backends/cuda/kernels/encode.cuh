@@ -1,7 +1,7 @@
 /*
- * Floats to blocks, by the rules that the processor's encoders follow: Q4_0 ... Q8_0 and IQ4_NL have
- * one right answer to the byte; for the others a line of scales is tried, the measure being the
- * plain squared error. One thread writes one block.
+ * Floats to blocks, by the rules that the processor's encoders follow: Q4_0 ... Q8_0 and IQ4_NL
+ * have one right answer to the byte; for the others a line of scales is tried, the measure being
+ * the plain squared error. One thread writes one block.
  *
  * Numbers that are none (NaN, infinity) give some bytes, never undefined behaviour: every float is
  * compared, or brought into range before it becomes an integer.
@@ -144,7 +144,8 @@ DEVICE void encode_q5_1(byte *block, const float *x) {
 DEVICE byte nearest_iq4_nl(float x) {
         int level = 0;
 
-        while (level < 15 && !(x - (float) hr_codebook_values_iq4_nl[level] < (float) hr_codebook_values_iq4_nl[level + 1] - x))
+        while (level < 15 && !(x - (float) hr_codebook_values_iq4_nl[level] <
+                               (float) hr_codebook_values_iq4_nl[level + 1] - x))
                 level++;
         return (byte) level;
 }

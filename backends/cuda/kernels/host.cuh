@@ -8,7 +8,8 @@
 
 #include "backends/cuda/kernels/host_run.h"
 
-#define SHARED static
+/* In a section of its own, where the tests can find all of it. */
+#define SHARED static __attribute__((section("cuda_shared")))
 #define DEVICE static inline
 #define METHOD inline
 #define OUTLINE static
@@ -18,7 +19,9 @@
 #define blockIdx cuda_host_block
 #define gridDim cuda_host_grid
 
+/* What a launch passes is 4096 bytes at most. */
 #define KERNEL_OF(name, type, flat)                                                                \
+        static_assert(sizeof(type) <= 4096, "more than a launch takes");                           \
         static void name##_body(const type &args);                                                 \
         static void name##_entry(const void *argument) {                                           \
                 name##_body(*(const type *) argument);                                             \
@@ -35,7 +38,7 @@
 #define FLAT_KERNEL(name, type) KERNEL_OF(name, type, 1)
 
 #define __syncthreads() cuda_host_barrier()
-#define __syncwarp() ((void) cuda_host_exchange(0, cuda_host_thread.x % 32))
+#define __syncwarp() cuda_host_warp_barrier()
 
 DEVICE uint32_t float_bits(float value) {
         uint32_t bits;
@@ -65,6 +68,11 @@ DEVICE uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
         for (int i = 0; i < 4; i++)
                 result |= (uint32_t) (both >> 8 * (select >> 4 * i & 7) & 255) << 8 * i;
         return result;
+}
+
+/* The lower word of both, moved down by up to 31 bits. */
+DEVICE uint32_t __funnelshift_r(uint32_t low, uint32_t high, int shift) {
+        return (uint32_t) (((uint64_t) high << 32 | low) >> (shift & 31));
 }
 
 DEVICE float __fadd_rn(float a, float b) {

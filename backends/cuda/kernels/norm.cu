@@ -11,27 +11,11 @@ KERNEL(norm_rows, struct cuda_norm_args) {
                 row_index index = index_of_row(args.in, row);
                 const byte *in = row_at(args.in, index);
                 float *out = (float *) row_at(args.out, index);
-                float mean = 0, squares = 0, factor;
+                row_norm norm = norm_of_row(args.in, in, args.op, args.eps, parts);
 
-                if (args.op == HR_OP_NORM) {
-                        float sum = 0;
-
-                        for (int64_t i = threadIdx.x; i < n; i += CUDA_THREADS)
-                                sum += *(const float *) (in + i * args.in.nb[0]);
-                        mean = block_sum(sum, parts) / (float) n;
-                }
-                for (int64_t i = threadIdx.x; i < n; i += CUDA_THREADS) {
-                        float x = *(const float *) (in + i * args.in.nb[0]) - mean;
-
-                        squares += x * x;
-                }
-                squares = block_sum(squares, parts);
-                if (args.op == HR_OP_L2_NORM)
-                        factor = 1.0f / fmaxf(sqrtf(squares), args.eps);
-                else
-                        factor = 1.0f / sqrtf(squares / (float) n + args.eps);
                 for (int64_t i = threadIdx.x; i < n; i += CUDA_THREADS)
-                        out[i] = (*(const float *) (in + i * args.in.nb[0]) - mean) * factor;
+                        out[i] = (*(const float *) (in + i * args.in.nb[0]) - norm.mean) *
+                                 norm.factor;
         }
 }
 
@@ -145,7 +129,7 @@ KERNEL(sort_rows, struct cuda_sort_args) {
         }
 }
 
-/* ---- Sums of everything, running sums, the largest -------------------------------------------- */
+/* ---- Sums of everything, running sums, the largest ------------------------------------------- */
 
 /* One block. */
 KERNEL(sum_all, struct cuda_norm_args) {
@@ -163,7 +147,8 @@ KERNEL(sum_all, struct cuda_norm_args) {
                 store_float((byte *) (uintptr_t) args.out.data, args.out.type, sum);
 }
 
-/* Each thread has a stretch of the row: its sum first, then, on top of what lies before, the rest. */
+/* Each thread has a stretch of the row: its sum first, then, on top of what lies before, the rest.
+ * */
 KERNEL(running_sums, struct cuda_norm_args) {
         SHARED float sums[CUDA_THREADS];
         int64_t stretch = (args.in.ne[0] + CUDA_THREADS - 1) / CUDA_THREADS;

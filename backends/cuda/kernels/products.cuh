@@ -32,6 +32,20 @@ DEVICE int64_t column_of_b(const cuda_product_args &args, int64_t column) {
         return remainder(column - token * args.out.ne[1], args.b.ne[1]) + token * args.b.ne[1];
 }
 
+/* Sixteen bytes of a column that round_columns has made bytes: half h of 32 elements, unit u. */
+DEVICE int64_t piece_of_unit(int64_t k, int64_t u, int h) {
+        int64_t group = u / WARP * WARP, left = k / 32 - group;
+
+        return 2 * group + h * (left < WARP ? left : WARP) + u - group;
+}
+
+/* What column i of the tile is multiplied with. */
+DEVICE const byte *column_at(const cuda_product_args &args, const tile_columns &tile, int i) {
+        int64_t column = column_of_b(args, tile_column(tile, i));
+
+        return row_at(args.b, index_of_row(args.b, column));
+}
+
 DEVICE const byte *plane_of_a(const cuda_product_args &args, int64_t i2, int64_t i3) {
         return row_of(args.a, 0, quotient(i2, quotient(args.b.ne[2], args.a.ne[2])),
                       quotient(i3, quotient(args.b.ne[3], args.a.ne[3])));
@@ -48,7 +62,8 @@ DEVICE bool tile_find(const cuda_product_args &args, int64_t t, tile_columns *re
         int64_t per_plane, plane, left;
 
         if (args.ids.is_present) {
-                const struct cuda_group *group = (const struct cuda_group *) (uintptr_t) args.group + t;
+                const struct cuda_group *group =
+                        (const struct cuda_group *) (uintptr_t) args.group + t;
 
                 if (group->count == 0)
                         return false;
@@ -73,7 +88,7 @@ DEVICE float *result_column(const cuda_product_args &args, int64_t column) {
         return (float *) row_at(args.out, index_of_row(args.out, column));
 }
 
-/* ---- Few columns: a warp takes a row and up to CUDA_STREAM_COLUMNS of them -------------------- */
+/* ---- Few columns: a warp takes a row and up to CUDA_STREAM_COLUMNS of them ------------------- */
 
 struct few_columns {
         const byte *a;        /* row of the matrix */
@@ -93,7 +108,7 @@ DEVICE int64_t few_count(const cuda_product_args &args) {
 }
 
 /* What this warp has of item i. False: nothing. */
-DEVICE bool few_find(const cuda_product_args &args, int64_t i, few_columns *ret_item) {
+DEVICE bool few_find_anywhere(const cuda_product_args &args, int64_t i, few_columns *ret_item) {
         int64_t rows = (args.out.ne[0] + WARPS - 1) / WARPS, group = quotient(i, rows);
         int64_t per_plane = (args.out.ne[1] + few_step(args) - 1) / few_step(args);
         int64_t plane = quotient(group, per_plane);
@@ -103,7 +118,8 @@ DEVICE bool few_find(const cuda_product_args &args, int64_t i, few_columns *ret_
         ret_item->column = plane * args.out.ne[1] + u;
         ret_item->columns = (int) (left < few_step(args) ? left : few_step(args));
         if (args.ids.is_present) {
-                int32_t id = *(const int32_t *) (row_of(args.ids, plane, 0, 0) + u * args.ids.nb[0]);
+                int32_t id = *(const int32_t *) (row_of(args.ids, plane, 0, 0) +
+                                                 u * args.ids.nb[0]);
 
                 if (id < 0 || id >= args.a.ne[2]) {
                         fault_at(args.fault, args.step);
@@ -116,4 +132,20 @@ DEVICE bool few_find(const cuda_product_args &args, int64_t i, few_columns *ret_
         }
         ret_item->a += ret_item->row * args.a.nb[1];
         return ret_item->row < args.out.ne[0];
+}
+
+/* The same where one matrix has few columns, which is what a token has: without divisions. */
+DEVICE bool few_find_plainly(const cuda_product_args &args, int64_t i, few_columns *ret_item) {
+        ret_item->row = i * WARPS + threadIdx.x / WARP;
+        ret_item->column = 0;
+        ret_item->columns = (int) args.out.ne[1];
+        ret_item->a = row_of(args.a, ret_item->row, 0, 0);
+        return ret_item->row < args.out.ne[0];
+}
+
+DEVICE bool few_find(const cuda_product_args &args, int64_t i, few_columns *ret_item) {
+        if (!args.ids.is_present && args.out.ne[2] * args.out.ne[3] == 1 &&
+            args.out.ne[1] <= CUDA_STREAM_COLUMNS)
+                return few_find_plainly(args, i, ret_item);
+        return few_find_anywhere(args, i, ret_item);
 }

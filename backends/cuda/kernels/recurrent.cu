@@ -1,17 +1,17 @@
 /*
- * Recurrences along time: SSM_CONV, SSM_SCAN, RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN, GATED_DELTA_NET.
- * With state rows i and columns j of a head:
+ * Recurrences along time: SSM_CONV, SSM_SCAN, RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN,
+ * GATED_DELTA_NET. With state rows i and columns j of a head:
  *
- *   SCAN   state_ij = state_ij exp(dt A_j) + x_i dt B_j       y_i = state_i . C     dt := softplus(dt)
+ *   SCAN   state_ij = state_ij exp(dt A_j) + x_i dt B_j     y_i = state_i . C   dt := softplus(dt)
  *   WKV6   out_j = sum_i r_i (state_ij + bonus_i k_i v_j)     state_ij = decay_i state_ij + k_i v_j
  *   GLA    state_ij = gate_i state_ij + k_i v_j               out_j = scale sum_i q_i state_ij
  *   WKV7   state_ij = w_j state_ij + v_i k_j + (state_i . a) b_j           out_i = state_i . r
  *   DELTA  state_ij = exp(gate_j) state_ij, then
  *          state_ij += beta (v_i - state_i . k) k_j           out_i = state_i . q / sqrt(S)
  *
- * A line of the state, a row or with WKV6 and GLA a column, changes by itself: it is one thread's through
- * all tokens, in the place of the result where the newest state belongs. Older snapshots are copied to
- * their places; those that no token reaches are 0.
+ * A line of the state, a row or with WKV6 and GLA a column, changes by itself: it is one thread's
+ * through all tokens, in the place of the result where the newest state belongs. Older snapshots
+ * are copied to their places; those that no token reaches are 0.
  */
 #include "backends/cuda/kernels/common.cuh"
 
@@ -62,7 +62,7 @@ DEVICE void snapshot_take(float *line, int64_t n, int64_t apart, int64_t slot, i
                 line[slot * apart + j] = line[j];
 }
 
-/* ---- SSM_SCAN: states, x, dt, A, B, C, ids ---------------------------------------------------- */
+/* ---- SSM_SCAN: states, x, dt, A, B, C, ids --------------------------------------------------- */
 
 DEVICE float softplus(float x) {
         return x > 20.0f ? x : logf(1.0f + expf(x));
@@ -121,11 +121,11 @@ FLAT_KERNEL(scan_states, struct cuda_recurrent_args) {
         }
 }
 
-/* ---- RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN -------------------------------------------------- */
+/* ---- RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN ------------------------------------------------- */
 
 /* k, v, r, bonus, decay, states; or k, v, q, gate, states. Column j of the state. */
-DEVICE float column_token(const cuda_recurrent_args &args, int64_t head, int64_t token, float *state,
-                          int64_t j) {
+DEVICE float column_token(const cuda_recurrent_args &args, int64_t head, int64_t token,
+                          float *state, int64_t j) {
         bool is_wkv6 = args.op == HR_OP_RWKV_WKV6;
         int64_t n = args.sources[0].ne[0];
         const float *k = vector_at(args.sources[0], head, token, 0);
@@ -193,7 +193,7 @@ FLAT_KERNEL(attend_linear, struct cuda_recurrent_args) {
         }
 }
 
-/* ---- GATED_DELTA_NET: q, k, v, gate, beta, states --------------------------------------------- */
+/* ---- GATED_DELTA_NET: q, k, v, gate, beta, states -------------------------------------------- */
 
 /* The row of queries or keys for a head of the values. */
 DEVICE const float *shared_row(const cuda_recurrent_args &args, int source, int64_t head,

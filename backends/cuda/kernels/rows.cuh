@@ -64,9 +64,9 @@ DEVICE bool read_id(const cuda_rows_args &args, int64_t i0, int64_t i1, int64_t 
         return false;
 }
 
-/* The row of the result that row `at` of the values goes to; NULL, for all threads of the block, where
- * the id is none or a later row has the same: a row named twice ends with the later value. `found` is
- * shared. */
+/* The row of the result that row `at` of the values goes to; NULL, for all threads of the block,
+ * where the id is none or a later row has the same: a row named twice ends with the later value.
+ * `found` is shared. */
 DEVICE byte *target_row(const cuda_rows_args &args, row_index at, int *found) {
         int64_t j1 = remainder(at.i2, args.ids.ne[1]), j2 = remainder(at.i3, args.ids.ne[2]);
         int64_t id = 0, other;

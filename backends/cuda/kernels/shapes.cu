@@ -1,6 +1,7 @@
 /*
  * Tensors of f32 of which each element is made by itself from where it lies: PAD, PAD_REFLECT_1D,
- * ROLL, TRI, DIAG, DIAG_MASK_INF and _ZERO, ARANGE, TIMESTEP_EMBEDDING, REPEAT_BACK, OUT_PROD.
+ * ROLL, TRI, DIAG, DIAG_MASK_INF and _ZERO, ARANGE, TIMESTEP_EMBEDDING, REPEAT_BACK, OUT_PROD,
+ * WIN_PART, WIN_UNPART, ADD_REL_POS.
  */
 #include "backends/cuda/kernels/blocks.cuh"
 
@@ -81,15 +82,6 @@ DEVICE float gathered(const cuda_shape_args &args, place at) {
         return sum;
 }
 
-DEVICE float any_element(const cuda_tensor &t, const byte *row, int64_t i) {
-        unit u;
-
-        if (block_size(t.type) == 1)
-                return load_float(row + i * t.nb[0], t.type);
-        unpack_any(t.type, row, i / 32, &u);
-        return unit_value(&u, (int) (i % 32));
-}
-
 /* OUT_PROD: the sum over k of a[m, k] b[n, k]. */
 DEVICE float multiplied(const cuda_shape_args &args, place at) {
         int64_t a2 = at.i[2] / (args.out.ne[2] / args.in.ne[2]);
@@ -102,17 +94,51 @@ DEVICE float multiplied(const cuda_shape_args &args, place at) {
         return sum;
 }
 
+/* WIN_PART: params are how many windows lie side by side, ..., and their extent. */
+DEVICE float cut_out(const cuda_shape_args &args, place at) {
+        int64_t across = args.params[0], window = args.params[2];
+        int64_t y = quotient(at.i[3], across), x = at.i[3] - y * across;
+
+        x = x * window + at.i[1];
+        y = y * window + at.i[2];
+        if (x >= args.in.ne[1] || y >= args.in.ne[2])
+                return 0;
+        return element_of(args.in, at.i[0], x, y, 0);
+}
+
+DEVICE float put_back(const cuda_shape_args &args, place at) {
+        int64_t window = args.params[0], across = (args.out.ne[1] + window - 1) / window;
+        int64_t x = quotient(at.i[1], window), y = quotient(at.i[2], window);
+
+        return element_of(args.in, at.i[0], at.i[1] - x * window, at.i[2] - y * window,
+                          y * across + x);
+}
+
+/* ADD_REL_POS: a row is a matrix, to whose columns `other` is added, to whose rows `third`. */
+DEVICE float positioned(const cuda_shape_args &args, place at) {
+        int64_t extent = args.other.ne[0], row = quotient(at.i[0], extent);
+        int64_t q2 = quotient(at.i[1], args.other.ne[1]), q1 = at.i[1] - q2 * args.other.ne[1];
+
+        return element_of(args.in, at.i[0], at.i[1], at.i[2], at.i[3]) +
+               element_of(args.other, at.i[0] - row * extent, q1, q2, at.i[2]) +
+               element_of(args.third, row, q1, q2, at.i[2]);
+}
+
 DEVICE float made(const cuda_shape_args &args, place at) {
         switch (args.op) {
         case HR_OP_PAD: return padded(args, at);
         case HR_OP_PAD_REFLECT_1D: return reflected(args, at);
         case HR_OP_ROLL: return rolled(args, at);
         case HR_OP_DIAG:
-                return at.i[0] == at.i[1] ? element_of(args.in, at.i[0], 0, at.i[2], at.i[3]) : 0.0f;
+                return at.i[0] == at.i[1] ? element_of(args.in, at.i[0], 0, at.i[2], at.i[3])
+                                          : 0.0f;
         case HR_OP_ARANGE: return args.start + args.step * (float) at.i[0];
         case HR_OP_TIMESTEP_EMBEDDING: return embedded(args, at);
         case HR_OP_REPEAT_BACK: return gathered(args, at);
         case HR_OP_OUT_PROD: return multiplied(args, at);
+        case HR_OP_WIN_PART: return cut_out(args, at);
+        case HR_OP_WIN_UNPART: return put_back(args, at);
+        case HR_OP_ADD_REL_POS: return positioned(args, at);
         default: return masked(args, at);
         }
 }

@@ -1,19 +1,21 @@
 /*
  * Products with few columns, where time is what the weights need to come from memory.
  *
- * A warp takes a row. Its bytes come in chunks of CHUNK elements, each lane copying sixteen bytes at
- * a time to shared memory, the next chunk while it works on one; whatever the row's address, only
- * its ends are not whole pieces. There a lane takes units of 32 elements apart and multiplies them
- * with the columns, which round_columns has made bytes of (rounded as the
- * processor rounds them); up to STREAM_COLUMNS columns share the work of taking apart. MUL_MAT_ID takes each column
+ * A warp takes a row. Its bytes come in chunks of CHUNK elements, each lane copying sixteen bytes
+ * at a time to shared memory, some chunks ahead of the one it works on; whatever the row's address,
+ * only its ends are not whole pieces. There a lane takes units of 32 elements apart and multiplies
+ * them with the columns, which round_columns has made bytes of (rounded as the processor rounds
+ * them); up to STREAM_COLUMNS columns share the work of taking apart. MUL_MAT_ID takes each column
  * by itself.
+ *
+ * A GPU's memory is faster than shared memory read two bytes at a time, so blocks are read by whole
+ * words, or by sixteen bytes where they begin at such places; what is beside a block's bytes in its
+ * first and last words is there, too, be it 0.
  *
  * The types that models come in have a kernel of their own; one kernel has all the others.
  */
 #include "backends/cuda/kernels/products.cuh"
 
-#define CHUNK 2048
-#define UNITS (CHUNK / 32)
 #define ANY HR_TYPE_LIMIT
 
 /* ---- Columns as bytes ------------------------------------------------------------------------ */
@@ -82,6 +84,7 @@ KERNEL(round_columns, struct cuda_round_args) {
         for (int64_t item = (int64_t) blockIdx.x * WARPS + threadIdx.x / WARP; item < items;
              item += (int64_t) gridDim.x * WARPS) {
                 int64_t row = quotient(item, per_row), i = (item - row * per_row) * 256 + 8 * lane;
+                int64_t at = row * k / 16 + piece_of_unit(k, i / 32, lane / 2 % 2);
                 const float *in = (const float *) row_at(args.in, index_of_row(args.in, row));
                 struct cuda_activation *to =
                         (struct cuda_activation *) (uintptr_t) args.scales + (row * k + i) / 32;
@@ -98,7 +101,8 @@ KERNEL(round_columns, struct cuda_round_args) {
                 if (i >= k)
                         continue;
                 for (int j = 0; j < 2; j++)
-                        ((uint32_t *) (uintptr_t) args.bytes)[(row * k + i) / 4 + j] = bytes.word[j];
+                        ((uint32_t *) (uintptr_t) args.bytes)[4 * at + 2 * (lane % 2) + j] =
+                                bytes.word[j];
                 if (lane % 4 == 0)
                         to->scale = d;
                 if (lane % 2 == 0)
@@ -108,128 +112,243 @@ KERNEL(round_columns, struct cuda_round_args) {
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
-template <uint32_t TYPE> DEVICE constexpr int chunk_bytes(void) {
-        return TYPE == ANY ? CHUNK / 32 * 34 : CHUNK / block_size(TYPE) * block_bytes(TYPE);
+/* Shared memory that a block has without asking, in pieces for each of its warps. */
+#define PIECES (3072 / WARPS)
+
+/* Elements of a chunk: 4096 where two of them find room, else 2048. */
+template <uint32_t TYPE> DEVICE constexpr int chunk_elements(void) {
+        return TYPE != ANY && 2 * (4096 / block_size(TYPE) * block_bytes(TYPE) / 16 + 2) <= PIECES
+                       ? 4096
+                       : 2048;
 }
 
-/* Begins to bring bytes; they come to lie at to + from % 16. */
-DEVICE void stage(piece *to, const byte *from, int bytes) {
-        int shift = (int) ((uintptr_t) from & 15);
+/* A chunk may begin anywhere in the first piece, and is read beyond its end by a word. */
+template <uint32_t TYPE> DEVICE constexpr int chunk_pieces(void) {
+        return (TYPE == ANY ? 2048 / 32 * 34
+                            : chunk_elements<TYPE>() / block_size(TYPE) * block_bytes(TYPE)) /
+                       16 +
+               2;
+}
 
-        for (int i = 16 * (int) (threadIdx.x % WARP); i < shift + bytes; i += 16 * WARP) {
-                if (i >= shift && i + 16 <= shift + bytes) {
+template <uint32_t TYPE> DEVICE constexpr int stage_count(void) {
+        return PIECES / chunk_pieces<TYPE>();
+}
+
+/* Of a warp: what lies in one is worked on while the others are filled. */
+template <uint32_t TYPE> struct warp_stages {
+        piece pieces[stage_count<TYPE>()][chunk_pieces<TYPE>()];
+};
+
+/* Begins to bring bytes; they come to lie at to + from % 16, with zeros around them. */
+DEVICE void stage(piece *to, const byte *from, int bytes) {
+        int lane = (int) (threadIdx.x % WARP);
+        int shift = (int) ((uintptr_t) from & 15), end = shift + bytes;
+
+        if (shift == 0 && bytes % 16 == 0) {
+                for (int i = lane; i < bytes / 16; i += WARP)
+                        copy_begin(to + i, from + 16 * i);
+                if (lane == 0)
+                        to[bytes / 16] = piece{};
+                return;
+        }
+        for (int i = 16 * lane; i < end + 4; i += 16 * WARP) {
+                if (i >= shift && i + 16 <= end) {
                         copy_begin(to + i / 16, from + (i - shift));
                         continue;
                 }
-                for (int j = i < shift ? shift : i; j < i + 16 && j < shift + bytes; j++)
+                to[i / 16] = piece{};
+                for (int j = i < shift ? shift : i; j < i + 16 && j < end; j++)
                         ((byte *) to)[j] = from[j - shift];
         }
-        copy_group();
 }
 
-template <uint32_t TYPE>
-DEVICE void take_apart(const cuda_product_args &args, const byte *chunk, int i, unit *u) {
+/* Has the type one scale for 16 elements, and offsets? */
+DEVICE constexpr bool has_halves(uint32_t type) {
+        return type == ANY || type == HR_TYPE_Q2_K || type == HR_TYPE_Q3_K || type == HR_TYPE_Q6_K;
+}
+
+DEVICE constexpr bool has_offsets(uint32_t type) {
+        return type == ANY || type == HR_TYPE_Q4_1 || type == HR_TYPE_Q5_1 ||
+               type == HR_TYPE_Q2_K || type == HR_TYPE_Q4_K || type == HR_TYPE_Q5_K;
+}
+
+template <uint32_t TYPE, int READ>
+DEVICE void take_apart(uint32_t type, const byte *chunk, int i, unit *u) {
         if (TYPE == ANY)
-                unpack_inline(args.a.type, chunk, i, u);
+                unpack_inline(type, chunk, i, u);
         else
-                unpack<TYPE>(chunk + i / (block_size(TYPE) / 32) * block_bytes(TYPE),
-                             i % (block_size(TYPE) / 32), u);
+                unpack<TYPE, READ>(chunk + i / (block_size(TYPE) / 32) * block_bytes(TYPE),
+                                   i % (block_size(TYPE) / 32), u);
 }
 
+template <uint32_t TYPE, int READ>
 DEVICE float multiply_unit(const unit *u, const piece *bytes, struct cuda_activation with) {
-        float sum = 0;
+        int dots[2] = { 0, 0 };
+        float sum;
 
         for (int h = 0; h < 2; h++) {
-                int dot = 0;
-
                 for (int j = 0; j < 4; j++)
-                        dot = __dp4a((int) u->q[4 * h + j], (int) bytes[h].word[j], dot);
-                sum += u->scale[h] * (float) dot + u->offset[h] * (float) with.sum[h];
+                        dots[h] = __dp4a((int) u->q[4 * h + j], (int) bytes[h].word[j], dots[h]);
+                if (READ != BY_HALVES && bias_of(TYPE))
+                        dots[h] -= bias_of(TYPE) * with.sum[h];
         }
+        if (has_halves(TYPE))
+                sum = u->scale[0] * (float) dots[0] + u->scale[1] * (float) dots[1];
+        else
+                sum = u->scale[0] * (float) (dots[0] + dots[1]);
+        if (has_offsets(TYPE) && has_halves(TYPE))
+                sum += u->offset[0] * (float) with.sum[0] + u->offset[1] * (float) with.sum[1];
+        else if (has_offsets(TYPE))
+                sum += u->offset[0] * (float) (with.sum[0] + with.sum[1]);
         return sum * with.scale;
 }
 
-/* Units of a chunk, from element `base` of the row on. */
-template <uint32_t TYPE>
-DEVICE void stream_chunk(const cuda_product_args &args, const few_columns &item, const byte *chunk,
-                         int64_t base, int units, float *sums) {
-        int64_t first = column_of_b(args, item.column) * args.a.ne[0] + base;
+/* What a warp works on: a row of the matrix, and the lane's part of the first column's bytes. */
+struct stream_item {
+        const byte *row;
+        int64_t row_bytes, k; /* k elements */
+        const piece *bytes;
+        const struct cuda_activation *with;
+        uint32_t type;
+        int columns;
+};
 
-        for (int i = (int) (threadIdx.x % WARP); i < units; i += WARP) {
-                int64_t at = first + 32 * i;
+template <uint32_t TYPE>
+DEVICE stream_item stream_item_of(const cuda_product_args &args, const few_columns &item) {
+        int64_t first = column_of_b(args, item.column) * args.a.ne[0];
+        int lane = (int) (threadIdx.x % WARP);
+        stream_item s;
+
+        s.row = item.a;
+        s.k = args.a.ne[0];
+        s.type = TYPE == ANY ? args.a.type : TYPE;
+        s.row_bytes = quotient(s.k, block_size(s.type)) * block_bytes(s.type);
+        s.bytes = (const piece *) (uintptr_t) (args.bytes + first) + lane;
+        s.with = (const struct cuda_activation *) (uintptr_t) args.scales + first / 32 + lane;
+        s.columns = item.columns;
+        return s;
+}
+
+/* Units of a chunk, of which the row begins `done` elements before. */
+template <uint32_t TYPE, int READ, int COLUMNS>
+DEVICE void stream_chunk(const stream_item &item, const byte *chunk, int64_t done, int units,
+                         float *sums) {
+        const piece *bytes = item.bytes + done / 16;
+        const struct cuda_activation *with = item.with + done / 32;
+        int lane = (int) (threadIdx.x % WARP);
+
+        for (int group = 0; group < units - lane; group += WARP) {
+                int count = units - group < WARP ? units - group : WARP;
                 unit u;
 
-                take_apart<TYPE>(args, chunk, i, &u);
+                take_apart<TYPE, READ>(item.type, chunk, group + lane, &u);
 #pragma unroll
-                for (int c = 0; c < CUDA_STREAM_COLUMNS; c++) {
-                        const piece *bytes = (const piece *) (uintptr_t) (args.bytes + at);
-                        struct cuda_activation with;
+                for (int c = 0; c < COLUMNS; c++) {
+                        const piece *own = bytes + c * (item.k / 16);
                         piece both[2];
 
-                        if (c >= item.columns)
+                        if (COLUMNS > 1 && c >= item.columns)
                                 break;
-                        with = ((const struct cuda_activation *) (uintptr_t) args.scales)[at / 32];
-                        both[0] = bytes[0];
-                        both[1] = bytes[1];
-                        sums[c] += multiply_unit(&u, both, with);
-                        at += args.a.ne[0];
+                        both[0] = load_piece(own);
+                        both[1] = load_piece(own + count);
+                        sums[c] += multiply_unit<TYPE, READ>(
+                                &u, both, load_activation(with + c * (item.k / 32)));
                 }
+                bytes += 2 * WARP;
+                with += WARP;
         }
 }
 
+/* Chunk n of the row, if there is one. */
 template <uint32_t TYPE>
-DEVICE void stream_row(const cuda_product_args &args, const few_columns &item,
-                       piece (*stages)[chunk_bytes<TYPE>() / 16 + 1]) {
-        int64_t k = args.a.ne[0], size = block_size(args.a.type), bytes = block_bytes(args.a.type);
-        int shift = 0, next_shift = 0, turn = 0;
-        float sums[CUDA_STREAM_COLUMNS] = {};
+DEVICE void stage_chunk(const stream_item &item, int n, warp_stages<TYPE> *stages) {
+        int chunk_bytes = chunk_elements<TYPE>() / block_size(item.type) * block_bytes(item.type);
+        int64_t at = (int64_t) n * chunk_bytes, left = item.row_bytes - at;
 
-        stage(stages[0], item.a, (int) ((k < CHUNK ? k : CHUNK) / size * bytes));
-        shift = (int) ((uintptr_t) item.a & 15);
-        for (int64_t base = 0; base < k; base += CHUNK, turn ^= 1) {
-                const byte *next = item.a + (base + CHUNK) / size * bytes;
-                int64_t left = k - base - CHUNK;
+        if (left > 0)
+                stage(stages->pieces[n % stage_count<TYPE>()], item.row + at,
+                      (int) (left < chunk_bytes ? left : chunk_bytes));
+        copy_group();
+}
 
-                if (left > 0) {
-                        stage(stages[turn ^ 1], next,
-                              (int) ((left < CHUNK ? left : CHUNK) / size * bytes));
-                        next_shift = (int) ((uintptr_t) next & 15);
-                        copy_wait<1>();
-                } else {
-                        copy_wait<0>();
-                }
+template <uint32_t TYPE, int READ, int COLUMNS>
+DEVICE void stream_row(const cuda_product_args &args, const few_columns &few,
+                       warp_stages<TYPE> *stages) {
+        constexpr int AHEAD = stage_count<TYPE>() - 1, ELEMENTS = chunk_elements<TYPE>();
+        const stream_item item = stream_item_of<TYPE>(args, few);
+        int chunk_bytes = ELEMENTS / block_size(item.type) * block_bytes(item.type);
+        float sums[COLUMNS] = {};
+        int n = 0;
+
+        for (int i = 0; i < AHEAD; i++)
+                stage_chunk<TYPE>(item, i, stages);
+        for (int64_t done = 0; done < item.k; done += ELEMENTS, n++) {
+                const byte *from = item.row + (int64_t) n * chunk_bytes;
+                int64_t left = item.k - done;
+
+                stage_chunk<TYPE>(item, n + AHEAD, stages);
+                copy_wait<AHEAD>();
                 __syncwarp();
-                stream_chunk<TYPE>(args, item, (const byte *) stages[turn] + shift, base,
-                                   left < 0 ? (int) (k - base) / 32 : UNITS, sums);
+                stream_chunk<TYPE, READ, COLUMNS>(
+                        item, (const byte *) stages->pieces[n % (AHEAD + 1)] +
+                                      ((uintptr_t) from & 15),
+                        done, (int) (left < ELEMENTS ? left : ELEMENTS) / 32, sums);
                 __syncwarp();
-                shift = next_shift;
         }
 #pragma unroll
-        for (int c = 0; c < CUDA_STREAM_COLUMNS; c++) {
-                if (c >= item.columns)
+        for (int c = 0; c < COLUMNS; c++) {
+                if (COLUMNS > 1 && c >= few.columns)
                         break;
                 sums[c] = warp_sum(sums[c]);
                 if (threadIdx.x % WARP == 0)
-                        result_column(args, item.column + c)[item.row] = sums[c];
+                        result_column(args, few.column + c)[few.row] = sums[c];
         }
 }
 
-template <uint32_t TYPE> DEVICE void few_columnss(const cuda_product_args &args) {
-        SHARED piece stages[WARPS][2][chunk_bytes<TYPE>() / 16 + 1];
+/* One column, the most frequent, needs far fewer registers. */
+template <uint32_t TYPE, int READ>
+DEVICE void stream_columns(const cuda_product_args &args, const few_columns &item,
+                           warp_stages<TYPE> *stages) {
+        if (item.columns == 1)
+                stream_row<TYPE, READ, 1>(args, item, stages);
+        else
+                stream_row<TYPE, READ, CUDA_STREAM_COLUMNS>(args, item, stages);
+}
+
+/* Do all rows begin at multiples of sixteen? */
+DEVICE bool has_pieces(const cuda_product_args &args) {
+        return (args.a.data | (uint64_t) (args.a.nb[1] | args.a.nb[2] | args.a.nb[3])) % 16 == 0;
+}
+
+template <uint32_t TYPE>
+DEVICE void stream_rows(const cuda_product_args &args, warp_stages<TYPE> *all_stages) {
+        constexpr bool HAS_WORDS = TYPE != ANY && block_bytes(TYPE) % 4 == 0;
+        warp_stages<TYPE> *stages = &all_stages[threadIdx.x / WARP];
         few_columns item;
 
-        for (int64_t i = blockIdx.x; i < few_count(args); i += gridDim.x)
-                if (few_find(args, i, &item))
-                        stream_row<TYPE>(args, item, stages[threadIdx.x / WARP]);
+        for (int64_t i = blockIdx.x; i < few_count(args); i += gridDim.x) {
+                if (!few_find(args, i, &item))
+                        continue;
+                if (TYPE == ANY)
+                        stream_columns<TYPE, BY_HALVES>(args, item, stages);
+                else if (HAS_WORDS && has_pieces(args))
+                        stream_columns<TYPE, BY_PIECES>(args, item, stages);
+                else
+                        stream_columns<TYPE, BY_WORDS>(args, item, stages);
+        }
 }
 
 #define X(name)                                                                                    \
-        DENSE_KERNEL(stream_##name, struct cuda_product_args) {                                          \
-                few_columnss<HR_TYPE_##name>(args);                                                \
+        DENSE_KERNEL(stream_##name, struct cuda_product_args) {                                    \
+                SHARED warp_stages<HR_TYPE_##name> stages[WARPS];                                  \
+                                                                                                   \
+                stream_rows<HR_TYPE_##name>(args, stages);                                         \
         }
 CUDA_STREAM_TYPES(X)
 #undef X
 
 KERNEL(stream_any, struct cuda_product_args) {
-        few_columnss<ANY>(args);
+        SHARED warp_stages<ANY> stages[WARPS];
+
+        stream_rows<ANY>(args, stages);
 }

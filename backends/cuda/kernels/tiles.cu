@@ -4,9 +4,9 @@
  * and multiply on the matrix units. Which columns a tile has, products.cuh tells: MUL_MAT_ID's are
  * gathered by expert.
  *
- * There are two stages of shared memory: while the warps multiply what lies in one, the next bytes are
- * on their way into the other, what needs no change by copies that nobody waits for. A warp that has
- * brought its part multiplies at once; all meet once a stage.
+ * There are two stages of shared memory: while the warps multiply what lies in one, the next bytes
+ * are on their way into the other, what needs no change by copies that nobody waits for. A warp
+ * that has brought its part multiplies at once; all meet once a stage.
  *
  * Blocks: weights as signed bytes with the scales of units, columns as round_columns makes them,
  * sums of 32 (or 16, for types whose scales change there) in integers. F16 and BF16: columns are
@@ -64,7 +64,8 @@ DEVICE void write_sums(const cuda_product_args &args, const tile_columns &tile, 
 }
 
 /* Fragments of the warp's rows and columns: words `at` of each row. */
-DEVICE void load_rows(const uint32_t (*from)[STRIDE], warp_place place, int i, int at, uint32_t *ret) {
+DEVICE void load_rows(const uint32_t (*from)[STRIDE], warp_place place, int i, int at,
+                      uint32_t *ret) {
         const uint32_t *first = from[place.row + 16 * i + place.line] + at + place.pair;
         const uint32_t *second = first + 8 * STRIDE;
 
@@ -175,11 +176,14 @@ DEVICE void stage_bytes(const cuda_product_args &args, const tile_columns &tile,
         if (c >= COLUMNS)
                 return;
         if (c < tile.count && 32 * (first_unit + n) < args.a.ne[0]) {
-                int64_t at = column_of_b(args, tile_column(tile, c)) * args.a.ne[0] +
-                             32 * (first_unit + n);
+                int64_t k = args.a.ne[0], at = column_of_b(args, tile_column(tile, c)) * k;
+                const byte *column = (const byte *) (uintptr_t) (args.bytes + at);
 
-                copy32(&to->b[c][8 * n], (const byte *) (uintptr_t) (args.bytes + at));
-                with = ((const struct cuda_activation *) (uintptr_t) args.scales)[at / 32];
+                for (int h = 0; h < 2; h++)
+                        copy_begin((piece *) &to->b[c][8 * n] + h,
+                                   column + 16 * piece_of_unit(k, first_unit + n, h));
+                with = ((const struct cuda_activation *) (uintptr_t)
+                                args.scales)[at / 32 + first_unit + n];
         } else {
                 clear32(&to->b[c][8 * n]);
         }
@@ -219,7 +223,8 @@ template <bool BY_HALVES> struct block_way {
         typedef block_stage stage;
         int64_t row;
 
-        METHOD block_way(const cuda_product_args &, const tile_columns &, int64_t row_) : row(row_) {}
+        METHOD block_way(const cuda_product_args &, const tile_columns &, int64_t row_)
+            : row(row_) {}
 
         METHOD void bring(const cuda_product_args &args, const tile_columns &tile, int64_t step,
                           stage *to) const {
@@ -304,8 +309,7 @@ template <bool IS_BF16> struct half_way {
                 if (row + r < args.a.ne[1])
                         own = tile.a + (row + r) * args.a.nb[1];
                 if (r < tile.count)
-                        column = row_at(args.b, index_of_row(args.b, column_of_b(args, tile_column(
-                                                                                               tile, r))));
+                        column = column_at(args, tile, r);
         }
 
         METHOD void bring(const cuda_product_args &args, const tile_columns &, int64_t step,
@@ -343,7 +347,7 @@ KERNEL(half_tiles_bf16, struct cuda_product_args) {
         tiles<half_way<true>>(args, K_BYTES / 2, stages);
 }
 
-/* ---- Other floats: 4 x 4 results a thread ----------------------------------------------------- */
+/* ---- Other floats: 4 x 4 results a thread ---------------------------------------------------- */
 
 #define PLAIN_ROWS CUDA_FLOAT_ROWS
 #define PLAIN_STEP 32
@@ -370,8 +374,7 @@ DEVICE void plain_tile(const cuda_product_args &args, const tile_columns &tile, 
         float sums[4][4] = {};
 
         if (r < tile.count)
-                column = row_at(args.b, index_of_row(args.b, column_of_b(args, tile_column(tile,
-                                                                                           r))));
+                column = column_at(args, tile, r);
         for (int64_t k = 0; k < args.a.ne[0]; k += PLAIN_STEP) {
                 stage_plain(own, args.a.type, k + at, args.a.ne[0], r, at, a);
                 stage_plain(column, args.b.type, k + at, args.a.ne[0], r, at, b);

@@ -4,8 +4,8 @@
  *
  * On the processor the products are made of what all lanes of the warp hold, by the places that the
  * hardware documents for its fragments: a kernel that loads a fragment from a wrong place gives a
- * wrong result there, too. In all of them lane l has rows l / 4 and l / 4 + 8 of the 16 x 8 results,
- * columns 2 (l % 4) and the next: c[0] c[1] of the first row, c[2] c[3] of the second.
+ * wrong result there, too. In all of them lane l has rows l / 4 and l / 4 + 8 of the 16 x 8
+ * results, columns 2 (l % 4) and the next: c[0] c[1] of the first row, c[2] c[3] of the second.
  */
 #pragma once
 
@@ -73,6 +73,23 @@ DEVICE int add_atomic(int *at, int value) {
         return atomicAdd(at, value);
 }
 
+/* From memory that nobody writes during the launch. */
+DEVICE piece load_piece(const piece *from) {
+        uint4 v = __ldg((const uint4 *) from);
+
+        return piece{ { v.x, v.y, v.z, v.w } };
+}
+
+DEVICE struct cuda_activation load_activation(const struct cuda_activation *from) {
+        uint2 v = __ldg((const uint2 *) from);
+        struct cuda_activation with;
+
+        with.scale = bits_float(v.x);
+        with.sum[0] = (int16_t) v.y;
+        with.sum[1] = (int16_t) (v.y >> 16);
+        return with;
+}
+
 #else
 
 DEVICE void multiply_bytes16(int *c, const uint32_t *a, uint32_t b) {
@@ -99,7 +116,8 @@ DEVICE void multiply_bytes32(int *c, const uint32_t *a, const uint32_t *b) {
                                       c[i]);
 }
 
-template <bool IS_BF16> DEVICE void multiply_halves(float *c, const uint32_t *a, const uint32_t *b) {
+template <bool IS_BF16>
+DEVICE void multiply_halves(float *c, const uint32_t *a, const uint32_t *b) {
         const uint32_t words[6] = { a[0], a[1], a[2], a[3], b[0], b[1] };
         const uint32_t *all = cuda_host_gather(words, 6);
         unsigned lane = threadIdx.x % WARP;
@@ -107,7 +125,8 @@ template <bool IS_BF16> DEVICE void multiply_halves(float *c, const uint32_t *a,
         for (unsigned i = 0; i < 4; i++)
                 for (unsigned k = 0; k < 16; k++) {
                         uint32_t x = all[6 * (lane / 4 * 4 + k % 8 / 2) + i / 2 + 2 * (k / 8)];
-                        uint32_t y = all[6 * ((2 * (lane % 4) + i % 2) * 4 + k % 8 / 2) + 4 + k / 8];
+                        uint32_t y = all[6 * ((2 * (lane % 4) + i % 2) * 4 + k % 8 / 2) + 4 +
+                                         k / 8];
                         uint16_t p = (uint16_t) (x >> 16 * (k % 2));
                         uint16_t q = (uint16_t) (y >> 16 * (k % 2));
 
@@ -125,20 +144,27 @@ DEVICE void multiply_bf16(float *c, const uint32_t *a, const uint32_t *b) {
 }
 
 DEVICE void copy_begin(piece *to, const byte *from) {
-        memcpy(to, from, sizeof *to);
+        cuda_host_copy_begin(to, from);
 }
 
 DEVICE void copy_group(void) {
+        cuda_host_copy_group();
 }
 
 template <int COUNT> DEVICE void copy_wait(void) {
+        cuda_host_copy_wait(COUNT);
 }
 
 DEVICE int add_atomic(int *at, int value) {
-        int before = *at;
+        return cuda_host_add(at, value);
+}
 
-        *at = before + value;
-        return before;
+DEVICE piece load_piece(const piece *from) {
+        return *from;
+}
+
+DEVICE struct cuda_activation load_activation(const struct cuda_activation *from) {
+        return *from;
 }
 
 #endif

@@ -1,11 +1,11 @@
 /*
- * Windows on planes and volumes: IM2COL, IM2COL_3D, CONV_2D, CONV_3D, CONV_2D_DW, CONV_TRANSPOSE_1D and
- * _2D, COL2IM_1D, POOL_1D, POOL_2D, UPSCALE. A thread makes one element of the result after another, by
- * itself: plain and right; models that live on convolutions want more.
+ * Windows on planes and volumes: IM2COL, IM2COL_3D, CONV_2D, CONV_3D, CONV_2D_DW, CONV_TRANSPOSE_1D
+ * and _2D, COL2IM_1D, POOL_1D, POOL_2D, UPSCALE. A thread makes one element of the result after
+ * another, by itself: plain and right; models that live on convolutions want more.
  *
- * A volume has three axes (an image: depth 1), channels and a batch. A window's elements are ordered
- * channel first, then depth, height and width, as in the kernels; outside the volume they are 0. Sums
- * are f32; filters of f16 round the source to f16, as the results to agree with do.
+ * A volume has three axes (an image: depth 1), channels and a batch. A window's elements are
+ * ordered channel first, then depth, height and width, as in the kernels; outside the volume they
+ * are 0. Sums are f32; filters of f16 round the source to f16, as the results to agree with do.
  */
 #include "backends/cuda/kernels/common.cuh"
 
@@ -178,10 +178,13 @@ FLAT_KERNEL(convolve_transposed, struct cuda_window_args) {
                                 weight = (const byte *) (uintptr_t) args.filters.data +
                                          across * args.filters.nb[0] + down * args.tap_nb +
                                          output * args.out_nb;
-                                for (int64_t c = 0; c < args.channels; c++)
-                                        sum += as_filter(args, *(const float *) (in + c * args.channel_nb)) *
+                                for (int64_t c = 0; c < args.channels; c++) {
+                                        float x = *(const float *) (in + c * args.channel_nb);
+
+                                        sum += as_filter(args, x) *
                                                load_float(weight + c * args.in_nb,
                                                           args.filters.type);
+                                }
                         }
                 }
                 ((float *) (uintptr_t) args.out.data)[i] = sum;
@@ -216,7 +219,8 @@ struct stretch {
         int64_t first, end;
 };
 
-DEVICE stretch stretch_of(int64_t place, int64_t size, int64_t stride, int64_t pad, int64_t extent) {
+DEVICE stretch stretch_of(int64_t place, int64_t size, int64_t stride, int64_t pad,
+                          int64_t extent) {
         stretch s;
 
         s.first = place * stride - pad;
@@ -226,8 +230,8 @@ DEVICE stretch stretch_of(int64_t place, int64_t size, int64_t stride, int64_t p
         return s;
 }
 
-/* params of POOL_1D: kind, size, stride, pad; of POOL_2D: kind, then pairs of them. The average is over
- * what lies inside, of POOL_2D over the whole window. */
+/* params of POOL_1D: kind, size, stride, pad; of POOL_2D: kind, then pairs of them. The average is
+ * over what lies inside, of POOL_2D over the whole window. */
 FLAT_KERNEL(pool_windows, struct cuda_shape_args) {
         bool is_flat = args.op == HR_OP_POOL_1D, is_average = args.params[0] == 1;
         const int32_t *p = args.params;
@@ -306,7 +310,8 @@ DEVICE float fraction_of(float value, int64_t whole) {
 DEVICE float bilinear(const cuda_tensor &t, const scaling &s, const byte *plane, point p) {
         float x = place_in(s, 0, p.i[0]) - s.centre, y = place_in(s, 1, p.i[1]) - s.centre;
         int64_t left = (int64_t) floorf(x), top = (int64_t) floorf(y);
-        float dx = fraction_of(x, between(left, t.ne[0])), dy = fraction_of(y, between(top, t.ne[1]));
+        float dx = fraction_of(x, between(left, t.ne[0]));
+        float dy = fraction_of(y, between(top, t.ne[1]));
 
         return pixel(t, plane, left, top) * (1 - dx) * (1 - dy) +
                pixel(t, plane, left + 1, top) * dx * (1 - dy) +
