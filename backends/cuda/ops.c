@@ -94,6 +94,35 @@ static bool is_aligned(const struct hr_operand *operand) {
         return (uintptr_t) operand->data % alignment == 0;
 }
 
+/* Has each element a place of its own? Threads that wrote to the same one would do so in no order.
+ * Each dimension, from the shortest steps on, must step over all that the ones before it take. */
+static bool has_own_places(const struct hr_operand *operand) {
+        const struct hr_type_info *info = hr_type_info(operand->type);
+        uint64_t steps[HR_DIMS], counts[HR_DIMS], end = info->block_bytes;
+        int used = 0;
+
+        for (int i = 0; i < HR_DIMS; i++) {
+                int64_t count = i ? operand->ne[i] : operand->ne[0] / info->block_elements;
+                int at = used;
+
+                if (count < 2)
+                        continue;
+                for (; at > 0 && steps[at - 1] > operand->nb[i]; at--) {
+                        steps[at] = steps[at - 1];
+                        counts[at] = counts[at - 1];
+                }
+                steps[at] = operand->nb[i];
+                counts[at] = (uint64_t) count;
+                used++;
+        }
+        for (int i = 0; i < used; i++) {
+                if (steps[i] < end)
+                        return false;
+                end += (counts[i] - 1) * steps[i];
+        }
+        return true;
+}
+
 static const struct cuda_op *find_in(const struct cuda_op *ops, uint32_t op) {
         while (ops->op != HR_OP_NONE && ops->op != op)
                 ops++;
@@ -108,7 +137,8 @@ const struct cuda_op *cuda_op_find(const struct hr_step *step) {
                                                           cuda_ops_mixing };
         const struct cuda_op *found = NULL;
 
-        if (!is_aligned(&step->result))
+        if (!is_aligned(&step->result) ||
+            (!cuda_is_empty(&step->result) && !has_own_places(&step->result)))
                 return NULL;
         for (uint32_t i = 0; i < step->source_count; i++)
                 if (!is_aligned(&step->sources[i]))

@@ -72,11 +72,11 @@ static void sort_prepare(const struct hr_step *step, struct cuda_builder *builde
 
 /* ---- Sums of everything, running sums, the largest ------------------------------------------- */
 
-static void norm_launch(const struct hr_step *step, enum cuda_kernel kernel, uint64_t items,
-                        struct cuda_builder *builder) {
+static void norm_launch(const struct hr_step *step, struct cuda_tensor in, enum cuda_kernel kernel,
+                        uint64_t items, struct cuda_builder *builder) {
         struct cuda_norm_args args = {
                 .out = cuda_tensor_of(&step->result),
-                .in = cuda_walked_of(&step->sources[0]),
+                .in = in,
                 .op = step->op,
         };
 
@@ -89,7 +89,7 @@ static bool sum_all_supports(const struct hr_step *step) {
 }
 
 static void sum_all_prepare(const struct hr_step *step, struct cuda_builder *builder) {
-        norm_launch(step, CUDA_KERNEL_sum_all, 1, builder);
+        norm_launch(step, cuda_walked_of(&step->sources[0]), CUDA_KERNEL_sum_all, 1, builder);
 }
 
 static bool running_supports(const struct hr_step *step) {
@@ -98,7 +98,8 @@ static bool running_supports(const struct hr_step *step) {
 }
 
 static void running_prepare(const struct hr_step *step, struct cuda_builder *builder) {
-        norm_launch(step, CUDA_KERNEL_running_sums, (uint64_t) cuda_rows(&step->result), builder);
+        norm_launch(step, cuda_tensor_of(&step->sources[0]), CUDA_KERNEL_running_sums,
+                    (uint64_t) cuda_rows(&step->result), builder);
 }
 
 static bool argmax_supports(const struct hr_step *step) {
@@ -110,7 +111,8 @@ static bool argmax_supports(const struct hr_step *step) {
 }
 
 static void argmax_prepare(const struct hr_step *step, struct cuda_builder *builder) {
-        norm_launch(step, CUDA_KERNEL_largest_of_rows, (uint64_t) step->sources[0].ne[1], builder);
+        norm_launch(step, cuda_tensor_of(&step->sources[0]), CUDA_KERNEL_largest_of_rows,
+                    (uint64_t) step->sources[0].ne[1], builder);
 }
 
 static bool count_equal_supports(const struct hr_step *step) {

@@ -2,6 +2,7 @@
  * one. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "backends/cuda/backend.h"
 #include "core/clock.h"
@@ -221,5 +222,78 @@ HR_TEST(other_nodes_do_not_join) {
         list.steps = bench.steps;
         HR_EXPECT_EQ(hr_program_new(bench.device, &list, &bench.diag, &program), HR_E_UNSUPPORTED);
         HR_EXPECT(!program);
+        bench_close(&bench);
+}
+
+/* Threads write in no order: elements of a result that share a place would hold any of several
+ * values. */
+HR_TEST(results_that_share_places_are_refused) {
+        static const struct {
+                uint64_t row_bytes, plane_bytes;
+                hr_status status;
+        } forms[] = { { 32, 64, HR_OK },            { 48, 8, HR_E_UNSUPPORTED },
+                      { 28, 128, HR_E_UNSUPPORTED }, { 32, 60, HR_E_UNSUPPORTED },
+                      { 0, 128, HR_E_UNSUPPORTED },  { 96, 32, HR_OK } };
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(forms); i++) {
+                struct hr_program *program = NULL;
+                struct bench bench;
+                struct hr_operand *to;
+                struct hr_steps list = { .count = 1 };
+
+                bench_open(&bench);
+                bench.sources[0][0] = operand(&bench, 0, HR_TYPE_F32, 8, 4);
+                bench.sources[0][0].ne[1] = 2;
+                bench.sources[0][0].ne[2] = 3;
+                bench.sources[0][0].nb[2] = 64;
+                bench.steps[0] = (struct hr_step) { .op = HR_OP_CPY,
+                                                    .params = bench.params[0],
+                                                    .result = bench.sources[0][0],
+                                                    .source_count = 1,
+                                                    .sources = bench.sources[0] };
+                to = &bench.steps[0].result;
+                to->data = (uint8_t *) bench.memory->base + BYTES;
+                to->nb[1] = forms[i].row_bytes;
+                to->nb[2] = forms[i].plane_bytes;
+                list.steps = bench.steps;
+                HR_EXPECT_EQ(hr_program_new(bench.device, &list, &bench.diag, &program),
+                             forms[i].status);
+                program = hr_program_free(program);
+                bench_close(&bench);
+        }
+}
+
+/* Of rows without elements the first is the largest, as for the processor. */
+HR_TEST(the_largest_of_nothing_is_the_first) {
+        int32_t places[ROWS] = { 0 };
+        struct hr_outcome outcome = { 0 };
+        struct hr_program *program = NULL;
+        struct hr_steps list = { .count = 1 };
+        struct bench bench;
+        struct hr_diag *diag = &bench.diag;
+
+        bench_open(&bench);
+        memset(places, 0x55, sizeof places);
+        bench.sources[0][0] = operand(&bench, 0, HR_TYPE_F32, 0, ROWS);
+        bench.steps[0] = (struct hr_step) { .op = HR_OP_ARGMAX,
+                                            .params = bench.params[0],
+                                            .result = operand(&bench, 1, HR_TYPE_F32, ROWS, 1),
+                                            .source_count = 1,
+                                            .sources = bench.sources[0] };
+        bench.steps[0].result.type = HR_TYPE_I32;
+        list.steps = bench.steps;
+        HR_EXPECT_OK(hr_program_new(bench.device, &list, diag, &program), diag);
+        HR_EXPECT_OK(hr_queue_write(bench.queue, bench.steps[0].result.data, places, sizeof places,
+                                    &outcome, diag),
+                     diag);
+        HR_EXPECT_OK(hr_queue_compute(bench.queue, program, 0, 1, &outcome, diag), diag);
+        HR_EXPECT_OK(hr_queue_read(bench.queue, bench.steps[0].result.data, places, sizeof places,
+                                   &outcome, diag),
+                     diag);
+        HR_EXPECT_OK(hr_queue_record(bench.queue, bench.event, diag), diag);
+        HR_EXPECT_OK(hr_event_synchronize(bench.event, TIMEOUT_S * HR_NS_PER_S, diag), diag);
+        for (int i = 0; i < ROWS; i++)
+                HR_EXPECT_EQ(places[i], 0);
+        program = hr_program_free(program);
         bench_close(&bench);
 }
