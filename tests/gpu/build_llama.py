@@ -2,7 +2,7 @@
 
 FOLDER/source holds the sources, FOLDER/llama_gpu_peer is made. Needs ninja, a C++ compiler and the CUDA toolkit;
 llama.cpp's own build wants CMake, which a machine may not have, so its sources and the settings that matter
-(kernels of one architecture, the usual attention types, CUDA graphs) are listed here. What has been compiled stays: a
+(kernels of one architecture, attention over F16, CUDA graphs) are listed here. What has been compiled stays: a
 call that was stopped is gone on with.
 """
 
@@ -22,11 +22,14 @@ from machine import toolkit_folders  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 CUDA = "ggml/src/ggml-cuda"
+# Types of keys and values that attention is compiled for, of those that it can be: what is measured has one.
+ATTENTION = ("f16-f16",)
+ATTENTION_TYPES = ("f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 # The slowest to compile come first.
 KERNELS = (
     f"{CUDA}/template-instances/mmq*.cu", f"{CUDA}/template-instances/fattn-mma*.cu",
     f"{CUDA}/template-instances/fattn-tile*.cu", f"{CUDA}/template-instances/mmf*.cu",
-    *(f"{CUDA}/template-instances/fattn-vec-instance-{t}-{t}.cu" for t in ("f16", "bf16", "q4_0", "q8_0")),
+    *(f"{CUDA}/template-instances/fattn-vec-instance-{pair}.cu" for pair in ATTENTION),
     f"{CUDA}/*.cu",
 )  # fmt: skip
 HOST = (
@@ -37,6 +40,8 @@ HOST = (
 DEFINES = (
     "NDEBUG", "_GNU_SOURCE", "_XOPEN_SOURCE=600", "GGML_USE_CPU", "GGML_USE_CUDA", "GGML_USE_CPU_REPACK",
     "GGML_CUDA_USE_GRAPHS", "GGML_SCHED_MAX_COPIES=4",
+    *(f"GGML_CUDA_FA_{k}_{v}=".upper() + str(int(f"{k}-{v}" in ATTENTION))
+      for k in ATTENTION_TYPES for v in ATTENTION_TYPES),
 )  # fmt: skip
 INCLUDES = ("include", "ggml/include", "ggml/src", "ggml/src/ggml-cpu", CUDA, "src")
 RULES = """\
