@@ -350,7 +350,9 @@ static hr_status pass_rest(struct hr_planner *planner) {
                 uint32_t id = planner->graph->leaf_count + i;
                 const struct hr_plan_tensor *node = planner_tensor(planner, id);
 
-                if (node->view_base != HR_TENSOR_NONE && device[id] < 0)
+                /* An operator that is open now is one that nobody supports. */
+                if (node->view_base != HR_TENSOR_NONE && device[id] < 0 &&
+                    (planner_is_view(planner, id) || !planner->headrace))
                         assign(planner, id, device[node->view_base], HR_CAUSE_VIEW_BASE);
                 fill_sources(planner, id);
                 if (device[id] < 0)

@@ -182,7 +182,8 @@ static void touch_split(struct lanes *lanes, const struct hr_plan_split *split, 
         const struct hr_planner *planner = lanes->planner;
         uint32_t u = *next, tensors = lanes->plan->tensor_count;
 
-        if (split->step_count)
+        /* Where all nodes are empty, what is copied for them lies in the pool. */
+        if (split->step_count || split->input_count)
                 join_own_pool(lanes, split->device);
         for (; u < planner->use_count && planner->uses[u].node < split->end; ++u) {
                 if (planner->uses[u].holder < tensors)

@@ -12,32 +12,39 @@
 
 #include <string.h>
 
-static hr_status place_shared(struct placer *placer, uint32_t device, uint64_t bytes,
-                              struct hr_place *ret_place, uint64_t *ret_bytes, int64_t *ret_stamp) {
+static struct hr_place *place_of(const struct placer *placer, uint32_t holder) {
+        struct hr_plan *plan = placer->plan;
+
+        return holder < plan->tensor_count ? &plan->place[holder]
+                                           : &plan->copies[holder - plan->tensor_count].place;
+}
+
+static hr_status place_shared(struct placer *placer, uint32_t holder, uint32_t device,
+                              uint64_t bytes, int64_t *ret_stamp) {
+        struct hr_place *place = place_of(placer, holder);
         uint32_t kind;
         struct pool *pool = pool_of(placer, device, &kind);
 
         *ret_stamp = NEVER_USED;
-        *ret_bytes = 0;
+        placer->lives[holder].bytes = 0;
         if (bytes == 0)
                 return HR_OK;
         HR_TRY(aligned(placer, pool, bytes, &bytes));
-        *ret_place = (struct hr_place){.where = HR_WHERE_SHARED, .index = kind};
-        HR_TRY(hr_pool_take(placer, pool, bytes, &ret_place->offset, ret_stamp));
-        *ret_bytes = bytes;
+        *place = (struct hr_place){.where = HR_WHERE_SHARED, .index = kind};
+        HR_TRY(hr_pool_take(placer, pool, bytes, &place->offset, ret_stamp));
+        placer->lives[holder].bytes = bytes;
+        placer->lives[holder].block = hr_place_begin(placer, kind, place->offset, bytes, false);
         return HR_OK;
 }
 
 static hr_status release(struct placer *placer, uint32_t holder, uint32_t split) {
-        struct hr_plan *plan = placer->plan;
-        const struct hr_place *place = holder < plan->tensor_count
-                                               ? &plan->place[holder]
-                                               : &plan->copies[holder - plan->tensor_count].place;
+        const struct hr_place *place = place_of(placer, holder);
         uint64_t held = placer->lives[holder].bytes;
 
         if (held == 0)
                 return HR_OK;
         placer->lives[holder].bytes = 0;
+        hr_place_end(placer, placer->lives[holder].block, split);
         return hr_pool_give(placer, &placer->pools[place->index], place->offset, held, split);
 }
 
@@ -49,8 +56,7 @@ static hr_status place_leaf(struct placer *placer, uint32_t leaf) {
 
         if (constant)
                 return HR_OK; /* placed before everything else */
-        return place_shared(placer, device, plan->span[leaf], &plan->place[leaf],
-                            &placer->lives[leaf].bytes, &stamp);
+        return place_shared(placer, leaf, device, plan->span[leaf], &stamp);
 }
 
 /* Written by a queue of another lane, at a time that the reader's lane does not choose. */
@@ -62,7 +68,6 @@ static bool arrives_from_elsewhere(const struct hr_plan *plan, const struct hr_p
 static hr_status place_copy(struct placer *placer, uint32_t index) {
         struct hr_plan *plan = placer->plan;
         struct hr_plan_copy *copy = &plan->copies[index];
-        uint64_t *held = &placer->lives[plan->tensor_count + index].bytes;
         int64_t stamp;
 
         if (copy->method == HR_COPY_STAGED || copy->back_staged) {
@@ -78,7 +83,7 @@ static hr_status place_copy(struct placer *placer, uint32_t index) {
                 return HR_OK;
         if (plan->n_copies > 1 && arrives_from_elsewhere(plan, copy))
                 return hr_place_forever(placer, copy->device, copy->bytes, false, &copy->place);
-        HR_TRY(place_shared(placer, copy->device, copy->bytes, &copy->place, held, &stamp));
+        HR_TRY(place_shared(placer, plan->tensor_count + index, copy->device, copy->bytes, &stamp));
         copy->ready_after = stamp < 0 ? HR_NO_INDEX : (uint32_t) stamp;
         return HR_OK;
 }
@@ -213,6 +218,7 @@ static bool reuse_source(struct placer *placer, const struct pass *pass, uint32_
                         continue;
                 plan->place[id] = *place;
                 placer->lives[id].bytes = placer->lives[holder].bytes;
+                placer->lives[id].block = placer->lives[holder].block;
                 placer->lives[holder].bytes = 0;
                 return true;
         }
@@ -257,8 +263,8 @@ static hr_status place_pass(struct placer *placer, uint32_t s, uint32_t first, u
         for (uint32_t k = last + 1; !placed && k-- > first;)
                 placed = reuse_source(placer, &pass, plan->steps[k], id);
         if (!placed)
-                HR_TRY(place_shared(placer, (uint32_t) plan->device[id], plan->span[id],
-                                    &plan->place[id], &placer->lives[id].bytes, &stamp));
+                HR_TRY(place_shared(placer, id, (uint32_t) plan->device[id], plan->span[id],
+                                    &stamp));
         return release_dead(placer, s, turn);
 }
 
@@ -341,13 +347,15 @@ static hr_status placer_init(struct placer *placer) {
         placer->pools = planner_scratch(planner, in->kind_count, sizeof *placer->pools);
         placer->lives =
                 planner_scratch_raw(planner, count + plan->copy_count, sizeof *placer->lives);
+        placer->blocks = planner_scratch_raw(planner, count + plan->copy_count + plan->group_count,
+                                             sizeof *placer->blocks);
         placer->leaf_next = planner_scratch_raw(planner, count, sizeof(uint32_t));
         placer->leaf_head =
                 planner_scratch_raw(planner, (uint64_t) plan->split_count + 1, sizeof(uint32_t));
         plan->place = planner_keep_raw(planner, count, sizeof *plan->place);
         plan->pools = planner_keep(planner, in->kind_count, sizeof *plan->pools);
-        if (!placer->pools || !placer->lives || !placer->leaf_next || !placer->leaf_head ||
-            !plan->place || !plan->pools)
+        if (!placer->pools || !placer->lives || !placer->blocks || !placer->leaf_next ||
+            !placer->leaf_head || !plan->place || !plan->pools)
                 return planner_out_of_memory(planner);
         memset(placer->leaf_head, 0xff, ((size_t) plan->split_count + 1) * sizeof(uint32_t));
         for (uint32_t k = 0; k < in->kind_count; ++k)
@@ -373,6 +381,7 @@ hr_status hr_plan_place(struct hr_planner *planner) {
         for (uint32_t leaf = placer.leaf_head[plan->split_count]; leaf != HR_NO_INDEX;
              leaf = placer.leaf_next[leaf])
                 HR_TRY(place_leaf(&placer, leaf));
+        HR_TRY(hr_place_pack(&placer));
         planner->leaf_head = placer.leaf_head;
         planner->leaf_next = placer.leaf_next;
         HR_TRY(finish_pools(&placer));

@@ -17,8 +17,11 @@ hr_status hr_place_forever(struct placer *placer, uint32_t device, uint64_t byte
         HR_TRY(aligned(placer, pool, bytes, &bytes));
         *ret_place =
                 (struct hr_place){.where = once ? HR_WHERE_SHARED : HR_WHERE_SLOT, .index = kind};
-        if (once)
-                return hr_pool_take(placer, pool, bytes, &ret_place->offset, &stamp);
+        if (once) {
+                HR_TRY(hr_pool_take(placer, pool, bytes, &ret_place->offset, &stamp));
+                (void) hr_place_begin(placer, kind, ret_place->offset, bytes, true);
+                return HR_OK;
+        }
         ret_place->offset = pool->slot_end;
         if (!hr_add_u64(pool->slot_end, bytes, &pool->slot_end))
                 return hr_fail(placer->planner->diag, HR_E_EXHAUSTED,

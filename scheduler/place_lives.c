@@ -65,7 +65,8 @@ void hr_place_lives(struct placer *placer) {
         uint32_t next = 0;
 
         for (uint32_t i = 0; i < plan->tensor_count + plan->copy_count; ++i)
-                placer->lives[i] = (struct life){.last_use = -1, .first_split = HR_NO_INDEX};
+                placer->lives[i] = (struct life){
+                        .last_use = -1, .first_split = HR_NO_INDEX, .block = HR_NO_INDEX};
         for (uint32_t s = 0; s < plan->split_count; ++s)
                 use_split(placer, s, &next);
         use_taps(placer);

@@ -1,6 +1,7 @@
 /*
  * What the files of placement share: place.c (splits in order), place_lives.c (first and last
- * uses), place_kept.c (what stays from run to run), pool.c (free memory).
+ * uses), place_kept.c (what stays from run to run), place_pack.c (pools packed anew), pool.c (free
+ * memory).
  */
 #pragma once
 
@@ -17,7 +18,8 @@ struct hole {
 struct pool {
         struct hole *holes;
         uint32_t count, capacity;
-        uint64_t end; /* of everything ever allocated */
+        uint64_t end;        /* of everything ever allocated */
+        uint64_t held, peak; /* now, and at most at a time */
         uint64_t alignment;
         uint64_t slot_end;
 };
@@ -27,13 +29,25 @@ struct life {
         int64_t last_use;
         uint64_t bytes;       /* held now; 0 = nothing */
         uint32_t first_split; /* in whose prologue a leaf gets its place */
+        uint32_t block;       /* that it has or had */
+};
+
+/* Memory from its taking to its giving back; several holders may have had it one after another. */
+struct block {
+        uint64_t bytes, offset;
+        uint32_t begin, end; /* turns, which count takings and givings */
+        uint32_t split;      /* that used it last, once it is given back */
+        uint32_t kind;
+        bool is_kept; /* from run to run */
 };
 
 struct placer {
         struct hr_planner *planner;
         struct hr_plan *plan;
-        struct pool *pools;  /* per kind */
-        struct life *lives;  /* per holder */
+        struct pool *pools; /* per kind */
+        struct life *lives; /* per holder */
+        struct block *blocks;
+        uint32_t block_count, turn;
         uint32_t next_use;   /* of planner->uses: the first that has not had its turn */
         uint32_t next_tap;   /* of planner->tap_uses likewise */
         uint32_t *leaf_next; /* per leaf: next leaf of the same first split */
@@ -66,6 +80,17 @@ static inline hr_status aligned(struct placer *placer, const struct pool *pool, 
                                (unsigned long long) bytes);
         return HR_OK;
 }
+
+/* ---- Packing ---------------------------------------------------------------------------------
+ */
+
+/* Notes that memory is taken, and returns the block's number. */
+uint32_t hr_place_begin(struct placer *placer, uint32_t kind, uint64_t offset, uint64_t bytes,
+                        bool is_kept);
+/* Notes that it is given back, after its last use in `split`. */
+void hr_place_end(struct placer *placer, uint32_t block, uint32_t split);
+/* Once all is placed: pools much larger than what they hold at a time are packed anew. */
+hr_status hr_place_pack(struct placer *placer);
 
 /* ---- Time ------------------------------------------------------------------------------------
  */

@@ -113,6 +113,42 @@ static hr_status describe_tensors(struct hr_planner *planner) {
         return HR_OK;
 }
 
+static hr_status lacks_memory(struct hr_planner *planner, uint32_t tensor, uint32_t root) {
+        return hr_fail(planner->diag, HR_E_INVALID,
+                       "tensor %u needs the memory of tensor %u, which has none", tensor, root);
+}
+
+/* Without memory, and not computed before `node`, which looks at it. */
+static bool comes_late(const struct hr_planner *planner, uint32_t node, uint32_t root) {
+        return root > node && planner->in->tensor_buffer[root] == HR_NO_BUFFER;
+}
+
+/* Nobody gives memory to a tensor outside the graph, nor contents to what a leaf looks at unless it
+ * is an input: it has them before, or there are none. */
+static hr_status check_memory(struct hr_planner *planner) {
+        const uint32_t *root = planner->plan->root;
+        uint32_t leaves = planner->plan->leaf_count;
+
+        for (uint32_t i = 0; i < leaves; ++i) {
+                if (root[i] != i && planner->in->tensor_buffer[root[i]] == HR_NO_BUFFER &&
+                    planner->graph->tensors[root[i]].leaf_kind == HR_LEAF_NOT)
+                        return lacks_memory(planner, i, root[i]);
+        }
+        for (uint32_t i = leaves; i < leaves + planner->plan->node_count; ++i) {
+                if (root[i] > i && comes_late(planner, i, root[i]))
+                        return lacks_memory(planner, i, root[i]);
+                if (planner->graph->extra_count == 0)
+                        continue;
+                for (uint32_t k = 0; k < planner_tensor(planner, i)->source_count; ++k) {
+                        uint32_t source = planner_source(planner, i, k);
+
+                        if (source != HR_TENSOR_NONE && comes_late(planner, i, root[source]))
+                                return lacks_memory(planner, i, root[source]);
+                }
+        }
+        return HR_OK;
+}
+
 /* All devices are in play, but for retired ones. */
 static void allow_all(struct hr_planner *planner) {
         const struct hr_plan_input *in = planner->in;
@@ -180,7 +216,8 @@ static hr_status planner_init(struct hr_planner *planner) {
         if (in->pins)
                 memcpy(plan->pins, in->pins, count * sizeof *plan->pins);
         HR_TRY(describe_devices(planner));
-        return describe_tensors(planner);
+        HR_TRY(describe_tensors(planner));
+        return planner->headrace ? check_memory(planner) : HR_OK;
 }
 
 static hr_status run_passes(struct hr_planner *planner) {

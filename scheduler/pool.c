@@ -41,6 +41,8 @@ hr_status hr_pool_take(struct placer *placer, struct pool *pool, uint64_t bytes,
         bool tail = last && last->offset + last->bytes == pool->end;
         uint64_t end;
 
+        pool->held += bytes;
+        pool->peak = HR_MAX(pool->peak, pool->held);
         for (uint32_t i = 0; i < pool->count - tail; ++i) {
                 if (pool->holes[i].bytes >= bytes &&
                     (best == HR_NO_INDEX || pool->holes[i].bytes < pool->holes[best].bytes))
@@ -79,6 +81,7 @@ hr_status hr_pool_give(struct placer *placer, struct pool *pool, uint64_t offset
         uint32_t low = 0, high = pool->count;
         struct hole *before, *after;
 
+        pool->held -= bytes;
         while (low < high) {
                 uint32_t middle = low + (high - low) / 2;
 

@@ -35,6 +35,8 @@ static hr_status read_copy(struct prover *prover, uint32_t copy) {
         const struct hr_plan_copy *c = &plan->copies[copy];
         uint32_t holds = plan->tensor_count + copy;
 
+        if (c->bytes == 0)
+                return HR_OK; /* of an empty tensor: nothing is copied */
         if (prover->holders[holds].landed != prover->holders[plan->root[c->tensor]].meant)
                 return prover_wrong(prover, "STALE", "uses a copy made before a write", holds);
         if (HR_UNLIKELY(c->method == HR_COPY_EXPERTS) && !prover->filled[copy])

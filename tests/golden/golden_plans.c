@@ -82,7 +82,7 @@ static void print_replacements(const struct hr_plan *plan, const struct plan_pro
 }
 
 /* Graph inputs, and the flags that keeping them in several copies sets: on a view, also on its
- * base. */
+ * base, and on that one's. */
 static void print_inputs(const struct hr_plan *plan, const struct hr_graph *graph,
                          struct plan_lines *out) {
         uint32_t *flags = plan_need(calloc(plan->tensor_count + 1, sizeof *flags));
@@ -91,12 +91,12 @@ static void print_inputs(const struct hr_plan *plan, const struct hr_graph *grap
         if (plan->graph_input_count)
                 plan_lines_add(out, "G");
         for (uint32_t i = 0; i < plan->graph_input_count; ++i) {
-                uint32_t id = plan->graph_inputs[i], base = graph->tensors[id].view_base;
+                uint32_t id = plan->graph_inputs[i];
 
                 append_id(&out->items[out->count - 1], id);
-                flags[id] |= HR_TENSOR_INPUT | HR_TENSOR_OUTPUT;
-                if (base != HR_TENSOR_NONE)
-                        flags[base] |= HR_TENSOR_OUTPUT;
+                flags[id] |= HR_TENSOR_INPUT;
+                for (; id != HR_TENSOR_NONE; id = graph->tensors[id].view_base)
+                        flags[id] |= HR_TENSOR_OUTPUT;
         }
         for (uint32_t i = 0; i < plan->tensor_count; ++i) {
                 uint32_t now = graph->tensors[i].flags | flags[i];

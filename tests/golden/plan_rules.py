@@ -250,8 +250,9 @@ class Planner:
                     kept.append(source)
                     self.cause[source] = "4.cpy"
                     flags[source] |= INPUT | OUTPUT
-                    if base is not None:
+                    while base is not None:
                         flags[base] |= OUTPUT
+                        base = tensors[base].base
                 if own == split.device or self.can_read(source, split.device):
                     continue
                 if (source, split.device) not in copied:

@@ -220,7 +220,8 @@ static hr_status read_shape(struct hr_tensor *tensor, const struct words *words)
         return HR_OK;
 }
 
-/* A node reads and looks at leaves, extras, earlier nodes, or (read only) itself. */
+/* A node reads leaves, extras, earlier nodes, or itself. It may be a view of any tensor: through a
+ * leaf that is a view, of a later one. */
 static bool may_refer(const struct plan_problem *problem, uint32_t from, uint64_t to) {
         const struct hr_graph *graph = problem->graph;
         bool is_node = from >= graph->leaf_count && from < graph->leaf_count + graph->node_count;
@@ -241,7 +242,7 @@ static hr_status read_view(struct plan_problem *problem, uint32_t id, const stru
         snprintf(text, sizeof text, "%.*s", colon ? (int) (colon - view) : 0, view);
         if (!colon || !number_read(text, 10, UINT32_MAX, &base) ||
             !number_read(colon + 1, 10, INT64_MAX, &offset) || base == id ||
-            !may_refer(problem, id, base))
+            base >= hr_graph_tensor_count(problem->graph))
                 return words_fail(words, "v", view);
         tensor->view_base = (uint32_t) base;
         tensor->view_offset = offset;

@@ -453,6 +453,109 @@ HR_TEST(an_op_nobody_supports_is_named) {
         world_deinit(&world);
 }
 
+/* The operator that writes into a state is not carried to where the state is, unsupported. */
+HR_TEST(a_writer_nobody_supports_is_named) {
+        struct world world;
+        struct hr_plan *plan = NULL;
+
+        world_init(&world, writer_graph(), 1, true);
+        world.tensor_buffer[0] = world_buffer(&world, 0, HR_USAGE_ANY);
+        for (uint32_t d = 0; d < world.in.device_count; ++d)
+                world_deny(&world, 3, d);
+        world.in.options.rules = HR_RULES_HEADRACE;
+        HR_EXPECT_EQ(hr_plan_make(&world.in, &world.diag, &plan), HR_E_UNSUPPORTED);
+        HR_EXPECT_STREQ(world.diag.reason, "OP");
+        world_deinit(&world);
+}
+
+/* The second GPU of a pool has an empty node and nothing else: what is copied for it lies in the
+ * pool that the first one uses. */
+HR_TEST(copies_for_an_empty_node_are_ordered) {
+        struct sketch sketch;
+        struct world world;
+        uint32_t x, y, a, b;
+
+        sketch_init(&sketch, 8);
+        x = sketch_leaf(&sketch, HR_LEAF_INPUT, "x");
+        y = sketch_leaf(&sketch, HR_LEAF_INPUT, "y");
+        a = sketch_node(&sketch, HR_OP_ADD, x, x, 0);
+        b = sketch_node(&sketch, HR_OP_ADD, y, y, 1);
+        sketch_output(&sketch, a);
+        world_init(&world, sketch_finish(&sketch), 2, false);
+        memcpy(world.pins, sketch.pins, sketch.tensor_count * sizeof *sketch.pins);
+        world.devices[1].kind = world.devices[0].kind;
+        world.reads[0][1] = world.reads[0][0]; /* a word for each device */
+        world.graph->tensors[b].ne[0] = 0;
+        for (int rules = 0; rules < 2; ++rules) {
+                const struct hr_plan *plan = world_plan(&world, (hr_rules) rules);
+
+                HR_EXPECT_EQ(plan->fault.status, HR_OK);
+                HR_EXPECT_EQ(plan->lane[1], plan->lane[0]);
+        }
+        sketch_deinit(&sketch);
+        world_deinit(&world);
+}
+
+/* ---- Memory ------------------------------------------------------------------------------------
+ */
+
+/* Graphs that no client can make: what looks at memory that nobody gives is refused, whatever ggml
+ * would have decided. */
+HR_TEST(what_has_no_memory_is_refused) {
+        static const struct {
+                uint32_t looker, base;
+                bool is_plain; /* the base is no input */
+        } cases[] = {{0, 1, true}, {2, 3, false}, {2, 3, true}};
+
+        for (uint32_t i = 0; i < HR_ARRAY_LENGTH(cases); ++i) {
+                struct world world;
+                struct hr_plan *plan = NULL;
+
+                world_init(&world, small_graph(8), 1, false);
+                world.graph->tensors[cases[i].looker].view_base = cases[i].base;
+                if (cases[i].is_plain) {
+                        world.graph->tensors[1].leaf_kind = HR_LEAF_NOT;
+                        world.graph->tensors[1].flags = 0;
+                }
+                (void) world_plan(&world, HR_RULES_GGML);
+                world.in.options.rules = HR_RULES_HEADRACE;
+                hr_diag_clear(&world.diag);
+                HR_EXPECT_EQ(hr_plan_make(&world.in, &world.diag, &plan), HR_E_INVALID);
+                world_deinit(&world);
+        }
+}
+
+/* a (256 bytes), b (128) beside it, c (128) in the hole that a leaves, and no room for d (256) in
+ * the rest of it: packed anew, d lies where a was and c behind b. */
+HR_TEST(a_pool_is_packed_where_time_leaves_holes) {
+        struct sketch sketch;
+        uint32_t x, a, b, c, d;
+        struct world world;
+
+        sketch_init(&sketch, 32);
+        x = sketch_leaf(&sketch, HR_LEAF_STATE, "x");
+        a = sketch_node(&sketch, HR_OP_ADD, x, x, HR_NO_PIN);
+        b = sketch_node(&sketch, HR_OP_ADD, a, a, HR_NO_PIN);
+        c = sketch_node(&sketch, HR_OP_ADD, b, b, HR_NO_PIN);
+        d = sketch_node(&sketch, HR_OP_ADD, b, c, HR_NO_PIN);
+        sketch_output(&sketch, d);
+        world_init(&world, sketch_finish(&sketch), 0, false);
+        world.tensor_buffer[x] = world_buffer(&world, 0, HR_USAGE_ANY);
+        world.kinds[0].alignment = 32;
+        for (uint32_t i = a; i <= d; i += d - a) {
+                world.graph->tensors[i].ne[0] = 64;
+                for (int k = 1; k < HR_DIMS; ++k)
+                        world.graph->tensors[i].nb[k] = 256;
+        }
+        for (int rules = 0; rules < 2; ++rules) {
+                HR_EXPECT_EQ(world_plan(&world, (hr_rules) rules)->compute_bytes[0], 512);
+                HR_EXPECT_EQ(world.plan->place[d].offset, world.plan->place[a].offset);
+                HR_EXPECT(world.plan->place[c].offset != world.plan->place[b].offset);
+        }
+        sketch_deinit(&sketch);
+        world_deinit(&world);
+}
+
 /* ---- The verifier ------------------------------------------------------------------------------
  */
 
