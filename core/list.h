@@ -27,6 +27,10 @@ static inline void hr_list_append(struct hr_list *head, struct hr_list *link) {
         head->previous = link;
 }
 
+static inline void hr_list_prepend(struct hr_list *head, struct hr_list *link) {
+        hr_list_append(head->next, link);
+}
+
 /* Removing a link that is in no list is a no-op. */
 static inline void hr_list_remove(struct hr_list *link) {
         if (!link->next)

@@ -85,7 +85,3 @@ hr_status hr_fail_reason(struct hr_diag *diag, hr_status status, const char *rea
 const char *hr_diag_reason(const struct hr_diag *diag) {
         return diag->reason ? diag->reason : hr_status_name(diag->status);
 }
-
-void hr_diag_clear(struct hr_diag *diag) {
-        *diag = (struct hr_diag) { 0 };
-}

@@ -81,8 +81,18 @@ hr_status hr_fail_reason(struct hr_diag *diag, hr_status status, const char *rea
 
 /* The reason in effect: diag->reason, or the status's name. */
 const char *hr_diag_reason(const struct hr_diag *diag);
-/* Empties diag for another use. */
-void hr_diag_clear(struct hr_diag *diag);
+/* Empties diag, for another use or the first one: it leaves the words behind the first NUL alone,
+ * which initialising with zeros does not. */
+static inline void hr_diag_clear(struct hr_diag *diag) {
+        diag->status = HR_OK;
+        diag->reason = NULL;
+        diag->has_node = diag->has_tensor = diag->has_step = false;
+        diag->node = diag->tensor = diag->step = 0;
+        diag->field = NULL;
+        diag->limit = diag->actual = 0;
+        diag->retry_after_ms = 0;
+        diag->words[0] = '\0';
+}
 
 /* Passes a failure up unchanged. */
 #define HR_TRY(expression)                                                                         \

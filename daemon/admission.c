@@ -164,6 +164,10 @@ bool hr_admission_ask(struct hr_admission *admission, struct hr_ticket *ticket,
         ticket->pipeline = pipeline;
         if (ticket->number == 0)
                 ticket->number = ++admission->arrivals;
+        if (hr_list_is_empty(&admission->waiting) && fits(admission, pipeline, now_ns)) {
+                admit(admission, ticket, now_ns); /* nobody to be compared with */
+                return true;
+        }
         if (!hr_list_is_linked(&ticket->link))
                 hr_list_append(&admission->waiting, &ticket->link);
         if (hr_admission_next(admission, now_ns) != ticket)

@@ -50,8 +50,9 @@ static void conn_message(struct hr_conn *conn, const uint8_t *message) {
 static void conn_header(struct hr_conn *conn, const uint8_t *bytes) {
         struct hr_frame_limits limits = conn->server->frame_limits;
         struct hr_frame_header header;
-        struct hr_diag diag = {0};
+        struct hr_diag diag;
 
+        hr_diag_clear(&diag);
         if (!conn->session) {
                 limits.message_bytes_max = HR_DEFAULT_HELLO_BYTES;
                 limits.body_bytes_max = 0;
@@ -166,9 +167,10 @@ static void conn_consume(struct hr_conn *conn, const uint8_t *at, size_t left) {
 /* What the stream has, at most `parts`; 0 when there is nothing (more) to do with it now. */
 static size_t conn_receive(struct hr_conn *conn, struct iovec *parts, size_t part_count,
                            bool only_buffered) {
-        struct hr_diag diag = {0};
+        struct hr_diag diag;
         size_t got = 0;
 
+        hr_diag_clear(&diag);
         switch (hr_stream_receive(&conn->stream, parts, part_count, only_buffered, &got)) {
         case HR_STREAM_OK:
                 conn->server->stats.bytes_in += got;
@@ -209,11 +211,12 @@ static size_t conn_window_bytes(const struct hr_conn *conn) {
  * frame has not claimed yet are charged. */
 static void conn_look_at_fds(struct hr_conn *conn) {
         const uint32_t count = hr_stream_fd_count(&conn->stream);
-        struct hr_diag diag = {0};
+        struct hr_diag diag;
         hr_status status = HR_OK;
 
         if (count == 0 && conn->fds_charged == 0)
                 return;
+        hr_diag_clear(&diag);
         if (count > conn->fds_charged)
                 status = hr_account_charge(NULL, &conn->principal->account,
                                            &conn->server->config->limits, HR_CHARGE_DESCRIPTORS,

@@ -137,12 +137,18 @@ static bool due_take(struct hr_engine *engine) {
                atomic_compare_exchange_strong(&engine->due_ns, &due_ns, UINT64_MAX);
 }
 
+/* A look costs less than an exchange, and the flags are raised seldom. */
+static bool flag_take(atomic_bool *flag) {
+        return atomic_load(flag) && atomic_exchange(flag, false);
+}
+
 /* Serves everything that has come in. Under the turn. */
 static void engine_step(struct hr_engine *engine) {
         struct hr_mpsc_link *link;
         struct hr_list *place;
 
-        atomic_store(&engine->bell, false);
+        if (atomic_load(&engine->bell))
+                atomic_store(&engine->bell, false);
         while ((link = hr_mpsc_pop(&engine->ended))) {
                 struct hr_job *job = HR_CONTAINER_OF(link, struct hr_job, link);
 
@@ -153,9 +159,9 @@ static void engine_step(struct hr_engine *engine) {
         }
         while ((link = hr_mpsc_pop(&engine->in)))
                 job_enter(engine, HR_CONTAINER_OF(link, struct hr_job, link));
-        if (atomic_exchange(&engine->cancels_lanes, false))
+        if (flag_take(&engine->cancels_lanes))
                 hr_lanes_stop_jobs(engine);
-        if (atomic_exchange(&engine->releases, false))
+        if (flag_take(&engine->releases))
                 hr_lanes_advance(engine);
         hr_lanes_serve(engine);
         due_set(engine);
@@ -267,7 +273,7 @@ bool hr_engine_poll(struct hr_engine *engine) {
 
         /* Cleared before the try: if somebody else has the turn, he serves the demand, and the loop
          * must not take the bell for news again and again meanwhile. So with what is due. */
-        if (atomic_exchange(&engine->bell, false) || due_take(engine))
+        if (flag_take(&engine->bell) || due_take(engine))
                 engine_enter(engine);
         if (atomic_load(&engine->out_count) == 0)
                 return false;

@@ -205,7 +205,8 @@ void hr_lane_advance(struct hr_engine *engine, struct hr_lane *lane) {
                 }
                 engine->stats.jobs++;
                 job->phase = HR_JOB_RUNNING;
-                job->started_ns = hr_clock_now_ns();
+                job->started_ns = job->kind == HR_JOB_RUN ? run_job(job)->run.started_ns
+                                                          : hr_clock_now_ns();
                 hr_list_append(&lane->running, &job->place);
                 lane->is_observed = job->kind == HR_JOB_RUN && run_job(job)->at_tap;
                 /* Told to stop between the look above and the start. */

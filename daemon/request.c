@@ -90,7 +90,7 @@ static void request_recycle(struct hr_request *request) {
         memset(request, 0, sizeof *request);
         request->arena = arena;
         if (server->idle_request_count < IDLE_REQUESTS_MAX) {
-                hr_list_append(&server->idle_requests, &request->link);
+                hr_list_prepend(&server->idle_requests, &request->link);
                 server->idle_request_count++;
                 return;
         }
@@ -206,8 +206,9 @@ struct hr_request *hr_request_of(struct hr_job *job) {
 
 void hr_request_finish(struct hr_job *job, hr_finish_fn finish) {
         struct hr_request *request = hr_request_of(job);
-        struct hr_diag diag = {0};
+        struct hr_diag diag;
 
+        hr_diag_clear(&diag);
         if (request->failure) {
                 diag = *request->failure;
                 hr_request_fail(request, &diag);

@@ -164,9 +164,11 @@ static void request_fail_with(struct hr_request *request, hr_status status, stru
 }
 
 static void request_start(struct hr_request *request) {
-        struct hr_diag diag = {0};
-        hr_status status = request->method->start(request, &diag);
+        struct hr_diag diag;
+        hr_status status;
 
+        hr_diag_clear(&diag);
+        status = request->method->start(request, &diag);
         if (status != HR_OK)
                 request_fail_with(request, status, &diag);
 }
@@ -223,11 +225,12 @@ static void data_message(struct hr_conn *conn, struct hr_wire_span message) {
 bool hr_rpc_message(struct hr_conn *conn, struct hr_wire_span message) {
         const struct hr_frame_header *header = &conn->header;
         const struct hr_method *method = hr_method_find(header->type);
-        struct hr_diag diag = {0};
+        struct hr_diag diag;
         struct hr_request *request;
         hr_status status;
         int fd;
 
+        hr_diag_clear(&diag);
         if (header->type == HR_FRAME_DATA && conn->session && header->n_fds == 0) {
                 data_message(conn, message);
                 return true;

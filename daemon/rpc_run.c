@@ -105,7 +105,7 @@ static void run_give(struct hr_graph_object *object, struct hr_graph_run *run) {
                 (void) run_free(object, run);
                 return;
         }
-        hr_list_append(&object->idle_runs, &run->link);
+        hr_list_prepend(&object->idle_runs, &run->link); /* what was used last is in the caches */
         object->idle_run_count++;
 }
 
@@ -362,16 +362,16 @@ static void run_done(struct hr_job *job) {
 static hr_status run_start(struct hr_request *request, struct hr_diag *diag) {
         struct hr_graph_object *object = hr_graph_object(request->object);
         struct hr_graph_run *run = request->context;
+        struct hr_run *inner = &run->job.run;
 
         (void) diag;
         run->job.bound = &object->bound->bound;
-        run->job.run = (struct hr_run){
-                .inputs = run->input_list,
-                .outputs = run->output_list,
-                .output_count = run->job.run.output_count,
-                .trace = run->traced ? run->trace : NULL,
-                .tag = request->tag,
-        };
+        inner->inputs = run->input_list;
+        inner->outputs = run->output_list;
+        inner->trace = run->traced ? run->trace : NULL;
+        inner->tag = request->tag;
+        inner->pipeline = NULL; /* until it has been started */
+        inner->started_ns = inner->ended_ns = 0;
         run->job.at_tap = NULL;
         if (run->observed)
                 hr_tap_begin(request, run);

@@ -39,13 +39,15 @@ static uint64_t ahead(uint64_t a, uint64_t b) {
 }
 
 static uint64_t weighed(const struct hr_share *share, uint64_t cost_ns) {
+        const uint64_t weight = atomic_load_explicit(&share->weight, memory_order_relaxed);
         uint64_t product;
 
+        if (weight == HR_SHARE_WEIGHT && cost_ns <= UINT64_MAX / HR_SHARE_WEIGHT)
+                return cost_ns; /* as nearly always, and a division takes long */
         /* A run of three weeks and more counts as one of three weeks. */
         if (!hr_mul_u64(cost_ns, HR_SHARE_WEIGHT, &product))
                 product = UINT64_MAX;
-        return HR_MIN(product / atomic_load_explicit(&share->weight, memory_order_relaxed),
-                      (uint64_t) INT64_MAX / 4);
+        return HR_MIN(product / weight, (uint64_t) INT64_MAX / 4);
 }
 
 uint64_t hr_share_lag(const struct hr_share *share, uint32_t device) {

@@ -85,5 +85,9 @@ bool hr_codec_device_bytes_put(pb_ostream_t *stream, const void *data, uint32_t 
 /* A Submit within a message; the tag is already written. */
 bool hr_codec_submit_put(pb_ostream_t *stream, const struct hr_wire_submit *submit);
 
+/* A RUN without anything unusual. False, without a word: it is for nanopb. */
+bool hr_codec_run_plain(struct hr_wire_span message, struct hr_arena *arena,
+                        struct hr_wire_run *ret_run);
+
 /* An item of struct hr_wire_rule. */
 bool hr_codec_rule_put(pb_ostream_t *stream, const void *data, uint32_t index);

@@ -228,8 +228,8 @@ hr_status hr_wire_submit_reply_decode(struct hr_wire_span message, struct hr_dia
         return HR_OK;
 }
 
-hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena,
-                             struct hr_diag *diag, struct hr_wire_run *ret_run) {
+static hr_status run_decode(struct hr_wire_span message, struct hr_arena *arena,
+                            struct hr_diag *diag, struct hr_wire_run *ret_run) {
         struct hr_codec_list outputs = {.arena = arena};
         headrace_v1_Run wire = headrace_v1_Run_init_zero;
         const char *traceparent = NULL;
@@ -259,6 +259,13 @@ hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena
                 .traceparent = traceparent,
         };
         return HR_OK;
+}
+
+hr_status hr_wire_run_decode(struct hr_wire_span message, struct hr_arena *arena,
+                             struct hr_diag *diag, struct hr_wire_run *ret_run) {
+        return hr_codec_run_plain(message, arena, ret_run)
+                       ? HR_OK
+                       : run_decode(message, arena, diag, ret_run);
 }
 
 hr_status hr_wire_run_encode(const struct hr_wire_run *run, uint8_t *buffer, size_t capacity,

@@ -389,8 +389,9 @@ static void submit_rest(struct hr_run *run) {
         struct hr_slot *slot = &pipeline->slots[run->slot];
         uint32_t commands = pipeline->plan->tape.count;
         struct hr_trace_entry *trace = run->trace;
-        struct hr_diag diag = {0};
+        struct hr_diag diag;
 
+        hr_diag_clear(&diag);
         for (uint32_t i = run->next_command; i < commands; ++i) {
                 const struct hr_bound_command *command = &slot->commands[i];
                 struct hr_trace_entry *entry = NULL;
@@ -411,8 +412,9 @@ static void submit_rest(struct hr_run *run) {
 }
 
 static void submit_first(struct hr_run *run) {
-        struct hr_diag diag = {0};
+        struct hr_diag diag;
 
+        hr_diag_clear(&diag);
         if (take_states(run->pipeline, run->slot, &diag) != HR_OK)
                 note_failure(run, &diag, true);
         submit_rest(run);
@@ -429,7 +431,8 @@ static void count_start(struct hr_pipeline *pipeline, const struct hr_run *run) 
         count_at_start(&counters->runs_started, 1);
         count_at_start(&counters->splits_computed, pipeline->computed_splits);
         count_at_start(&counters->nodes_computed, pipeline->computed_nodes);
-        count(&counters->bytes_copied, pipeline->copied_bytes);
+        if (pipeline->copied_bytes > 0)
+                count(&counters->bytes_copied, pipeline->copied_bytes);
         count_at_start(&counters->bytes_in, in);
         count_at_start(&counters->bytes_out, out);
 }
@@ -440,6 +443,13 @@ static void note_start(struct hr_fleet *fleet, uint64_t took_ns) {
 
         if (took_ns > atomic_load_explicit(longest, memory_order_relaxed))
                 atomic_store_explicit(longest, took_ns, memory_order_relaxed);
+}
+
+static void outcome_begin(struct hr_outcome *outcome, uint64_t tag) {
+        atomic_store_explicit(&outcome->phase, 0, memory_order_relaxed);
+        atomic_store_explicit(&outcome->reached, 0, memory_order_relaxed);
+        outcome->tag = tag;
+        hr_diag_clear(&outcome->diag);
 }
 
 hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run, struct hr_diag *diag) {
@@ -464,8 +474,7 @@ hr_status hr_run_start(struct hr_pipeline *pipeline, struct hr_run *run, struct 
         run->pipeline = pipeline;
         run->sequence = pipeline->sequence++;
         run->slot = index;
-        memset(&run->outcome, 0, sizeof run->outcome);
-        run->outcome.tag = run->tag;
+        outcome_begin(&run->outcome, run->tag);
         memset(&run->experts, 0, sizeof run->experts);
         /* One share more than there are notifications: the run cannot end while it is submitted. */
         atomic_store_explicit(&run->pending, pipeline->notify_count + 1, memory_order_relaxed);
