@@ -54,12 +54,6 @@ hr_status hr_tensor_set_contiguous(struct hr_tensor *tensor, struct hr_diag *dia
         return HR_OK;
 }
 
-/* A division of 32 bits takes a fraction of the time of one of 64. */
-static inline int64_t blocks_of(int64_t count, uint32_t block_elements) {
-        return (uint64_t) count <= UINT32_MAX ? (int64_t) ((uint32_t) count / block_elements)
-                                              : count / block_elements;
-}
-
 /* Every tensor of a graph comes here: no divisions where there are no blocks, and no calls. */
 static inline bool tensor_span(const struct hr_tensor *tensor, uint64_t *ret_bytes) {
         const struct hr_type_info *info = hr_type_info(tensor->type);
@@ -73,7 +67,7 @@ static inline bool tensor_span(const struct hr_tensor *tensor, uint64_t *ret_byt
                         int64_t count = tensor->ne[i];
 
                         if (i == 0 && info->block_elements != 1)
-                                count = blocks_of(count, info->block_elements);
+                                count /= info->block_elements;
                         if (count == 1)
                                 continue;
                         if (count < 1 ||

@@ -4,7 +4,9 @@
  *
  * The wake is an eventfd: a uv_async_t makes the loop spin, and give up the processor, until the
  * sender is back from its system call, from which the loop itself has often displaced it. Wakes at
- * a time come from a timerfd: a uv_timer_t knows milliseconds only.
+ * a time come from a timerfd: a uv_timer_t knows milliseconds only. So do timers: what a uv_timer_t
+ * is due at bounds every sleep, for which the kernel sets a clock and takes it back each time, and
+ * on a virtual machine that costs as much as all else of a turn.
  */
 #include "daemon/loop.h"
 
@@ -38,7 +40,9 @@ struct hr_watch {
 };
 
 struct hr_timer {
-        uv_timer_t handle;
+        uv_poll_t handle;
+        int fd;
+        bool running, repeats;
         hr_timer_fn fn;
         void *arg;
 };
@@ -230,10 +234,24 @@ struct hr_watch *hr_watch_free(struct hr_watch *watch) {
 
 /* ---- timers ---------------------------------------------------------------------------------- */
 
-static void timer_cb(uv_timer_t *handle) {
-        struct hr_timer *timer = handle->data;
+/* Readiness may be older than a stop or a new start, both of which take it away. */
+static void timer_cb(uv_poll_t *handle, int status, int events) {
+        struct hr_timer *timer = HR_CONTAINER_OF(handle, struct hr_timer, handle);
+        uint64_t count;
 
+        (void) status;
+        (void) events;
+        if (read(timer->fd, &count, sizeof count) != (ssize_t) sizeof count)
+                return;
+        timer->running = timer->repeats;
         timer->fn(timer->arg);
+}
+
+static void timer_closed_cb(uv_handle_t *handle) {
+        struct hr_timer *timer = HR_CONTAINER_OF((uv_poll_t *) handle, struct hr_timer, handle);
+
+        (void) close(timer->fd);
+        free(timer);
 }
 
 struct hr_timer *hr_timer_new(struct hr_loop *loop, void *arg) {
@@ -241,28 +259,49 @@ struct hr_timer *hr_timer_new(struct hr_loop *loop, void *arg) {
 
         if (!timer)
                 return NULL;
-        (void) uv_timer_init(&loop->uv, &timer->handle);
-        timer->handle.data = timer;
+        timer->fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
         timer->arg = arg;
-        return timer;
+        if (timer->fd >= 0 && uv_poll_init(&loop->uv, &timer->handle, timer->fd) == 0) {
+                if (uv_poll_start(&timer->handle, UV_READABLE, timer_cb) == 0)
+                        return timer;
+                uv_close((uv_handle_t *) &timer->handle, timer_closed_cb);
+                return NULL;
+        }
+        if (timer->fd >= 0)
+                (void) close(timer->fd);
+        free(timer);
+        return NULL;
+}
+
+static struct timespec milliseconds(uint64_t ms) {
+        return (struct timespec){
+                .tv_sec = (time_t) (ms / 1000),
+                .tv_nsec = (long) (ms % 1000 * HR_NS_PER_MS),
+        };
 }
 
 void hr_timer_start(struct hr_timer *timer, hr_timer_fn fn, uint64_t after_ms, uint64_t period_ms) {
+        struct itimerspec times = {milliseconds(period_ms), milliseconds(after_ms)};
+
+        if (after_ms == 0)
+                times.it_value.tv_nsec = 1; /* 0 would stop it */
         timer->fn = fn;
-        uv_update_time(timer->handle.loop);
-        (void) uv_timer_start(&timer->handle, timer_cb, after_ms, period_ms);
+        timer->running = true;
+        timer->repeats = period_ms > 0;
+        (void) timerfd_settime(timer->fd, 0, &times, NULL);
 }
 
 void hr_timer_stop(struct hr_timer *timer) {
-        (void) uv_timer_stop(&timer->handle);
+        static const struct itimerspec never;
+
+        if (!timer->running)
+                return;
+        timer->running = false;
+        (void) timerfd_settime(timer->fd, 0, &never, NULL);
 }
 
 bool hr_timer_is_running(const struct hr_timer *timer) {
-        return uv_is_active((const uv_handle_t *) &timer->handle);
-}
-
-static void timer_closed_cb(uv_handle_t *handle) {
-        free(handle->data);
+        return timer->running;
 }
 
 struct hr_timer *hr_timer_free(struct hr_timer *timer) {

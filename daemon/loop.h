@@ -43,7 +43,7 @@ bool hr_watch_want(struct hr_watch *watch, int events);
 struct hr_watch *hr_watch_free(struct hr_watch *watch);
 
 typedef void (*hr_timer_fn)(void *arg);
-/* Stopped. NULL: no memory. */
+/* Stopped. NULL: no memory, or no descriptor. */
 struct hr_timer *hr_timer_new(struct hr_loop *loop, void *arg);
 /* Calls fn(arg) after_ms from now, then every period_ms; 0 = once. A running one begins anew. */
 void hr_timer_start(struct hr_timer *timer, hr_timer_fn fn, uint64_t after_ms, uint64_t period_ms);

@@ -377,12 +377,15 @@ static void replies_tell(struct hr_request *request, struct sequence *sequence) 
 
         for (; sequence->told + 1 < sequence->wire.step_count; sequence->told++) {
                 const struct step *step = &sequence->steps[sequence->told];
-                const struct hr_wire_step_reply ended = step_reply(step);
-                const struct hr_wire_sequence_reply reply = {
-                        .steps = &ended, .step_count = 1, .queue_ns = queue_ns(request, sequence)};
+                struct hr_wire_step_reply ended;
+                struct hr_wire_sequence_reply reply = {.steps = &ended, .step_count = 1};
                 size_t bytes = 0;
 
-                if (!step->done || step->job.job.status != HR_OK || !request->conn ||
+                if (!step->done) /* its run may be the engine's or a device's still */
+                        return;
+                ended = step_reply(step);
+                reply.queue_ns = queue_ns(request, sequence);
+                if (step->job.job.status != HR_OK || !request->conn ||
                     hr_wire_sequence_reply_encode(&reply, server->scratch,
                                                   sizeof server->scratch, NULL, &bytes) != HR_OK)
                         return;

@@ -296,7 +296,7 @@ static void server_loop(struct hr_server *server) {
                 server_serve(server);
                 if (server->stopping)
                         break;
-                if (hr_clock_now_ns() - server->active_ns < spin_ns) {
+                if (spin_ns > 0 && hr_clock_now_ns() - server->active_ns < spin_ns) {
                         hr_loop_turn(server->loop, false);
                         (void) sched_yield(); /* whoever shares the processor goes first */
                         continue;

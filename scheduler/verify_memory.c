@@ -133,21 +133,19 @@ static inline uint32_t section_of(const struct prover *prover, const struct hr_p
                                                : 2 * kinds;
 }
 
-/* Index of the first stretch that ends after `start`. Where it lies is as good as random: steps
- * that no branch decides take a fraction of the time of those that a processor guesses. */
+/* Index of the first stretch that ends after `start`. */
 static uint32_t stretch_find(const struct section *section, uint64_t start) {
-        const struct stretch *at = section->stretches;
-        uint32_t left = section->count;
+        uint32_t low = 0, high = section->count;
 
-        if (left == 0)
-                return 0;
-        while (left > 1) {
-                const uint32_t half = left / 2;
+        while (low < high) {
+                uint32_t middle = low + (high - low) / 2;
 
-                at += half & -(uint32_t) (at[half - 1].end <= start);
-                left -= half;
+                if (section->stretches[middle].end <= start)
+                        low = middle + 1;
+                else
+                        high = middle;
         }
-        return (uint32_t) (at - section->stretches) + (at->end <= start);
+        return low;
 }
 
 static void stretch_open(struct section *section, uint32_t index, struct stretch stretch) {
