@@ -17,6 +17,7 @@
 #define RECORD_BYTES 16384U
 #define UNSENT_MAX (UINT64_C(64) << 10)
 #define CHAIN_BYTES_MAX (16 << 10)
+#define EMPTY_BYTES_MAX (UINT64_C(64) << 10) /* taken without a byte of contents in it */
 
 struct hr_tls_context {
         SSL_CTX *ssl;
@@ -27,6 +28,7 @@ struct hr_tls {
         SSL *ssl;
         BIO *in, *out; /* the SSL's */
         bool ended;    /* the socket has given its end */
+        uint64_t empty_bytes; /* taken from the socket since there were contents */
         char words[96];
 };
 
@@ -180,6 +182,16 @@ hr_stream_event hr_tls_flush(struct hr_tls *tls, int fd) {
         return HR_STREAM_OK;
 }
 
+/* Records may carry nothing that is the frames', and may ask for an answer each: a peer that sends
+ * little else, or does not read the answers, would keep the loop, and memory. Handshakes and records
+ * are far shorter. */
+static bool is_flood(struct hr_tls *tls) {
+        if (tls->empty_bytes < EMPTY_BYTES_MAX && BIO_ctrl_pending(tls->out) < 2 * UNSENT_MAX)
+                return false;
+        (void) snprintf(tls->words, sizeof tls->words, "records without contents");
+        return true;
+}
+
 /* At most a record's bytes from the socket into OpenSSL. */
 static hr_stream_event tls_fetch(struct hr_tls *tls, int fd) {
         uint8_t bytes[RECORD_BYTES];
@@ -196,6 +208,7 @@ static hr_stream_event tls_fetch(struct hr_tls *tls, int fd) {
                 tls->ended = true;
                 return HR_STREAM_END;
         }
+        tls->empty_bytes += (uint64_t) got;
         return BIO_write(tls->in, bytes, (int) got) == (int) got ? HR_STREAM_OK : HR_STREAM_FAILED;
 }
 
@@ -206,11 +219,13 @@ static hr_stream_event tls_read(struct hr_tls *tls, int fd, bool only_buffered, 
                 hr_stream_event event;
 
                 ERR_clear_error();
-                if (SSL_read_ex(tls->ssl, to, size, ret_bytes) == 1)
+                if (SSL_read_ex(tls->ssl, to, size, ret_bytes) == 1) {
+                        tls->empty_bytes = 0;
                         return HR_STREAM_OK;
+                }
                 switch (SSL_get_error(tls->ssl, 0)) {
                 case SSL_ERROR_WANT_READ:
-                        if (hr_tls_flush(tls, fd) == HR_STREAM_FAILED)
+                        if (hr_tls_flush(tls, fd) == HR_STREAM_FAILED || is_flood(tls))
                                 return HR_STREAM_FAILED;
                         event = only_buffered ? HR_STREAM_LATER : tls_fetch(tls, fd);
                         if (event != HR_STREAM_OK)

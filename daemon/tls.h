@@ -4,7 +4,8 @@
  *
  * Bounds: one record (16 KiB) is taken from the socket at a time, and only when the one before has
  * been consumed; unsent ciphertext is bounded by UNSENT_MAX of tls.c; a client's certificate chain
- * by 16 KiB. There are no tickets, no resumption, no renegotiation. Thread: loop.
+ * by 16 KiB, and what comes without contents (key updates, say) by 64 KiB in a row. There are no
+ * tickets, no resumption, no renegotiation. Thread: loop.
  */
 #pragma once
 
