@@ -56,6 +56,8 @@ void hr_host_team_barrier(struct hr_host_team *team, uint32_t members);
 /* Inside fn: the next of `count` items, each handed out once; count when none is left. Starts anew
  * with each hr_host_team_run. */
 uint32_t hr_host_team_next(struct hr_host_team *team, uint32_t count);
+/* The same of `count` items that are a member's own, for it and for whoever has none left. */
+uint32_t hr_host_team_next_own(struct hr_host_team *team, uint32_t member, uint32_t count);
 
 /* ---- Experts --------------------------------------------------------------------------------- */
 

@@ -24,8 +24,10 @@
 #define CACHE_LINE 64
 #define UNPINNED UINT32_MAX
 
+/* What the leader writes for each job shares a line. */
 struct team_member {
         _Alignas(CACHE_LINE) struct hr_host_word go;
+        atomic_uint next_own; /* of its own items */
         struct hr_host_team *team;
         struct hr_thread thread;
         uint32_t index, processor;
@@ -141,6 +143,8 @@ void hr_host_team_run(struct hr_host_team *team, uint32_t members, hr_host_team_
                         (void) hr_thread_pin_self(team->processor);
         }
         atomic_store_explicit(&team->next_item, 0, memory_order_relaxed);
+        for (uint32_t i = 0; i < members; i++)
+                atomic_store_explicit(&team->member[i].next_own, 0, memory_order_relaxed);
         if (members == 1) {
                 fn(arg, 0, 1);
                 return;
@@ -171,12 +175,20 @@ void hr_host_team_barrier(struct hr_host_team *team, uint32_t members) {
         }
 }
 
-uint32_t hr_host_team_next(struct hr_host_team *team, uint32_t count) {
-        unsigned item = atomic_load_explicit(&team->next_item, memory_order_relaxed);
+static uint32_t next_of(atomic_uint *next, uint32_t count) {
+        unsigned item = atomic_load_explicit(next, memory_order_relaxed);
 
         /* Past the end nothing is added, so that the counter cannot wrap. */
         if (item >= count)
                 return count;
-        item = atomic_fetch_add_explicit(&team->next_item, 1, memory_order_relaxed);
+        item = atomic_fetch_add_explicit(next, 1, memory_order_relaxed);
         return item < count ? item : count;
+}
+
+uint32_t hr_host_team_next(struct hr_host_team *team, uint32_t count) {
+        return next_of(&team->next_item, count);
+}
+
+uint32_t hr_host_team_next_own(struct hr_host_team *team, uint32_t member, uint32_t count) {
+        return next_of(&team->member[member].next_own, count);
 }

@@ -48,6 +48,12 @@ static inline void hr_host_word_sleep(struct hr_host_word *word, unsigned old,
 static inline bool hr_host_word_spin(struct hr_host_word *word, unsigned old, uint64_t spin_ns) {
         uint64_t end_ns = 0;
 
+        /* What is about to happen is seen at once; the clock and the scheduler take longer. */
+        for (uint32_t turn = 0; turn < 64 && spin_ns > 0; turn++) {
+                if (atomic_load_explicit(&word->value, memory_order_acquire) != old)
+                        return true;
+                hr_host_pause();
+        }
         for (uint32_t turn = 0;; turn++) {
                 if (atomic_load_explicit(&word->value, memory_order_acquire) != old)
                         return true;

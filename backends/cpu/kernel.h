@@ -34,6 +34,10 @@ void cpu_barrier(const struct cpu_call *call);
  * returns count when there are none left. Reset by the device before each step. team.c */
 uint32_t cpu_next_item(const struct cpu_call *call, uint32_t count);
 
+/* The same of `count` items that belong to one thread, which others take when they have none left
+ * of their own. */
+uint32_t cpu_next_own(const struct cpu_call *call, uint32_t thread, uint32_t count);
+
 /* Records HR_E_RANGE (reason INDEX_VALUE) for the step's node: `value` is not in [0, limit). */
 void cpu_fail_index(const struct cpu_call *call, const char *what, int64_t value, int64_t limit);
 

@@ -14,6 +14,10 @@ uint32_t cpu_next_item(const struct cpu_call *call, uint32_t count) {
         return hr_host_team_next(call->team->host, count);
 }
 
+uint32_t cpu_next_own(const struct cpu_call *call, uint32_t thread, uint32_t count) {
+        return hr_host_team_next_own(call->team->host, thread, count);
+}
+
 void cpu_fail_index(const struct cpu_call *call, const char *what, int64_t value, int64_t limit) {
         (void) hr_outcome_fail(call->outcome, HR_E_RANGE, "INDEX_VALUE", call->step->node,
                                "%s: %s is %" PRId64 ", not in [0, %" PRId64 ")",

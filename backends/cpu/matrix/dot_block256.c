@@ -5,6 +5,9 @@
  * tile, give equal bits.
  */
 #include "backends/cpu/matrix/dot_body256.h"
+#if CPU_LANES == 16
+#include "backends/cpu/matrix/dot_apart_avx512.h"
+#endif
 #include "backends/cpu/matrix/tile_rows.h"
 #include "backends/cpu/matrix/unpack.h"
 
@@ -24,16 +27,33 @@ SHAPE(32_minimum, 32, true)
 #define dot_q5_K dot_32_minimum
 #define dot_q6_K dot_16_plain
 
-/* One column, rows unpacked as they come, 64 elements at a time. A whole tile's rows are where the
- * stride says: their addresses are made again for each block, since so many are kept nowhere. */
-#define ROWS_256(name, bytes, g, minimum)                                                          \
+/* Elements 64 * i on of a block of one column: unpacked first, */
+#define UNPACKED(name, g)                                                                          \
+        {                                                                                          \
+                lanes_u w[16];                                                                     \
+                                                                                                   \
+                quarter_##name(extra, raw, i / 2, i % 2, w);                                       \
+                dot_piece(w, scale + 64 / (g) * i, low + 64 / (g) * i, &at, 1, shape, 64 / (g),    \
+                          part);                                                                   \
+        }
+/* or not. */
+#if CPU_LANES == 16
+#define APART(name, g)                                                                             \
+        dot_apart(extra, raw, i, HAS_FIFTH_BIT_##name, scale + 2 * i, low + 2 * i, &at, part);
+#else
+#define APART UNPACKED
+#endif
+
+/* One column, rows taken apart as they come, 64 elements at a time. A whole tile's rows are where
+ * the stride says: their addresses are made again for each block, since so many are kept nowhere. */
+#define ROWS_256(name, bytes, g, minimum, piece)                                                   \
         LANES_INLINE void some_##name(const uint8_t *base, uint64_t stride, const uint32_t rows,   \
                                       int64_t k, const uint8_t *column, float *ret_out) {          \
                 const struct shape shape = {g, minimum, false};                                    \
                 struct columns at = columns_at(column, k, 1, shape);                               \
                 const uint8_t *row[CPU_LANES];                                                     \
                 lanes_f scale[256 / (g)], low[256 / (g)], total[1] = {lanes_set_f(0)};             \
-                lanes_u extra[24], raw[16], w[16];                                                 \
+                lanes_u extra[24], raw[16];                                                        \
                                                                                                    \
                 for (uint64_t b = 0; b < (uint64_t) k / 256; b++) {                                \
                         lanes_f part[1] = {lanes_set_f(0)};                                        \
@@ -46,9 +66,7 @@ SHAPE(32_minimum, 32, true)
                                               ((bytes) + 3) / 4);                                  \
                                 if (i % 2 == 0)                                                    \
                                         half_##name(row, 0, i / 2, raw);                           \
-                                quarter_##name(extra, raw, i / 2, i % 2, w);                       \
-                                dot_piece(w, scale + 64 / g * i, low + 64 / g * i, &at, 1, shape,  \
-                                          64 / (g), part);                                         \
+                                piece(name, g)                                                     \
                         }                                                                          \
                         end_block(&at, 1, part, total);                                            \
                 }                                                                                  \
@@ -62,11 +80,11 @@ SHAPE(32_minimum, 32, true)
                 else                                                                               \
                         some_##name(base, stride, rows, k, column, ret_out);                       \
         }
-ROWS_256(q2_K, 84, 16, true)
-ROWS_256(q3_K, 110, 16, false)
-ROWS_256(q4_K, 144, 32, true)
-ROWS_256(q5_K, 176, 32, true)
-ROWS_256(q6_K, 210, 16, false)
+ROWS_256(q2_K, 84, 16, true, UNPACKED)
+ROWS_256(q3_K, 110, 16, false, UNPACKED)
+ROWS_256(q4_K, 144, 32, true, APART)
+ROWS_256(q5_K, 176, 32, true, APART)
+ROWS_256(q6_K, 210, 16, false, UNPACKED)
 
 /* X(name, block bytes, group, offset, minimum) */
 #define BLOCK_TYPES                                                                                \

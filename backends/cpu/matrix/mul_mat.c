@@ -233,6 +233,7 @@ static void mul_mat_run(const struct cpu_call *call) {
         uint8_t *own = call->scratch + p.shared_bytes + p.thread_bytes * call->thread;
         int64_t step_rows, tiles, block_columns, blocks, first, end, packed = -1;
         const uint8_t *columns;
+        uint32_t taken = 0;
 
         if (p.m == 0 || p.n == 0 || p.batches == 0)
                 return;
@@ -241,7 +242,7 @@ static void mul_mat_run(const struct cpu_call *call) {
         blocks = (p.n + block_columns - 1) / block_columns;
         step_rows = rows_of_tile(&p, blocks, call->threads);
         tiles = (p.m + step_rows - 1) / step_rows;
-        while (cpu_next_range(call, p.batches * tiles * blocks, &first, &end))
+        while (cpu_next_range(call, p.batches * tiles * blocks, &taken, &first, &end))
                 for (; first < end; first++) {
                         int64_t tile = first / blocks, batch = tile / tiles;
                         int64_t row = tile % tiles * step_rows;

@@ -213,13 +213,14 @@ static void mul_mat_id_run(const struct cpu_call *call) {
         uint8_t *own = call->scratch + r.shared_bytes + r.thread_bytes * call->thread;
         const int64_t tiles = (r.m + r.lanes - 1) / r.lanes;
         int64_t first, end;
+        uint32_t taken = 0;
 
         if (call->thread == 0)
                 route_pairs(call, &r, &at);
         cpu_barrier(call);
         prepare_columns(call, &r, &at, (float *) (void *) (own + r.tile_bytes));
         cpu_barrier(call);
-        while (cpu_next_range(call, at.used[0] * tiles, &first, &end))
+        while (cpu_next_range(call, at.used[0] * tiles, &taken, &first, &end))
                 for (; first < end; first++)
                         multiply_expert(call, &r, &at, at.used[1 + first / tiles],
                                         first % tiles * r.lanes, own);

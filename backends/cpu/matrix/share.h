@@ -32,23 +32,29 @@ static inline uint64_t cpu_plus(uint64_t a, uint64_t b) {
         return hr_add_u64(a, b, &result) ? result : UINT64_MAX;
 }
 
-/* `total` units of work in items that get smaller: a thread's first ones are long runs of
- * neighbours, which memory is read ahead for, and the last ones even out who is late. The next
- * item's units, or false when there are none left; an item may be empty. How units are grouped does
- * not show in results. */
-static inline bool cpu_next_range(const struct cpu_call *call, int64_t total, int64_t *ret_first,
-                                  int64_t *ret_end) {
+/* `total` units of work: each thread has a run of neighbours of its own, handed out in items that
+ * get smaller and follow one another, so that memory is read ahead across them; who has done all of
+ * its own takes what others have left. The next item's units, or false when there are none left; an
+ * item may be empty. taken_from: 0 at first; how many threads' units are known to be taken. How
+ * units are grouped does not show in results. */
+static inline bool cpu_next_range(const struct cpu_call *call, int64_t total, uint32_t *taken_from,
+                                  int64_t *ret_first, int64_t *ret_end) {
         enum { LEVELS = 5 };
-        const uint32_t threads = call->threads, items = LEVELS * threads;
-        uint32_t item = cpu_next_item(call, items), level = item / threads;
-        int64_t left = total >> level, span = level < LEVELS - 1 ? left - (left >> 1) : left;
-        int64_t start = total - left, slot = item % threads;
+        const uint32_t threads = call->threads;
 
-        if (item >= items)
-                return false;
-        *ret_first = start + span * slot / threads;
-        *ret_end = start + span * (slot + 1) / threads;
-        return true;
+        for (; *taken_from < threads; (*taken_from)++) {
+                const uint32_t owner = (call->thread + *taken_from) % threads;
+                const uint32_t level = cpu_next_own(call, owner, LEVELS);
+                const int64_t start = total * owner / threads;
+                const int64_t count = total * (owner + 1) / threads - start;
+
+                if (level >= LEVELS)
+                        continue;
+                *ret_first = start + count - (count >> level);
+                *ret_end = start + count - (level < LEVELS - 1 ? count >> (level + 1) : 0);
+                return true;
+        }
+        return false;
 }
 
 static inline uint8_t *cpu_at(const struct hr_operand *operand, int64_t i1, int64_t i2,

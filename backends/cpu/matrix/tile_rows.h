@@ -14,10 +14,12 @@
 LANES_INLINE void prefetch_next(const uint8_t *base, uint64_t stride, uint64_t at,
                                 const uint64_t bytes) {
         const uint8_t *next = base + stride * CPU_LANES + at * CPU_LANES;
+        const uint8_t *far = next + PREFETCH_FAR;
         const bool near = stride * CPU_LANES <= PREFETCH_FAR;
 
+        __asm__("" : "+r"(far)); /* else each of these addresses would be kept for itself */
         for (uint64_t i = 0; i < bytes * CPU_LANES; i += 64) {
-                __builtin_prefetch(next + i + PREFETCH_FAR, 0, 2);
+                __builtin_prefetch(far + i, 0, 2);
                 if (near)
                         __builtin_prefetch(next + i, 0, 3);
         }

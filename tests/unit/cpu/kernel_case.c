@@ -17,7 +17,7 @@
 
 struct cpu_team {
         pthread_barrier_t barrier;
-        atomic_uint next;
+        atomic_uint next, next_own[THREADS_MAX];
         atomic_int refused;
 };
 
@@ -28,6 +28,12 @@ void cpu_barrier(const struct cpu_call *call) {
 
 uint32_t cpu_next_item(const struct cpu_call *call, uint32_t count) {
         uint32_t item = atomic_fetch_add(&call->team->next, 1);
+
+        return item < count ? item : count;
+}
+
+uint32_t cpu_next_own(const struct cpu_call *call, uint32_t thread, uint32_t count) {
+        uint32_t item = atomic_fetch_add(&call->team->next_own[thread], 1);
 
         return item < count ? item : count;
 }

@@ -129,6 +129,43 @@ HR_TEST(each_item_is_handed_out_once) {
         free(items);
 }
 
+/* Own items first, then the others'. */
+static void take_own(void *arg, uint32_t member, uint32_t members) {
+        struct items *items = arg;
+
+        for (uint32_t i = 0; i < members; i++) {
+                const uint32_t owner = (member + i) % members;
+                uint32_t item;
+
+                while ((item = hr_host_team_next_own(items->team, owner, items->count)) <
+                       items->count)
+                        atomic_fetch_add(&items->taken[items->count * owner + item], 1);
+                if (item != items->count)
+                        atomic_store(&items->is_wrong, true);
+        }
+}
+
+HR_TEST(each_members_items_are_handed_out_once) {
+        struct items *items = calloc(1, sizeof *items);
+        static const uint32_t counts[] = { 0, 1, 5, 1000 / MEMBERS };
+
+        HR_EXPECT(items);
+        items->team = team_new(MEMBERS, 20);
+        for (uint32_t round = 1; round <= 20; round++)
+                for (uint32_t members = 1; members <= MEMBERS; members++)
+                        for (size_t i = 0; i < HR_ARRAY_LENGTH(counts); i++) {
+                                items->count = counts[i];
+                                memset(items->taken, 0, sizeof items->taken);
+                                hr_host_team_run(items->team, members, take_own, items);
+                                for (uint32_t j = 0; j < HR_ARRAY_LENGTH(items->taken); j++)
+                                        HR_EXPECT_EQ(atomic_load(&items->taken[j]),
+                                                     j < counts[i] * members);
+                        }
+        HR_EXPECT(!atomic_load(&items->is_wrong));
+        items->team = hr_host_team_free(items->team);
+        free(items);
+}
+
 static void do_nothing(void *arg, uint32_t member, uint32_t members) {
 }
 
