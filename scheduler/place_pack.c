@@ -7,7 +7,9 @@
  * kept from run to run was taken before anything else and stays where it is.
  *
  * Most blocks live for a few turns. They are found through buckets of turns, so that a block is
- * compared with its neighbours in time alone, and with the few that live long.
+ * compared with its neighbours in time alone, and with the few that live long. Where that takes
+ * more than WORK_MOST comparisons a block (in large graphs made of long lives), the pool stays as
+ * it is: planning grows with the graph, whatever the graph.
  */
 #include "scheduler/place_priv.h"
 
@@ -17,6 +19,11 @@
 
 enum { TURNS_SHIFT = 4, BUCKETS_MOST = 8 }; /* of one that does not live long */
 enum { WASTE_SHARE = 128 }; /* less than this part of a pool is not worth the time */
+enum { WORK_MOST = 128, WORK_FREE = 1 << 18 }; /* comparisons a block; of any pool */
+
+static uint64_t work_most(uint32_t blocks) {
+        return HR_MAX((uint64_t) WORK_MOST * blocks, (uint64_t) WORK_FREE);
+}
 
 uint32_t hr_place_begin(struct placer *placer, uint32_t kind, uint64_t offset, uint64_t bytes,
                         bool is_kept) {
@@ -53,7 +60,7 @@ struct packing {
         uint32_t *head;                 /* per bucket of turns: links of those placed */
         struct link *links;
         uint32_t count, near_count, lasting_count, link_count;
-        uint64_t end;
+        uint64_t end, work;
 };
 
 static bool goes_before(const struct packed *a, const struct packed *b) {
@@ -92,12 +99,13 @@ static void meet(struct packing *packing, const struct packed *block, uint32_t o
         const struct packed *o = &packing->packed[other];
         uint32_t at = packing->near_count;
 
+        ++packing->work;
         if (o->end < block->begin || o->begin > block->end)
                 return;
         for (; at > 0 && packing->packed[packing->near[at - 1]].offset > o->offset; --at)
                 packing->near[at] = packing->near[at - 1];
         packing->near[at] = other;
-        ++packing->near_count;
+        packing->work += packing->near_count++ - at;
 }
 
 /* Those placed that the block meets: one that is in several of its buckets is taken in the first.
@@ -146,6 +154,7 @@ static void pack_block(struct packing *packing, uint32_t index) {
         struct packed *block = &packing->packed[index];
 
         find_near(packing, index);
+        packing->work += packing->near_count;
         for (uint32_t i = 0; i < packing->near_count; ++i) {
                 const struct packed *other = &packing->packed[packing->near[i]];
 
@@ -169,6 +178,7 @@ struct stretch {
 struct stretches {
         struct stretch *items; /* by offset, the first at 0 */
         uint32_t count;
+        uint64_t work;
 };
 
 static uint32_t stretch_at(const struct stretches *s, uint64_t offset) {
@@ -192,7 +202,7 @@ static uint32_t stretch_cut(struct stretches *s, uint64_t offset) {
         if (s->items[at].offset == offset)
                 return at;
         memmove(&s->items[at + 2], &s->items[at + 1], (s->count - at - 1) * sizeof *s->items);
-        ++s->count;
+        s->work += s->count++ - at;
         s->items[at + 1] = (struct stretch){.offset = offset, .used = s->items[at].used};
         return at + 1;
 }
@@ -204,37 +214,26 @@ static void stretch_use(struct stretches *s, const struct block *block) {
 
         s->items[first].used = block->split + 1;
         memmove(&s->items[first + 1], &s->items[end], (s->count - end) * sizeof *s->items);
+        s->work += s->count - first;
         s->count -= end - first - 1;
 }
 
-static uint32_t stretch_used(const struct stretches *s, const struct block *block) {
+static uint32_t stretch_used(struct stretches *s, const struct block *block) {
         uint32_t used = 0;
 
         for (uint32_t i = stretch_at(s, block->offset);
-             i < s->count && s->items[i].offset < block->offset + block->bytes; ++i)
+             i < s->count && s->items[i].offset < block->offset + block->bytes; ++i, ++s->work)
                 used = HR_MAX(used, s->items[i].used);
         return used ? used - 1 : HR_NO_INDEX;
 }
 
-/* What the copies of a pool wait for, from what its blocks do turn by turn. */
-static hr_status find_users(struct placer *placer, uint32_t kind) {
-        struct hr_planner *planner = placer->planner;
-        struct hr_plan *plan = placer->plan;
-        uint32_t *turns = planner_scratch_raw(planner, placer->turn, sizeof *turns);
-        uint32_t *copies = planner_scratch_raw(planner, placer->block_count, sizeof *copies);
-        struct stretches s = {.count = 1};
+/* Turn by turn, the block of the pool that is taken or given back then; HR_NO_INDEX: another's. */
+static uint32_t *blocks_by_turn(struct placer *placer, uint32_t kind) {
+        uint32_t *turns = planner_scratch_raw(placer->planner, placer->turn, sizeof *turns);
 
-        s.items = planner_scratch(planner, 2 * (uint64_t) placer->block_count + 2, sizeof *s.items);
-        if (!turns || !copies || !s.items)
-                return planner_out_of_memory(planner);
+        if (!turns)
+                return NULL;
         memset(turns, 0xff, placer->turn * sizeof *turns);
-        memset(copies, 0xff, placer->block_count * sizeof *copies);
-        for (uint32_t c = 0; c < plan->copy_count; ++c) {
-                uint32_t block = placer->lives[plan->tensor_count + c].block;
-
-                if (block != HR_NO_INDEX)
-                        copies[block] = c;
-        }
         for (uint32_t i = 0; i < placer->block_count; ++i) {
                 if (placer->blocks[i].kind != kind)
                         continue;
@@ -242,7 +241,22 @@ static hr_status find_users(struct placer *placer, uint32_t kind) {
                 if (placer->blocks[i].end != NEVER)
                         turns[placer->blocks[i].end] = i;
         }
-        for (uint32_t turn = 0; turn < placer->turn; ++turn) {
+        return turns;
+}
+
+/* ret_users: per block of the pool, the split that used its memory last before it. False in *ret_done
+ * where that takes too long to find. */
+static hr_status find_users(struct placer *placer, uint32_t kind, uint32_t *ret_users,
+                            bool *ret_done) {
+        struct hr_planner *planner = placer->planner;
+        const uint64_t most = work_most(placer->block_count);
+        const uint32_t *turns = blocks_by_turn(placer, kind);
+        struct stretches s = {.count = 1};
+
+        s.items = planner_scratch(planner, 2 * (uint64_t) placer->block_count + 2, sizeof *s.items);
+        if (!turns || !s.items)
+                return planner_out_of_memory(planner);
+        for (uint32_t turn = 0; turn < placer->turn && s.work <= most; ++turn) {
                 const struct block *block;
 
                 if (turns[turn] == HR_NO_INDEX)
@@ -250,17 +264,28 @@ static hr_status find_users(struct placer *placer, uint32_t kind) {
                 block = &placer->blocks[turns[turn]];
                 if (block->end == turn)
                         stretch_use(&s, block);
-                else if (copies[turns[turn]] != HR_NO_INDEX)
-                        plan->copies[copies[turns[turn]]].ready_after = stretch_used(&s, block);
+                else
+                        ret_users[turns[turn]] = stretch_used(&s, block);
         }
+        *ret_done = s.work <= most;
         return HR_OK;
 }
 
-/* The places of a pool from its blocks'. */
-static hr_status move_places(struct placer *placer, uint32_t kind) {
+static bool has_copies(const struct placer *placer, uint32_t kind) {
+        const struct hr_plan *plan = placer->plan;
+        const struct life *lives = placer->lives + plan->tensor_count;
+
+        for (uint32_t c = 0; c < plan->copy_count; ++c) {
+                if (lives[c].block != HR_NO_INDEX && placer->blocks[lives[c].block].kind == kind)
+                        return true;
+        }
+        return false;
+}
+
+/* The places of a pool from its blocks', and what its copies wait for. */
+static void move_places(struct placer *placer, uint32_t kind, const uint32_t *users) {
         struct hr_plan *plan = placer->plan;
         const struct life *lives = placer->lives;
-        bool has_copy = false;
 
         for (uint32_t i = 0; i < plan->leaf_count + plan->node_count; ++i) {
                 if (lives[i].block != HR_NO_INDEX && placer->blocks[lives[i].block].kind == kind)
@@ -272,9 +297,8 @@ static hr_status move_places(struct placer *placer, uint32_t kind) {
                 if (block == HR_NO_INDEX || placer->blocks[block].kind != kind)
                         continue;
                 plan->copies[c].place.offset = placer->blocks[block].offset;
-                has_copy = true;
+                plan->copies[c].ready_after = users[block];
         }
-        return has_copy ? find_users(placer, kind) : HR_OK;
 }
 
 /* ---- Pools -----------------------------------------------------------------------------------
@@ -311,20 +335,47 @@ static hr_status packing_init(struct packing *packing, struct placer *placer, ui
         return HR_OK;
 }
 
+/* Each block takes the offset that the other has. */
+static void swap_offsets(struct placer *placer, struct packing *packing) {
+        for (uint32_t i = 0; i < packing->count; ++i) {
+                struct packed *packed = &packing->packed[i];
+                struct block *block = &placer->blocks[packed->block];
+                const uint64_t offset = block->offset;
+
+                block->offset = packed->offset;
+                packed->offset = offset;
+        }
+}
+
 static hr_status pack_pool(struct placer *placer, uint32_t kind) {
         struct pool *pool = &placer->pools[kind];
         struct packing packing;
+        uint32_t *users = NULL;
+        bool is_done = true;
 
         HR_TRY(packing_init(&packing, placer, kind));
         sort(&packing);
-        for (uint32_t i = 0; i < packing.count && packing.end < pool->end; ++i)
+        for (uint32_t i = 0; i < packing.count && packing.end < pool->end; ++i) {
                 pack_block(&packing, i);
+                if (packing.work > work_most(packing.count))
+                        return HR_OK;
+        }
         if (packing.end >= pool->end)
                 return HR_OK;
-        for (uint32_t i = 0; i < packing.count; ++i)
-                placer->blocks[packing.packed[i].block].offset = packing.packed[i].offset;
+        swap_offsets(placer, &packing);
+        if (has_copies(placer, kind)) {
+                users = planner_scratch_raw(placer->planner, placer->block_count, sizeof *users);
+                if (!users)
+                        return planner_out_of_memory(placer->planner);
+                HR_TRY(find_users(placer, kind, users, &is_done));
+        }
+        if (!is_done) {
+                swap_offsets(placer, &packing);
+                return HR_OK;
+        }
         pool->end = packing.end;
-        return move_places(placer, kind);
+        move_places(placer, kind, users);
+        return HR_OK;
 }
 
 hr_status hr_place_pack(struct placer *placer) {
