@@ -22,7 +22,7 @@ BLOCKS = {F32: (4, 1), F16: (2, 1), Q4_0: (18, 32), Q8_0: (34, 32), Q4_K: (144, 
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Daemon]:
+def daemon() -> Iterator[Daemon]:
     devices = [
         device("cpu0", threads=1, memory="isolated"),
         device("cpu1", threads=1, memory="isolated"),
@@ -30,6 +30,19 @@ def served() -> Iterator[Daemon]:
     ]
     with Daemon(devices=devices) as running:
         yield running
+
+
+@pytest.fixture
+def served(daemon: Daemon) -> Daemon:
+    """Nothing of an earlier test's session is held any more: it goes when its connection has gone."""
+
+    def is_idle() -> bool:
+        with Conn(daemon.address) as conn:
+            stats = conn.stats()
+        return stats["sessions"] == 1 and stats["objects"] == stats["weight_sets"] == 0
+
+    raw.eventually(is_idle, 10.0)
+    return daemon
 
 
 def used(conn: Conn) -> dict[str, int]:
