@@ -182,6 +182,7 @@ hr_status hr_infer_rope(struct hr_infer *infer) {
         if (factors) {
                 HR_TRY(hr_infer_need_type(infer, 2, HR_TYPE_F32));
                 HR_INFER_NEED(factors->ne[0] >= rope_pairs(infer) &&
+                                      !hr_tensor_is_empty(factors) &&
                                       hr_tensor_is_contiguous(factors),
                               "SHAPE", "%" PRId64 " frequency factors for %" PRId32 " dimensions",
                               factors->ne[0], infer->node->params[ROPE_N_DIMS]);

@@ -12,39 +12,36 @@
 
 #include <string.h>
 
-static struct hr_place *place_of(const struct placer *placer, uint32_t holder) {
-        struct hr_plan *plan = placer->plan;
-
-        return holder < plan->tensor_count ? &plan->place[holder]
-                                           : &plan->copies[holder - plan->tensor_count].place;
-}
-
-static hr_status place_shared(struct placer *placer, uint32_t holder, uint32_t device,
-                              uint64_t bytes, int64_t *ret_stamp) {
-        struct hr_place *place = place_of(placer, holder);
+static hr_status place_shared(struct placer *placer, uint32_t device, uint64_t bytes,
+                              struct hr_place *ret_place, struct life *life, int64_t *ret_stamp) {
         uint32_t kind;
         struct pool *pool = pool_of(placer, device, &kind);
 
         *ret_stamp = NEVER_USED;
-        placer->lives[holder].bytes = 0;
+        life->bytes = 0;
         if (bytes == 0)
                 return HR_OK;
         HR_TRY(aligned(placer, pool, bytes, &bytes));
-        *place = (struct hr_place){.where = HR_WHERE_SHARED, .index = kind};
-        HR_TRY(hr_pool_take(placer, pool, bytes, &place->offset, ret_stamp));
-        placer->lives[holder].bytes = bytes;
-        placer->lives[holder].block = hr_place_begin(placer, kind, place->offset, bytes, false);
+        *ret_place = (struct hr_place){.where = HR_WHERE_SHARED, .index = kind};
+        HR_TRY(hr_pool_take(placer, pool, bytes, &ret_place->offset, ret_stamp));
+        life->bytes = bytes;
+        if (HR_UNLIKELY(placer->blocks))
+                life->block = place_begin(placer, kind, ret_place->offset, bytes, false);
         return HR_OK;
 }
 
 static hr_status release(struct placer *placer, uint32_t holder, uint32_t split) {
-        const struct hr_place *place = place_of(placer, holder);
+        struct hr_plan *plan = placer->plan;
+        const struct hr_place *place = holder < plan->tensor_count
+                                               ? &plan->place[holder]
+                                               : &plan->copies[holder - plan->tensor_count].place;
         uint64_t held = placer->lives[holder].bytes;
 
         if (held == 0)
                 return HR_OK;
         placer->lives[holder].bytes = 0;
-        hr_place_end(placer, placer->lives[holder].block, split);
+        if (HR_UNLIKELY(placer->blocks))
+                place_end(placer, placer->lives[holder].block, split);
         return hr_pool_give(placer, &placer->pools[place->index], place->offset, held, split);
 }
 
@@ -56,7 +53,8 @@ static hr_status place_leaf(struct placer *placer, uint32_t leaf) {
 
         if (constant)
                 return HR_OK; /* placed before everything else */
-        return place_shared(placer, leaf, device, plan->span[leaf], &stamp);
+        return place_shared(placer, device, plan->span[leaf], &plan->place[leaf],
+                            &placer->lives[leaf], &stamp);
 }
 
 /* Written by a queue of another lane, at a time that the reader's lane does not choose. */
@@ -83,7 +81,8 @@ static hr_status place_copy(struct placer *placer, uint32_t index) {
                 return HR_OK;
         if (plan->n_copies > 1 && arrives_from_elsewhere(plan, copy))
                 return hr_place_forever(placer, copy->device, copy->bytes, false, &copy->place);
-        HR_TRY(place_shared(placer, plan->tensor_count + index, copy->device, copy->bytes, &stamp));
+        HR_TRY(place_shared(placer, copy->device, copy->bytes, &copy->place,
+                            &placer->lives[plan->tensor_count + index], &stamp));
         copy->ready_after = stamp < 0 ? HR_NO_INDEX : (uint32_t) stamp;
         return HR_OK;
 }
@@ -263,8 +262,8 @@ static hr_status place_pass(struct placer *placer, uint32_t s, uint32_t first, u
         for (uint32_t k = last + 1; !placed && k-- > first;)
                 placed = reuse_source(placer, &pass, plan->steps[k], id);
         if (!placed)
-                HR_TRY(place_shared(placer, id, (uint32_t) plan->device[id], plan->span[id],
-                                    &stamp));
+                HR_TRY(place_shared(placer, (uint32_t) plan->device[id], plan->span[id],
+                                    &plan->place[id], &placer->lives[id], &stamp));
         return release_dead(placer, s, turn);
 }
 
@@ -347,41 +346,62 @@ static hr_status placer_init(struct placer *placer) {
         placer->pools = planner_scratch(planner, in->kind_count, sizeof *placer->pools);
         placer->lives =
                 planner_scratch_raw(planner, count + plan->copy_count, sizeof *placer->lives);
-        placer->blocks = planner_scratch_raw(planner, count + plan->copy_count + plan->group_count,
-                                             sizeof *placer->blocks);
         placer->leaf_next = planner_scratch_raw(planner, count, sizeof(uint32_t));
         placer->leaf_head =
                 planner_scratch_raw(planner, (uint64_t) plan->split_count + 1, sizeof(uint32_t));
         plan->place = planner_keep_raw(planner, count, sizeof *plan->place);
         plan->pools = planner_keep(planner, in->kind_count, sizeof *plan->pools);
-        if (!placer->pools || !placer->lives || !placer->blocks || !placer->leaf_next ||
-            !placer->leaf_head || !plan->place || !plan->pools)
+        if (!placer->pools || !placer->lives || !placer->leaf_next || !placer->leaf_head ||
+            !plan->place || !plan->pools)
                 return planner_out_of_memory(planner);
-        memset(placer->leaf_head, 0xff, ((size_t) plan->split_count + 1) * sizeof(uint32_t));
-        for (uint32_t k = 0; k < in->kind_count; ++k)
-                placer->pools[k].alignment = in->kinds[k].alignment;
         return HR_OK;
 }
 
+/* From the start, whatever has been placed before. */
+static hr_status place_all(struct placer *placer) {
+        struct hr_plan *plan = placer->plan;
+        const struct hr_plan_input *in = placer->planner->in;
+
+        placer->next_use = placer->next_tap = 0;
+        memset(placer->leaf_head, 0xff, ((size_t) plan->split_count + 1) * sizeof(uint32_t));
+        for (uint32_t k = 0; k < in->kind_count; ++k)
+                placer->pools[k] = (struct pool){.alignment = in->kinds[k].alignment};
+        hr_place_lives(placer);
+        hr_place_homes(placer);
+        HR_TRY(hr_place_constants(placer));
+        HR_TRY(hr_place_experts(placer));
+        HR_TRY(chain_early_copies(placer));
+        for (uint32_t k = 0; k < in->kind_count; ++k)
+                plan->pools[k].kept_bytes = placer->pools[k].end;
+        for (uint32_t s = 0; s < plan->split_count; ++s)
+                HR_TRY(place_split(placer, s));
+        for (uint32_t leaf = placer->leaf_head[plan->split_count]; leaf != HR_NO_INDEX;
+             leaf = placer->leaf_next[leaf])
+                HR_TRY(place_leaf(placer, leaf));
+        return HR_OK;
+}
+
+/* Most graphs leave few holes. Where one does, all is placed once more with blocks noted. */
+static hr_status pack_holes(struct placer *placer) {
+        const struct hr_plan *plan = placer->plan;
+        const uint64_t most = (uint64_t) plan->tensor_count + plan->copy_count + plan->group_count;
+
+        if (!hr_place_has_holes(placer))
+                return HR_OK;
+        placer->blocks = planner_scratch_raw(placer->planner, most, sizeof *placer->blocks);
+        if (!placer->blocks)
+                return planner_out_of_memory(placer->planner);
+        HR_TRY(place_all(placer));
+        return hr_place_pack(placer);
+}
+
 hr_status hr_plan_place(struct hr_planner *planner) {
-        struct hr_plan *plan = planner->plan;
-        struct placer placer = {.planner = planner, .plan = plan};
+        struct placer placer = {.planner = planner, .plan = planner->plan};
 
         HR_TRY(hr_experts_size(planner));
         HR_TRY(placer_init(&placer));
-        hr_place_lives(&placer);
-        hr_place_homes(&placer);
-        HR_TRY(hr_place_constants(&placer));
-        HR_TRY(hr_place_experts(&placer));
-        HR_TRY(chain_early_copies(&placer));
-        for (uint32_t k = 0; k < planner->in->kind_count; ++k)
-                plan->pools[k].kept_bytes = placer.pools[k].end;
-        for (uint32_t s = 0; s < plan->split_count; ++s)
-                HR_TRY(place_split(&placer, s));
-        for (uint32_t leaf = placer.leaf_head[plan->split_count]; leaf != HR_NO_INDEX;
-             leaf = placer.leaf_next[leaf])
-                HR_TRY(place_leaf(&placer, leaf));
-        HR_TRY(hr_place_pack(&placer));
+        HR_TRY(place_all(&placer));
+        HR_TRY(pack_holes(&placer));
         planner->leaf_head = placer.leaf_head;
         planner->leaf_next = placer.leaf_next;
         HR_TRY(finish_pools(&placer));

@@ -19,7 +19,8 @@ hr_status hr_place_forever(struct placer *placer, uint32_t device, uint64_t byte
                 (struct hr_place){.where = once ? HR_WHERE_SHARED : HR_WHERE_SLOT, .index = kind};
         if (once) {
                 HR_TRY(hr_pool_take(placer, pool, bytes, &ret_place->offset, &stamp));
-                (void) hr_place_begin(placer, kind, ret_place->offset, bytes, true);
+                if (placer->blocks)
+                        (void) place_begin(placer, kind, ret_place->offset, bytes, true);
                 return HR_OK;
         }
         ret_place->offset = pool->slot_end;

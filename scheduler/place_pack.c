@@ -15,32 +15,12 @@
 
 #include <string.h>
 
-#define NEVER UINT32_MAX
-
 enum { TURNS_SHIFT = 4, BUCKETS_MOST = 8 }; /* of one that does not live long */
 enum { WASTE_SHARE = 128 }; /* less than this part of a pool is not worth the time */
 enum { WORK_MOST = 128, WORK_FREE = 1 << 18 }; /* comparisons a block; of any pool */
 
 static uint64_t work_most(uint32_t blocks) {
         return HR_MAX((uint64_t) WORK_MOST * blocks, (uint64_t) WORK_FREE);
-}
-
-uint32_t hr_place_begin(struct placer *placer, uint32_t kind, uint64_t offset, uint64_t bytes,
-                        bool is_kept) {
-        placer->blocks[placer->block_count] = (struct block){
-                .kind = kind,
-                .offset = offset,
-                .bytes = bytes,
-                .begin = placer->turn++,
-                .end = NEVER,
-                .is_kept = is_kept,
-        };
-        return placer->block_count++;
-}
-
-void hr_place_end(struct placer *placer, uint32_t block, uint32_t split) {
-        placer->blocks[block].end = placer->turn++;
-        placer->blocks[block].split = split;
 }
 
 struct packed {
@@ -238,7 +218,7 @@ static uint32_t *blocks_by_turn(struct placer *placer, uint32_t kind) {
                 if (placer->blocks[i].kind != kind)
                         continue;
                 turns[placer->blocks[i].begin] = i;
-                if (placer->blocks[i].end != NEVER)
+                if (placer->blocks[i].end != NEVER_GIVEN)
                         turns[placer->blocks[i].end] = i;
         }
         return turns;
@@ -378,11 +358,21 @@ static hr_status pack_pool(struct placer *placer, uint32_t kind) {
         return HR_OK;
 }
 
+static bool has_holes(const struct pool *pool) {
+        return pool->end - pool->peak > pool->peak / WASTE_SHARE;
+}
+
+bool hr_place_has_holes(const struct placer *placer) {
+        for (uint32_t k = 0; k < placer->planner->in->kind_count; ++k) {
+                if (has_holes(&placer->pools[k]))
+                        return true;
+        }
+        return false;
+}
+
 hr_status hr_place_pack(struct placer *placer) {
         for (uint32_t k = 0; k < placer->planner->in->kind_count; ++k) {
-                const struct pool *pool = &placer->pools[k];
-
-                if (pool->end - pool->peak > pool->peak / WASTE_SHARE)
+                if (has_holes(&placer->pools[k]))
                         HR_TRY(pack_pool(placer, k));
         }
         return HR_OK;

@@ -9,6 +9,7 @@
 
 #define FOREVER INT64_MAX
 #define NEVER_USED (-1)
+#define NEVER_GIVEN UINT32_MAX
 
 struct hole {
         uint64_t offset, bytes;
@@ -46,7 +47,7 @@ struct placer {
         struct hr_plan *plan;
         struct pool *pools; /* per kind */
         struct life *lives; /* per holder */
-        struct block *blocks;
+        struct block *blocks; /* NULL = not noted */
         uint32_t block_count, turn;
         uint32_t next_use;   /* of planner->uses: the first that has not had its turn */
         uint32_t next_tap;   /* of planner->tap_uses likewise */
@@ -84,12 +85,27 @@ static inline hr_status aligned(struct placer *placer, const struct pool *pool, 
 /* ---- Packing ---------------------------------------------------------------------------------
  */
 
-/* Notes that memory is taken, and returns the block's number. */
-uint32_t hr_place_begin(struct placer *placer, uint32_t kind, uint64_t offset, uint64_t bytes,
-                        bool is_kept);
-/* Notes that it is given back, after its last use in `split`. */
-void hr_place_end(struct placer *placer, uint32_t block, uint32_t split);
-/* Once all is placed: pools much larger than what they hold at a time are packed anew. */
+/* Where blocks are noted: notes that memory is taken, and returns the block's number. */
+static inline uint32_t place_begin(struct placer *placer, uint32_t kind, uint64_t offset,
+                                   uint64_t bytes, bool is_kept) {
+        placer->blocks[placer->block_count] = (struct block){.kind = kind,
+                                                             .offset = offset,
+                                                             .bytes = bytes,
+                                                             .begin = placer->turn++,
+                                                             .end = NEVER_GIVEN,
+                                                             .is_kept = is_kept};
+        return placer->block_count++;
+}
+
+/* Notes that it is given back, after its last use in `split`; likewise. */
+static inline void place_end(struct placer *placer, uint32_t block, uint32_t split) {
+        placer->blocks[block].end = placer->turn++;
+        placer->blocks[block].split = split;
+}
+
+/* Once all is placed: whether a pool is much larger than what it holds at a time. */
+bool hr_place_has_holes(const struct placer *placer);
+/* Packs such pools anew, from the blocks that have been noted. */
 hr_status hr_place_pack(struct placer *placer);
 
 /* ---- Time ------------------------------------------------------------------------------------

@@ -84,35 +84,6 @@ static uint8_t flags_of(const struct hr_planner *planner, uint32_t tensor) {
         return (uint8_t) flags;
 }
 
-/* One walk over the graph's own tensors, which are large. */
-static hr_status describe_tensors(struct hr_planner *planner) {
-        struct hr_plan *plan = planner->plan;
-
-        for (uint32_t i = 0; i < plan->tensor_count; ++i) {
-                const struct hr_tensor *t = &planner->graph->tensors[i];
-
-                HR_TRY(hr_tensor_span(t, planner->diag, &plan->span[i]));
-                planner->tensors[i] = (struct hr_plan_tensor){
-                        .source_first = t->source_first,
-                        .source_count = t->source_count,
-                        .view_base = t->view_base,
-                        .op = (uint16_t) HR_MIN(t->op, UINT16_MAX),
-                        .leaf_kind = (uint8_t) t->leaf_kind,
-                        .flags = flags_of(planner, i),
-                };
-                plan->root_offset[i] = 0;
-                plan->root[i] = t->view_base == HR_TENSOR_NONE
-                                        ? i
-                                        : find_root(planner, i, &plan->root_offset[i]);
-                if (t->flags & HR_TENSOR_OUTPUT) {
-                        if (planner->outputs_end == 0)
-                                planner->outputs_first = i;
-                        planner->outputs_end = i + 1;
-                }
-        }
-        return HR_OK;
-}
-
 static hr_status lacks_memory(struct hr_planner *planner, uint32_t tensor, uint32_t root) {
         return hr_fail(planner->diag, HR_E_INVALID,
                        "tensor %u needs the memory of tensor %u, which has none", tensor, root);
@@ -123,27 +94,74 @@ static bool comes_late(const struct hr_planner *planner, uint32_t node, uint32_t
         return root > node && planner->in->tensor_buffer[root] == HR_NO_BUFFER;
 }
 
-/* Nobody gives memory to a tensor outside the graph, nor contents to what a leaf looks at unless it
- * is an input: it has them before, or there are none. */
-static hr_status check_memory(struct hr_planner *planner) {
-        const uint32_t *root = planner->plan->root;
-        uint32_t leaves = planner->plan->leaf_count;
+/* Nobody gives contents to what a leaf looks at unless it is an input: it has them before, or there
+ * are none. */
+static hr_status check_root(struct hr_planner *planner, uint32_t tensor, uint32_t root) {
+        const struct hr_plan *plan = planner->plan;
 
-        for (uint32_t i = 0; i < leaves; ++i) {
-                if (root[i] != i && planner->in->tensor_buffer[root[i]] == HR_NO_BUFFER &&
-                    planner->graph->tensors[root[i]].leaf_kind == HR_LEAF_NOT)
-                        return lacks_memory(planner, i, root[i]);
-        }
-        for (uint32_t i = leaves; i < leaves + planner->plan->node_count; ++i) {
-                if (root[i] > i && comes_late(planner, i, root[i]))
-                        return lacks_memory(planner, i, root[i]);
-                if (planner->graph->extra_count == 0)
-                        continue;
+        if (tensor >= plan->leaf_count + plan->node_count)
+                return HR_OK;
+        if (tensor < plan->leaf_count ? root != tensor &&
+                                                planner->in->tensor_buffer[root] == HR_NO_BUFFER &&
+                                                planner->graph->tensors[root].leaf_kind ==
+                                                        HR_LEAF_NOT
+                                      : comes_late(planner, tensor, root))
+                return lacks_memory(planner, tensor, root);
+        return HR_OK;
+}
+
+/* Nobody gives memory to a tensor outside the graph. */
+static hr_status check_extras(struct hr_planner *planner) {
+        const struct hr_plan *plan = planner->plan;
+
+        if (planner->graph->extra_count == 0)
+                return HR_OK;
+        for (uint32_t i = plan->leaf_count; i < plan->leaf_count + plan->node_count; ++i) {
                 for (uint32_t k = 0; k < planner_tensor(planner, i)->source_count; ++k) {
                         uint32_t source = planner_source(planner, i, k);
 
-                        if (source != HR_TENSOR_NONE && comes_late(planner, i, root[source]))
-                                return lacks_memory(planner, i, root[source]);
+                        if (source != HR_TENSOR_NONE &&
+                            comes_late(planner, i, plan->root[source]))
+                                return lacks_memory(planner, i, plan->root[source]);
+                }
+        }
+        return HR_OK;
+}
+
+#define AHEAD 8 /* tensors by which memory is asked for */
+
+/* One walk over the graph's own tensors, which are large. */
+static hr_status describe_tensors(struct hr_planner *planner) {
+        struct hr_plan *plan = planner->plan;
+
+        for (uint32_t i = 0; i < plan->tensor_count; ++i) {
+                const struct hr_tensor *t = &planner->graph->tensors[i];
+
+                if (i + AHEAD < plan->tensor_count) {
+                        __builtin_prefetch(&t[AHEAD]);
+                        __builtin_prefetch((const char *) &t[AHEAD] + 64);
+                        __builtin_prefetch((const char *) &t[AHEAD] + 128);
+                }
+                HR_TRY(hr_tensor_span(t, planner->diag, &plan->span[i]));
+                planner->tensors[i] = (struct hr_plan_tensor){
+                        .source_first = t->source_first,
+                        .source_count = t->source_count,
+                        .view_base = t->view_base,
+                        .op = (uint16_t) HR_MIN(t->op, UINT16_MAX),
+                        .leaf_kind = (uint8_t) t->leaf_kind,
+                        .flags = flags_of(planner, i),
+                };
+                plan->root_offset[i] = 0;
+                plan->root[i] = i;
+                if (t->view_base != HR_TENSOR_NONE) {
+                        plan->root[i] = find_root(planner, i, &plan->root_offset[i]);
+                        if (planner->headrace)
+                                HR_TRY(check_root(planner, i, plan->root[i]));
+                }
+                if (t->flags & HR_TENSOR_OUTPUT) {
+                        if (planner->outputs_end == 0)
+                                planner->outputs_first = i;
+                        planner->outputs_end = i + 1;
                 }
         }
         return HR_OK;
@@ -217,7 +235,7 @@ static hr_status planner_init(struct hr_planner *planner) {
                 memcpy(plan->pins, in->pins, count * sizeof *plan->pins);
         HR_TRY(describe_devices(planner));
         HR_TRY(describe_tensors(planner));
-        return planner->headrace ? check_memory(planner) : HR_OK;
+        return planner->headrace ? check_extras(planner) : HR_OK;
 }
 
 static hr_status run_passes(struct hr_planner *planner) {

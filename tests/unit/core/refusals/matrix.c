@@ -36,6 +36,7 @@
                   { "SHAPE", "positions for", { GAPS(1) } },                                       \
                   { "DTYPE", "source 2 is f16, not f32", { TYPE(2, F16) } },                       \
                   { "SHAPE", "2 frequency factors for 6 dimensions", { NE(2, 0, 2) } },            \
+                  { "SHAPE", "4 frequency factors", { NE(2, 1, 0) } },                             \
                   { "SHAPE", "4 frequency factors", { GAPS(2) } }) }
 
 static const struct refusal_node nodes[] = {
