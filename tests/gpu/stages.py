@@ -113,7 +113,7 @@ def recorded(root: Path, folder: str, names: Sequence[str] = ()) -> list[Path]:
 
 
 CONFORMANCE = tuple(f"tests/conformance/conformance_cuda_{part}" for part in ("device", "queue"))
-GOLDEN = ("tests/golden/golden_ops", "--device", "cuda", "--allow-unsupported")
+GOLDEN = ("tests/golden/golden_ops", "--device", "cuda")
 SMALL = "tests/golden/data/ops"
 # One of each way that threads of a block work together.
 RACES = ("flash_attn", "mul_mat_float", "mul_mat_kq", "norm", "reduce", "soft_max")

@@ -16,7 +16,7 @@ from bystander import Bystander
 from graphs import COPIES, bits, floats, ping_pong, pins, scale, submit_ping_pong, unfloats
 from raw import F32, I32, INPUT, WEIGHT, Conn, Graph, pb
 from run_daemon import build_folder, device
-from test_mixtures import EXPERTS, WIDTH, check_arrivals, identity_layers, trace_layers
+from test_mixtures import check_arrivals, identity_layers
 
 from headrace.explain import Explanation
 
@@ -236,9 +236,7 @@ def test_b038_weights_pass_a_stream_of_their_own(gpus: Any, copies: int) -> None
     running = gpus([short if d.name == "gpu0" else d for d in DEVICES])
     with Conn(running.address) as conn, Bystander(running.address) as canary:
         moe = conn.put("moe", identity_layers(3), placement=[("*_exps", "host")])
-        trace, copied = trace_layers(conn, moe, copies, tokens, "gpu0")
-        assert copied >= 3 * EXPERTS * 4 * WIDTH * WIDTH
-        check_arrivals(trace, 3)
+        check_arrivals(conn, moe, copies, tokens, "gpu0")
         canary.check()
 
 
