@@ -98,16 +98,14 @@ static bool comes_late(const struct hr_planner *planner, uint32_t node, uint32_t
  * are none. */
 static hr_status check_root(struct hr_planner *planner, uint32_t tensor, uint32_t root) {
         const struct hr_plan *plan = planner->plan;
+        bool is_leaf = tensor < plan->leaf_count, is_late = comes_late(planner, tensor, root);
 
         if (tensor >= plan->leaf_count + plan->node_count)
                 return HR_OK;
-        if (tensor < plan->leaf_count ? root != tensor &&
-                                                planner->in->tensor_buffer[root] == HR_NO_BUFFER &&
-                                                planner->graph->tensors[root].leaf_kind ==
-                                                        HR_LEAF_NOT
-                                      : comes_late(planner, tensor, root))
-                return lacks_memory(planner, tensor, root);
-        return HR_OK;
+        if (is_leaf)
+                is_late = root != tensor && planner->in->tensor_buffer[root] == HR_NO_BUFFER &&
+                          planner->graph->tensors[root].leaf_kind == HR_LEAF_NOT;
+        return is_late ? lacks_memory(planner, tensor, root) : HR_OK;
 }
 
 /* Nobody gives memory to a tensor outside the graph. */
@@ -137,11 +135,9 @@ static hr_status describe_tensors(struct hr_planner *planner) {
         for (uint32_t i = 0; i < plan->tensor_count; ++i) {
                 const struct hr_tensor *t = &planner->graph->tensors[i];
 
-                if (i + AHEAD < plan->tensor_count) {
-                        __builtin_prefetch(&t[AHEAD]);
-                        __builtin_prefetch((const char *) &t[AHEAD] + 64);
-                        __builtin_prefetch((const char *) &t[AHEAD] + 128);
-                }
+                if (i + AHEAD < plan->tensor_count) /* lines that the walk misses otherwise */
+                        for (size_t line = 0; line < sizeof *t; line += 64)
+                                __builtin_prefetch((const char *) &t[AHEAD] + line);
                 HR_TRY(hr_tensor_span(t, planner->diag, &plan->span[i]));
                 planner->tensors[i] = (struct hr_plan_tensor){
                         .source_first = t->source_first,
