@@ -22,7 +22,13 @@ NAMES = tuple(
     sorted(path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py"))
 )
 
-
+ENVIRONMENT = """environment:
+  HEADRACE_BUILD=FOLDER   measures this build instead of build/
+  HEADRACE_MODEL=FILE     measures `generate` with another GGUF file
+  HEADRACE_GGML=PREFIX    a built ggml with its sources, the peer of `plan` and `rpc`
+  HEADRACE_LLAMA_PYTHON=PYTHON   an interpreter with llama-cpp-python, the peer of `generate` and `ops`
+  HEADRACE_PEERS=none     does without peers
+"""
 MISHAPS = (
     DaemonError, OSError, subprocess.SubprocessError, ImportError, ValueError, LookupError,
     AssertionError,
@@ -40,7 +46,12 @@ def measure(name: str, results: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="./bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="./bench",
+        description=__doc__,
+        epilog=ENVIRONMENT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("names", metavar="NAME", nargs="*", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--list", action="store_true", help="name the measurements and end")
     parser.add_argument(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -51,6 +53,42 @@ def test_every_measurement_is_named() -> None:
     assert table_keys("| name | what it measures") == list(bench.NAMES)
     named = (ROOT / "CONTRIBUTING.md").read_text()
     assert all(f"`{name}`" in named for name in bench.NAMES)
+
+
+def script(tmp_path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "bench", "--results", tmp_path, *words],
+        env={**os.environ, "HEADRACE_PEERS": "none", "HEADRACE_MODEL": "none.gguf", **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_another_build_is_measured(tmp_path: Path) -> None:
+    """A folder of programs is taken as it is: bench_blas there says what is measured."""
+    programs = tmp_path / "programs"
+    for name in ("daemon/headraced", "tests/bench/bench_blas"):
+        path = programs / name
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\necho {name} >>{tmp_path}/ran\nexit 1\n")
+        path.chmod(0o755)
+    done = script(tmp_path, "blas", HEADRACE_BUILD=str(programs))
+    assert done.returncode == 1 and "blas: " in done.stderr, done.stderr
+    assert (tmp_path / "ran").read_text().splitlines() == ["tests/bench/bench_blas"]
+
+
+def test_a_folder_that_is_no_build_is_named(tmp_path: Path) -> None:
+    done = script(tmp_path, "blas", HEADRACE_BUILD=str(tmp_path / "none"))
+    assert done.returncode == 1 and f"{tmp_path}/none is no build folder" in done.stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_help_names_what_the_environment_says() -> None:
+    done = subprocess.run([ROOT / "bench", "--help"], capture_output=True, text=True, check=True)
+    told = set(re.findall(r"HEADRACE_[A-Z_]+", (ROOT / "bench").read_text()))
+    assert "HEADRACE_BUILD" in told and told == set(re.findall(r"HEADRACE_[A-Z_]+", done.stdout))
 
 
 @pytest.mark.parametrize("name", bench.NAMES)
