@@ -184,6 +184,8 @@ HR_NODISCARD hr_status hr_config_set(struct hr_config *config, const char *assig
 /* Adds the default device when there is none and checks what concerns several keys. Must be called
  * once, after file and overrides. */
 HR_NODISCARD hr_status hr_config_finish(struct hr_config *config, struct hr_diag *diag);
+/* The port of an IPv4 or IPv6 address; 0 = to be chosen by the system, which the log tells. Thread: any. */
+unsigned hr_socket_port(const struct sockaddr_storage *socket);
 /* Is a session's reallocation of compute memory refused? */
 bool hr_config_realloc_fails(const struct hr_config *config);
 hr_keep hr_config_keep(const struct hr_config *config);

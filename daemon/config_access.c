@@ -83,6 +83,12 @@ static bool parse_address(const char *text, struct hr_address *ret_address) {
         return true;
 }
 
+unsigned hr_socket_port(const struct sockaddr_storage *socket) {
+        return ntohs(socket->ss_family == AF_INET6
+                             ? ((const struct sockaddr_in6 *) socket)->sin6_port
+                             : ((const struct sockaddr_in *) socket)->sin_port);
+}
+
 static hr_status set_address(const struct origin *origin, const struct key *key, const char *text,
                              struct hr_address *field) {
         struct hr_address address = {0};

@@ -263,6 +263,7 @@ static hr_status watch(struct hr_http *http, struct hr_diag *diag) {
 hr_status hr_http_open(struct hr_server *server, struct hr_diag *diag, struct hr_http **ret_http) {
         const struct hr_address *address = &server->config->metrics;
         unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ITC;
+        const union MHD_DaemonInfo *bound;
         struct hr_http *http;
         hr_status status;
 
@@ -292,7 +293,9 @@ hr_status hr_http_open(struct hr_server *server, struct hr_diag *diag, struct hr
                 (void) hr_http_close(http);
                 return status;
         }
-        hr_log(HR_LOG_INFO, "server", "metrics over HTTP on %s", address->text);
+        bound = MHD_get_daemon_info(http->daemon, MHD_DAEMON_INFO_BIND_PORT);
+        hr_log(hr_socket_port(&address->socket) == 0 ? HR_LOG_NOTICE : HR_LOG_INFO, "server",
+               "metrics over HTTP on %s port=%u", address->text, bound ? bound->port : 0U);
         *ret_http = http;
         return HR_OK;
 }

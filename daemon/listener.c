@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -272,9 +271,8 @@ hr_status hr_listener_open_tcp(struct hr_server *server, const struct hr_address
                                struct hr_tls_context *context, struct hr_diag *diag,
                                struct hr_listener **ret_listener) {
         HR_CLEANUP(listener_freep) struct hr_listener *listener = listener_new(server, true);
-        struct sockaddr_storage bound;
+        struct sockaddr_storage bound = {0};
         socklen_t bound_bytes = sizeof bound;
-        unsigned port = 0;
         int one = 1;
 
         if (!listener)
@@ -288,12 +286,12 @@ hr_status hr_listener_open_tcp(struct hr_server *server, const struct hr_address
                 return system_fail(diag, "setsockopt", address->text);
         HR_TRY(listener_begin(listener, (const struct sockaddr *) &address->socket,
                               address->socket_bytes, address->text, diag));
-        if (getsockname(listener->fd, (struct sockaddr *) &bound, &bound_bytes) == 0)
-                port = ntohs(bound.ss_family == AF_INET6
-                                     ? ((struct sockaddr_in6 *) &bound)->sin6_port
-                                     : ((struct sockaddr_in *) &bound)->sin_port);
-        hr_log(HR_LOG_INFO, "listener", "listening on %s:%s port=%u",
-               context ? "tls" : "tcp", address->text, port);
+        if (getsockname(listener->fd, (struct sockaddr *) &bound, &bound_bytes) != 0)
+                return system_fail(diag, "getsockname", address->text);
+        /* The only place that tells a port which the system has chosen. */
+        hr_log(hr_socket_port(&address->socket) == 0 ? HR_LOG_NOTICE : HR_LOG_INFO, "listener",
+               "listening on %s:%s port=%u", context ? "tls" : "tcp", address->text,
+               hr_socket_port(&bound));
         *ret_listener = HR_STEAL(listener);
         return HR_OK;
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import urllib.request
 from collections.abc import Callable
 
 import pytest
 from client_tools import random
-from run_daemon import Daemon, device
+from run_daemon import Daemon, device, held_port
 
 import headrace
 from headrace import errors
@@ -132,3 +133,19 @@ def test_by_default_only_what_an_operator_can_use(launch: Callable[..., Daemon])
     assert not lines(daemon, "RELEASE failed")
     (line,) = lines(daemon, "SUBMIT failed")
     assert line["code"] == "8" and line["field"] == "run_bytes"
+
+
+def test_ports_that_the_system_chooses_are_told(launch: Callable[..., Daemon]) -> None:
+    """Port 0 is told at the default level of the log; a port that was asked for is not."""
+    wanted = held_port()
+    keys = {"listen": {"tcp": "127.0.0.1:0"}, "daemon": {"metrics": "127.0.0.1:0"}}
+    daemon = launch(devices=ONE, sections=keys)
+    ports = {where: int(number) for where, number in
+             re.findall(r"(tcp|HTTP)\S* ?(?:on )?127\.0\.0\.1:0 port=(\d+)", daemon.log())}  # fmt: skip
+    assert set(ports) == {"tcp", "HTTP"} and 0 not in ports.values()
+    with headrace.connect(f"tcp:127.0.0.1:{ports['tcp']}") as client:
+        assert "headrace_uptime_seconds" in client.metrics()
+    with urllib.request.urlopen(f"http://127.0.0.1:{ports['HTTP']}/live", timeout=20) as answer:
+        assert answer.read() == b"live\n"
+    asked = launch(devices=ONE, sections={"listen": {"tcp": f"127.0.0.1:{wanted}"}})
+    assert "port=" not in asked.log()

@@ -90,7 +90,7 @@ HR_TEST(every_type_of_value) {
         HR_EXPECT(!config.optimize);
         HR_EXPECT_STREQ(config.unix_path, "/tmp/x.sock");
         HR_EXPECT_EQ(config.unix_mode, 0600);
-        HR_EXPECT_EQ(((struct sockaddr_in *) &config.tcp.socket)->sin_port, htons(7070));
+        HR_EXPECT_EQ(hr_socket_port(&config.tcp.socket), 7070);
         HR_EXPECT_EQ(ntohl(((struct sockaddr_in *) &config.tcp.socket)->sin_addr.s_addr),
                      0x7f010203);
         HR_EXPECT_EQ(config.directory_count, 3);
@@ -253,6 +253,9 @@ HR_TEST(overrides) {
         HR_EXPECT_OK(hr_config_set(&config, "models.directories=/d", &diag), &diag);
         HR_EXPECT_OK(hr_config_set(&config, "listen.unix=/tmp/a=b.sock", &diag), &diag);
         HR_EXPECT_OK(hr_config_set(&config, "listen.tcp=[::1]:0", &diag), &diag);
+        HR_EXPECT_EQ(hr_socket_port(&config.tcp.socket), 0);
+        HR_EXPECT_OK(hr_config_set(&config, "listen.tcp=[::1]:98", &diag), &diag);
+        HR_EXPECT_EQ(hr_socket_port(&config.tcp.socket), 98);
         HR_EXPECT_OK(hr_config_set(&config, "listen.tcp=localhost:99", &diag), &diag);
         HR_EXPECT_OK(hr_config_finish(&config, &diag), &diag);
         HR_EXPECT_EQ(config.limits.copies, 6);
@@ -262,7 +265,7 @@ HR_TEST(overrides) {
         HR_EXPECT_EQ(config.directory_count, 2);
         HR_EXPECT_STREQ(config.directories[0], "/c");
         HR_EXPECT_STREQ(config.unix_path, "/tmp/a=b.sock");
-        HR_EXPECT_EQ(((struct sockaddr_in *) &config.tcp.socket)->sin_port, htons(99));
+        HR_EXPECT_EQ(hr_socket_port(&config.tcp.socket), 99);
         hr_config_deinit(&config);
 }
 
@@ -349,7 +352,7 @@ HR_TEST(principals) {
 
         HR_EXPECT_OK(read_whole(text, &config, &diag), &diag);
         HR_EXPECT(config.insecure && !config.tcp.is_loopback && !config.tls.is_loopback);
-        HR_EXPECT_EQ(((struct sockaddr_in *) &config.tls.socket)->sin_port, htons(7071));
+        HR_EXPECT_EQ(hr_socket_port(&config.tls.socket), 7071);
         HR_EXPECT_STREQ(config.tls_certificate, "/c.pem");
         HR_EXPECT_STREQ(config.tls_key, "/k.pem");
         HR_EXPECT_STREQ(config.tls_client_ca, "/a.pem");
