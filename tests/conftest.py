@@ -12,7 +12,6 @@ guarded       around a hostile test: the bystander is unharmed, everything is gi
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ for folder in ("tests/tools", "tests/integration", "client/python"):
     if str(ROOT / folder) not in sys.path:
         sys.path.insert(0, str(ROOT / folder))
 
-from devices import HOST, THREE_DEVICES, require_daemon, start_daemon  # noqa: E402, F401
+from devices import THREE_DEVICES, start_daemon  # noqa: E402
 from run_daemon import Daemon  # noqa: E402
 
 @pytest.fixture

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 import ggml  # noqa: E402
 from rows import Row  # noqa: E402
-from run_daemon import Daemon, build_folder, device, free_port  # noqa: E402
+from run_daemon import Daemon, build_folder, device, held_port  # noqa: E402
 
 RUNS = 3000
 REPETITIONS = 7
@@ -63,7 +63,7 @@ def ggml_server() -> Iterator[tuple[str, str] | None]:
     if not program:
         yield None
         return
-    endpoint = f"127.0.0.1:{free_port()}"
+    endpoint = f"127.0.0.1:{held_port()}"
     server = subprocess.Popen(
         [program, "serve", endpoint], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

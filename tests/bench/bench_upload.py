@@ -41,7 +41,7 @@ LARGE = 1024 * MIB
 PIECE = MIB
 DEVICES = (device("cpu0", backend="cpu", threads=1),)
 
-RECEIVER = f"""
+RECEIVER = """
 import socket, threading
 server = socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)

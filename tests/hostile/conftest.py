@@ -24,7 +24,7 @@ import raw  # noqa: E402
 from devices import THREE_DEVICES, start_daemon  # noqa: E402
 from headrace.tls import client_context  # noqa: E402
 from papers import Papers, make_papers  # noqa: E402
-from run_daemon import Daemon, free_port  # noqa: E402
+from run_daemon import Daemon, held_port  # noqa: E402
 from secure import SecureSocket  # noqa: E402
 
 
@@ -61,7 +61,7 @@ def _start_behind(door: str, papers: Papers, **keys: Any) -> Daemon:
     and user are one principal."""
     sections = {name: dict(values) for name, values in keys.pop("sections", {}).items()}
     if door == "tls":
-        port = free_port()
+        port = held_port()
         sections.setdefault("listen", {})["tls"] = f"127.0.0.1:{port}"
         sections["tls"] = {
             "certificate": papers.file("daemon.pem"),

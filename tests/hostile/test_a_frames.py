@@ -6,10 +6,8 @@ from __future__ import annotations
 import os
 import random
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest

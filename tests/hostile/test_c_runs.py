@@ -11,7 +11,7 @@ import pytest
 import raw
 from expect import SUM, TWO, refused, served
 from raw import (
-    EXHAUSTED, F16, F32, I32, I64, INPUT, INVALID, NOT_FOUND, PRECONDITION, RANGE, STATE, WEIGHT,
+    F16, F32, I32, I64, INPUT, INVALID, NOT_FOUND, PRECONDITION, RANGE, STATE, WEIGHT,
     Conn, Graph, add_graph, pb,
 )  # fmt: skip
 from run_daemon import device

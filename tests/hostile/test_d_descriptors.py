@@ -3,7 +3,6 @@ mapped, what is refused is closed, and memory that a client shares is never trus
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import select
@@ -16,13 +15,14 @@ from typing import Any
 
 import pytest
 import raw
-from descriptors import F_ADD_SEALS, FUTURE_WRITE, GROW, SEAL, SHRINK, SIZE_SEALS, WRITE, memfd, send_fd
+from descriptors import FUTURE_WRITE, GROW, SEAL, SHRINK, SIZE_SEALS, WRITE, memfd, send_fd
 from expect import refused, served
 from raw import (
-    DATA_LOSS, END, EXHAUSTED, F32, I32, INPUT, INVALID, MORE, NOT_FOUND, RANGE, Conn, Graph, pb,
+    DATA_LOSS, END, EXHAUSTED, F32, I32, INPUT, INVALID, NOT_FOUND, RANGE, Conn, Graph, pb,
 )  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("guarded")
+
 LEAF = 4 << 20
 
 

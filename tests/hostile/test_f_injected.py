@@ -11,7 +11,6 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from expect import SUM, TWO, refused, served
 from inject import EVERY, SHORT, Injection
 from raw import F32, INPUT, STATE, WEIGHT, Conn, Graph, add_graph, pb
 from run_daemon import Daemon, device
-from test_uploads import SIZE_SEALS, WRITE, memfd, send_fd
+from descriptors import SIZE_SEALS, WRITE, memfd, send_fd
 from weights_tools import KEY, gguf
 
 FULL = bool(os.environ.get("HEADRACE_FULL"))

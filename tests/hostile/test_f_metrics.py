@@ -15,9 +15,9 @@ import raw
 from devices import THREE_DEVICES
 from expect import refused, served
 from raw import Conn
-from run_daemon import free_port
+from run_daemon import held_port
 
-PORT = free_port()
+PORT = held_port()
 FULL = bool(os.environ.get("HEADRACE_FULL"))
 
 

@@ -18,8 +18,7 @@ import raw
 from expect import refused, served
 from manager import managed
 from raw import EXHAUSTED, Conn, add_graph, eventually, pb
-from run_daemon import Daemon, device
-from test_notify import built_with_systemd
+from run_daemon import Daemon, built_with_systemd, device
 
 ONES = np.ones(64, np.float32)
 LOOK = "30ms"

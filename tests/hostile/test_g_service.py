@@ -22,9 +22,8 @@ import pytest
 import raw
 from devices import has_address_sanitizer
 from manager import Manager, managed
-from run_daemon import config_text, device
+from run_daemon import built_with_systemd, config_text, device
 from test_keep import CONTENTS, has, memfd, names
-from test_notify import built_with_systemd
 
 pytestmark = pytest.mark.skipif(not built_with_systemd(), reason="built without libsystemd")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,3 +114,18 @@ def write_model(path: Path, quantised: bool = True) -> dict[str, Array]:
     writer.write_tensors_to_file()
     writer.close()
     return values
+
+
+def headrace_command(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line."""
+    path = os.pathsep.join(
+        filter(None, (str(ROOT / "client/python"), os.environ.get("PYTHONPATH")))
+    )
+    return subprocess.run(
+        [sys.executable, "-m", "headrace.cli", *arguments],
+        env={**os.environ, "HEADRACE_ADDRESS": daemon.address, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )

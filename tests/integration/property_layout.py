@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 from property_maker import Maker, pick
 
 from headrace.ops.base import Tensor

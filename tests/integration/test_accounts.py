@@ -17,6 +17,7 @@ import headrace
 import numpy as np
 import pytest
 import raw
+from devices import start_daemon
 from headrace import errors
 from raw import F32, INPUT, STATE, Conn, Graph, eventually, pb
 from run_daemon import Daemon, device
@@ -41,8 +42,6 @@ def principals(**keys: object) -> dict[str, dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Daemon]:
-    from conftest import start_daemon
-
     daemon = start_daemon(
         devices=[device("cpu0", threads=1, memory="isolated"), device("host", threads=1)],
         sections=principals(),

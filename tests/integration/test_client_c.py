@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from papers import Papers, make_papers, openssl
-from run_daemon import Daemon, build_folder, device, free_port
+from run_daemon import Daemon, build_folder, device, held_port
 from test_client_uploads import LEAF, Relay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
     file("both.pem").write_text(file("known.pem").read_text() + file("known.key").read_text())
     openssl("ec", "-in", file("known.key"), "-aes128", "-passout", "pass:phrase",
             "-out", file("locked.key"))  # fmt: skip
-    port = free_port()
+    port = held_port()
     sections: dict[str, dict[str, object]] = {
         "listen": {"tls": f"127.0.0.1:{port}"},
         "limits": {"session_graphs": 4, "refusal_delay": "5ms"},

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from client_tools import ONE, ROOT, TWO, Array, Daemon, nmse, write_model
+from client_tools import ONE, TWO, Array, Daemon, headrace_command, nmse, write_model
 from numpy_reference import Evaluator
 
 import headrace
@@ -140,21 +138,6 @@ def test_generation_and_sampling(one: Daemon) -> None:
             assert len(list(context.stream(TOKENS, 1000, stop=frozenset()))) == 256 - 12 + 1
             with pytest.raises(ValueError):
                 context.evaluate([1])
-
-
-def headrace_command(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command line."""
-    path = os.pathsep.join(
-        filter(None, (str(ROOT / "client/python"), os.environ.get("PYTHONPATH")))
-    )
-    return subprocess.run(
-        [sys.executable, "-m", "headrace.cli", *arguments],
-        env={**os.environ, "HEADRACE_ADDRESS": daemon.address, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def test_command_line(one: Daemon) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from papers import Papers, make_papers
 from raw import eventually
-from run_daemon import Daemon, DaemonError, build_folder, device, free_port
+from run_daemon import Daemon, DaemonError, build_folder, device, held_port
 
 DEVICES = (
     device("iso", backend="cpu", threads=1, memory="isolated"),
@@ -371,7 +371,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 
 @pytest.fixture(scope="module")
 def guarded_by_tls(papers: Papers) -> Iterator[tuple[str, Daemon]]:
-    port = free_port()
+    port = held_port()
     sections: dict[str, dict[str, object]] = {
         "listen": {"tls": f"127.0.0.1:{port}"},
         "tls": {

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import raw
 from raw import F32, INPUT, STATE, WEIGHT, Conn, Graph, pb
-from run_daemon import Daemon, build_folder, device, free_port
+from run_daemon import Daemon, build_folder, device, held_port
 
 import headrace
 from headrace import errors
@@ -42,7 +42,7 @@ def fleet(launch: Callable[..., Daemon], tmp_path: Path) -> Iterator[Fleet]:
     program = build_folder() / "tests" / "fake" / "headraced-fake"
     if not program.exists():
         pytest.skip(f"no {program}: a build without the option fake")
-    port = free_port()
+    port = held_port()
     daemon = launch(
         program=program,
         variables={"HEADRACE_FAKE_LOSE": str(tmp_path)},

@@ -13,7 +13,7 @@ import client_tools
 import numpy as np
 import pydot
 import pytest
-from client_tools import client_of, random
+from client_tools import client_of, headrace_command, random
 from run_daemon import Daemon, device
 
 import headrace
@@ -356,8 +356,6 @@ def test_what_is_no_explanation() -> None:
 
 
 def test_command_line(tmp_path: Any) -> None:
-    from test_client_model import headrace_command
-
     client_tools.write_model(tmp_path / "tiny.gguf")
     with Daemon(devices=DEVICES, models=[tmp_path]) as daemon:
         explain = ("explain", "tiny.gguf", "--devices", "cpu0:2,cpu1:2", "--batch", "3")

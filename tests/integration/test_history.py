@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_tools import client_of, random
+from client_tools import client_of, headrace_command, random
 from run_daemon import Daemon, device
-from test_client_model import headrace_command
 
 import headrace
 from headrace import Step, aio, errors

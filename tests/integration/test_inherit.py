@@ -16,8 +16,7 @@ from pathlib import Path
 import headrace
 import numpy as np
 import pytest
-from run_daemon import build_folder
-from test_notify import built_with_systemd
+from run_daemon import build_folder, built_with_systemd
 
 pytestmark = pytest.mark.skipif(not built_with_systemd(), reason="built without libsystemd")
 

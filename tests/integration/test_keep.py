@@ -14,8 +14,7 @@ import headrace
 import numpy as np
 import pytest
 from manager import Manager, managed
-from run_daemon import device
-from test_notify import built_with_systemd
+from run_daemon import built_with_systemd, device
 
 pytestmark = pytest.mark.skipif(not built_with_systemd(), reason="built without libsystemd")
 

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import raw
 from client_tools import ONE
-from run_daemon import Daemon, build_folder, device, free_port
+from monitoring import get
+from run_daemon import Daemon, build_folder, device, held_port
 
 import headrace
 
@@ -71,18 +72,10 @@ def run_some(client: headrace.Client, count: int) -> None:
 
 @pytest.fixture
 def watched() -> Iterator[tuple[Daemon, str]]:
-    port = free_port()
+    port = held_port()
     sections = {"daemon": {"metrics": f"127.0.0.1:{port}"}}
     with Daemon(devices=ONE, sections=sections) as daemon:
         yield daemon, f"http://127.0.0.1:{port}"
-
-
-def get(url: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=20) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
 
 
 def test_text_is_well_formed_and_says_what_happened(watched: tuple[Daemon, str]) -> None:
@@ -199,7 +192,7 @@ def test_a_draining_daemon_is_not_ready(watched: tuple[Daemon, str]) -> None:
 
 def test_every_device_has_a_pulse(launch: Callable[..., Daemon]) -> None:
     """Also one that only multiplies, one with memory of its own, and a slow one."""
-    port = free_port()
+    port = held_port()
     devices = (
         device("blas", backend="blas"),
         device("own", backend="cpu", threads=1, memory="isolated"),

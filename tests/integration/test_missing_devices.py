@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import raw
 from manager import Manager
-from run_daemon import Device, build_folder, device, free_port
-from test_metrics import get
-from test_notify import built_with_systemd
+from run_daemon import Device, build_folder, built_with_systemd, device, held_port
+from monitoring import get
 
 pytestmark = pytest.mark.skipif(not built_with_systemd(), reason="built without libsystemd")
 
@@ -86,7 +85,7 @@ def test_b093_a_required_device_is_waited_for(world: World) -> None:
 def test_health_while_a_device_is_waited_for(world: World) -> None:
     """HTTP answers, names the device, and is not ready; headracectl waits at the manager's socket as long as it is told
     to. The same questions are answered well as soon as the device is there."""
-    port = free_port()
+    port = held_port()
     at = f"http://127.0.0.1:{port}"
     ctl = build_folder() / "client" / "c" / "headracectl"
 
@@ -117,7 +116,7 @@ def test_health_while_a_device_is_waited_for(world: World) -> None:
 
 def test_it_ends_while_it_answers(world: World) -> None:
     """With a scraper that has said half of its request."""
-    port = free_port()
+    port = held_port()
     with world.manager([device("gpu0", backend="fake")], metrics=f"127.0.0.1:{port}") as manager:
         manager.stop()
         (world.folder / "gpu0").unlink()

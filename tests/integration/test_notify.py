@@ -11,14 +11,9 @@ from pathlib import Path
 import pytest
 import raw
 from raw import F32, INPUT, Conn, Graph, pb
-from run_daemon import Daemon, build_folder, device
+from run_daemon import Daemon, built_with_systemd, device
 
 DEVICES = [device("cpu0", threads=1, delay="1200ms"), device("cpu1", threads=1)]
-
-
-def built_with_systemd() -> bool:
-    program = build_folder() / "daemon" / "headraced"
-    return program.exists() and b"libsystemd.so" in program.read_bytes()
 
 
 @pytest.fixture(params=["file", "abstract"])

@@ -16,8 +16,7 @@ import pytest
 import raw
 from headrace import aio, errors
 from manager import Manager, managed
-from run_daemon import device
-from test_notify import built_with_systemd
+from run_daemon import built_with_systemd, device
 
 pytestmark = pytest.mark.skipif(not built_with_systemd(), reason="built without libsystemd")
 

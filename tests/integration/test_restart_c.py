@@ -13,8 +13,7 @@ import headrace
 import pytest
 import raw
 from manager import Manager, managed
-from run_daemon import build_folder, device
-from test_notify import built_with_systemd
+from run_daemon import build_folder, built_with_systemd, device
 
 pytestmark = pytest.mark.skipif(not built_with_systemd(), reason="built without libsystemd")
 

@@ -15,11 +15,12 @@ from typing import Any
 import headrace
 import numpy as np
 import pytest
+from devices import start_daemon
 from headrace import errors
 from headrace.tls import client_context
 from papers import Papers, make_papers
 from raw import eventually
-from run_daemon import Daemon, device, free_port
+from run_daemon import Daemon, device, held_port
 
 GRACE_S = 0.4
 
@@ -33,7 +34,7 @@ class House:
     """A daemon with two doors."""
 
     def __init__(self, papers: Papers, start: Callable[..., Daemon], grace: str) -> None:
-        port = free_port()
+        port = held_port()
         self.daemon = start(
             devices=[device("cpu0", threads=1, memory="isolated", delay="20ms"),
                      device("host", threads=1)],
@@ -63,8 +64,6 @@ class House:
 
 @pytest.fixture(scope="module")
 def house(papers: Papers) -> Iterator[House]:
-    from conftest import start_daemon
-
     made = House(papers, start_daemon, "60s")
     yield made
     made.daemon.stop()

@@ -16,7 +16,7 @@ import pytest
 from headrace import aio, errors
 from headrace.tls import client_context
 from papers import Papers, make_papers
-from run_daemon import Daemon, DaemonError, free_port
+from run_daemon import Daemon, DaemonError, held_port
 
 TOKEN = b"a token of the tests"
 
@@ -45,7 +45,7 @@ class Secure:
 
 @pytest.fixture(scope="module")
 def secure(papers: Papers) -> Iterator[Secure]:
-    port = free_port()
+    port = held_port()
     with Daemon(
         sections={
             "listen": {"tls": f"127.0.0.1:{port}"},
@@ -171,7 +171,7 @@ def test_a_wrong_key_is_no_start(papers: Papers) -> None:
     with pytest.raises(DaemonError, match="key"):
         Daemon(
             sections={
-                "listen": {"tls": f"127.0.0.1:{free_port()}"},
+                "listen": {"tls": f"127.0.0.1:{held_port()}"},
                 "tls": {
                     "certificate": papers.file("daemon.pem"),
                     "key": papers.file("known.key"),

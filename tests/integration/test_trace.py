@@ -11,7 +11,7 @@ from typing import Any
 import client_tools
 import numpy as np
 import pytest
-from client_tools import client_of, random
+from client_tools import client_of, headrace_command, random
 from run_daemon import Daemon, device
 
 import headrace
@@ -379,8 +379,6 @@ def test_the_upload_of_a_layer_overlaps_the_computing_of_another() -> None:
 
 
 def test_command_line(tmp_path: Path) -> None:
-    from test_client_model import headrace_command
-
     client_tools.write_model(tmp_path / "tiny.gguf")
     with Daemon(devices=DEVICES, models=[tmp_path]) as daemon:
         where = ("--devices", "cpu0:2,cpu1:2")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_daemon import Daemon, device, free_port
+from run_daemon import Daemon, device, held_port
 
 import headrace
 from headrace import errors
@@ -27,9 +27,9 @@ class Pair:
     """Two daemons, and HAProxy before them."""
 
     def __init__(self, folder: Path) -> None:
-        self.http = [free_port(), free_port()]
+        self.http = [held_port(), held_port()]
         self.daemons: list[Daemon | None] = [self.start(i) for i in range(2)]
-        port = free_port()
+        port = held_port()
         self.address = f"tcp:127.0.0.1:{port}"
         text = (ROOT / "systemd" / "haproxy.cfg").read_text()
         for here, there in (

@@ -17,6 +17,7 @@ import headrace
 import numpy as np
 import pytest
 import raw
+from devices import start_daemon
 from graphs import COPIES, floats, submit_ping_pong
 from headrace import aio, errors
 from raw import CANCELLED, Conn, pb
@@ -49,8 +50,6 @@ def canary_runs(client: headrace.Client) -> Callable[[], None]:
 
 @pytest.fixture(scope="module")
 def daemons() -> Iterator[list[Daemon]]:
-    from conftest import start_daemon
-
     with ExitStack() as stack:
         one = [device("host", threads=1)]
         yield [stack.enter_context(start_daemon(devices=one)) for _ in range(8 if FULL else 4)]

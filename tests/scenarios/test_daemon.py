@@ -55,10 +55,10 @@ def test_b045_idle_and_slow_clients_delay_nobody(daemon: Any) -> None:
 
 def test_b048_out_of_memory_then_killed_and_started_again(tmp_path: Path) -> None:
     """The socket can be bound again at once, on the same path and port."""
-    from run_daemon import free_port
+    from run_daemon import held_port
 
     program = build_folder() / "daemon" / "headraced"
-    path, port = tmp_path / "one.sock", free_port()
+    path, port = tmp_path / "one.sock", held_port()
     command = [program, "--set", f"listen.unix={path}", "--set", f"listen.tcp=127.0.0.1:{port}",
                "--set", "device.cpu0.memory_cap=1M", "--set", "device.cpu0.threads=1"]  # fmt: skip
     for _ in range(20 if FULL else 4):

@@ -18,7 +18,7 @@ from graphs import (
 from headrace import Op, Type
 from headrace.explain import Explanation
 from headrace.models.gguf_file import GgufFile
-from raw import EXHAUSTED, F32, I32, INPUT, PRECONDITION, STATE, WEIGHT, Conn, Graph, pb
+from raw import F32, I32, INPUT, PRECONDITION, STATE, WEIGHT, Conn, Graph, pb
 from run_daemon import device
 from test_client_ops import check
 

@@ -16,9 +16,8 @@ import pytest
 import raw
 from bystander import Bystander
 from manager import Manager
-from run_daemon import device, free_port
-from test_metrics import get
-from test_notify import built_with_systemd
+from run_daemon import built_with_systemd, device, held_port
+from monitoring import get
 
 SEIZE, INTERRUPT, DETACH = 0x4206, 0x4207, 17
 WALL = 0x40000000
@@ -99,7 +98,7 @@ class Watched:
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     if os.geteuid() != 0:
         monkeypatch.setenv("HEADRACE_DUMPABLE", "1")
-    port = free_port()
+    port = held_port()
     sections: dict[str, dict[str, object]] = {
         "daemon": {"heartbeat": "50ms", "metrics": f"127.0.0.1:{port}"}
     }

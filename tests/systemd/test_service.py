@@ -21,8 +21,7 @@ import pytest
 import raw
 from container import Container, NoContainer, why_not
 from papers import make_papers
-from run_daemon import build_folder
-from test_notify import built_with_systemd
+from run_daemon import build_folder, built_with_systemd
 
 FULL = os.environ.get("HEADRACE_FULL") == "1"
 UNIT = "headrace.service"

@@ -41,6 +41,12 @@ def build_folder() -> Path:
     return Path(os.environ.get("HEADRACE_BUILD") or ROOT / "build")
 
 
+def built_with_systemd() -> bool:
+    """Does the build's daemon speak with a service manager?"""
+    program = build_folder() / "daemon" / "headraced"
+    return program.exists() and b"libsystemd.so" in program.read_bytes()
+
+
 def program_environment() -> dict[str, str]:
     """The environment of the build's programs: HEADRACE_TEST_LIBRARIES are folders of libraries for them
     alone, not for the interpreter."""
@@ -92,7 +98,7 @@ class Daemon:
         self.socket_path = self.folder / "headraced.sock"
         self.address = f"unix:{self.socket_path}"
         self.log_path = self.folder / "headraced.log"
-        port = free_port() if tcp else None
+        port = held_port() if tcp else None
         self.tcp_address = f"tcp:127.0.0.1:{port}" if port else None
         config = self.folder / "headraced.ini"
         config.write_text(
@@ -180,7 +186,17 @@ class Daemon:
                 raise
 
 
-def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+# Bound as long as this process lives, see held_port().
+_held: list[socket.socket] = []
+
+
+def held_port() -> int:
+    """A TCP port of the loopback that nobody else gets by chance while this process lives, however often a daemon
+    takes it and leaves it. It is bound here without listening: then only a server that asks for it by its number,
+    with SO_REUSEADDR, can have it beside us."""
+    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    _held.append(holder)
+    # Asked for by port 0 without SO_REUSEADDR, so that it is not one that another process holds in this way.
+    holder.bind(("127.0.0.1", 0))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return int(holder.getsockname()[1])
