@@ -165,14 +165,15 @@ static hr_status describe_devices(struct hr_plan_facts *facts, const struct hr_f
         return HR_OK;
 }
 
-void planner_ask(const struct hr_planner *planner, uint32_t device, uint32_t tensor) {
+bool planner_ask(const struct hr_planner *planner, uint32_t device, uint32_t tensor) {
+        bool supports = hr_device_supports_op(planner->in->fleet->devices[device], planner->graph,
+                                              tensor);
         size_t word = (size_t) tensor * planner->plan->words + device / 64;
-        uint64_t bit = (uint64_t) 1 << (device % 64);
+        uint64_t bit = (uint64_t) 1 << (device % 64), kept = planner->supports[word] & ~bit;
 
         planner->asked[word] |= bit;
-        planner->supports[word] &= ~bit;
-        if (hr_device_supports_op(planner->in->fleet->devices[device], planner->graph, tensor))
-                planner->supports[word] |= bit;
+        planner->supports[word] = supports ? kept | bit : kept;
+        return supports;
 }
 
 bool planner_wants_offload(const struct hr_planner *planner, uint32_t device, uint32_t tensor) {

@@ -492,8 +492,8 @@ void hr_plan_facts_deinit(struct hr_plan_facts *facts);
 /* ---- Small questions ---------------------------------------------------------------------------
  */
 
-/* caps.c: has the device asked, and its answer kept. */
-void planner_ask(const struct hr_planner *planner, uint32_t device, uint32_t tensor);
+/* caps.c: asks the device and keeps its answer. */
+bool planner_ask(const struct hr_planner *planner, uint32_t device, uint32_t tensor);
 /* Does the device ask to take the node over? */
 bool planner_wants_offload(const struct hr_planner *planner, uint32_t device, uint32_t tensor);
 
@@ -502,9 +502,11 @@ static inline bool planner_supports(const struct hr_planner *planner, uint32_t d
         size_t word = (size_t) tensor * planner->plan->words + device / 64;
         uint64_t bit = (uint64_t) 1 << (device % 64);
 
+        if (!(planner->allowed[device / 64] & bit))
+                return false;
         if (planner->asked && !(planner->asked[word] & bit))
-                planner_ask(planner, device, tensor);
-        return planner->supports[word] & planner->allowed[device / 64] & bit;
+                return planner_ask(planner, device, tensor);
+        return planner->supports[word] & bit;
 }
 
 static inline bool planner_reads(const struct hr_planner *planner, uint32_t device, uint32_t kind) {

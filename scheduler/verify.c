@@ -47,6 +47,7 @@ static bool step_clocks(struct prover *prover) {
         uint64_t *gates, *event_gates;
         uint32_t *own, queue = hr_plan_queue(prover->plan, prover->command);
 
+        ++prover->turn;
         prover->reach = prover->in->reads + (size_t) prover->command->device * prover->kind_words;
         own = clock_of(prover, queue);
         ++own[queue];
@@ -324,6 +325,7 @@ static hr_status prover_init(struct prover *prover) {
                 prover_take(prover, queues + events, prover->kind_words * sizeof(uint64_t));
         prover->passing_touch = prover_take(prover, queues * plan->kind_count, sizeof(uint32_t));
         prover->last_touch = prover_take(prover, queues, sizeof(uint32_t));
+        prover->settled = prover_take(prover, plan->kind_count, 2 * sizeof(uint32_t));
         prover->sections =
                 prover_take(prover, plan->kind_count * UINT64_C(2) + 1, sizeof(struct section));
         prover->holders = prover_take(prover, holders, sizeof(struct holder));
@@ -333,8 +335,8 @@ static hr_status prover_init(struct prover *prover) {
                 prover_take(prover, plan->group_count ? plan->copy_count : 0, sizeof(bool));
         if (!prover->blocks || !prover->clocks || !prover->events || !prover->done ||
             !prover->gates_passed || !prover->passing_touch || !prover->last_touch ||
-            !prover->sections || !prover->holders || !prover->buffers || !prover->scanned ||
-            !prover->filled)
+            !prover->settled || !prover->sections || !prover->holders || !prover->buffers ||
+            !prover->scanned || !prover->filled)
                 return prover_out_of_memory(prover);
         if (plan->n_copies > 1) {
                 uint64_t pools = plan->kind_count * queues;

@@ -27,6 +27,8 @@ static inline hr_status read_root(struct prover *prover, uint32_t tensor) {
         if (is_constant_in_reach(prover, &plan->place[root]))
                 return HR_OK;
         place = hr_plan_tensor_place(plan, tensor);
+        if (HR_LIKELY(prover_read_own(prover, &place, plan->span[tensor], root)))
+                return HR_OK;
         return prover_check_read(prover, &place, plan->span[tensor], root);
 }
 
@@ -77,6 +79,8 @@ static inline hr_status write_result(struct prover *prover, uint32_t node, uint3
                                     root);
         ++holder->meant;
         ++holder->landed;
+        if (root == id && plan->span[id] && prover_is_settled(prover, &place, true))
+                return prover_fresh_block(prover, &place, plan->span[id], root);
         return prover_check_write(prover, &place, plan->span[id], root, root == id);
 }
 
@@ -88,13 +92,15 @@ static hr_status prove_node(struct prover *prover, uint32_t node, uint32_t insid
         const uint32_t *sources = prover->graph->sources + tensor->source_first;
         const uint32_t *copies = plan->source_copy + plan->source_start[node];
 
-        for (uint32_t i = 0; i < tensor->source_count; ++i) {
-                if (sources[i] == HR_TENSOR_NONE || sources[i] == id || sources[i] == inside)
+        for (uint32_t i = 0, count = tensor->source_count; i < count; ++i) {
+                uint32_t source = sources[i];
+
+                if (source == HR_TENSOR_NONE || source == id || source == inside)
                         continue;
-                if (copies[i] != HR_NO_COPY)
+                if (HR_UNLIKELY(copies[i] != HR_NO_COPY))
                         HR_TRY(read_copy(prover, copies[i]));
                 else
-                        HR_TRY(read_root(prover, sources[i]));
+                        HR_TRY(read_root(prover, source));
         }
         return HR_OK;
 }

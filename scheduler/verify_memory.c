@@ -329,22 +329,40 @@ static bool is_host_source(const struct prover *prover, uint32_t holds) {
                 holds == prover->command->from_holds);
 }
 
+/* What is asked of a command that touches the place, besides order. */
+static hr_status settle(struct prover *prover, const struct hr_place *place, uint32_t holds,
+                        bool write) {
+        const bool reached = reaches(prover, place);
+
+        /* COPY goes to foreign memory; whether its queue can is asked where the way is chosen. */
+        if (!reached &&
+            !(write ? prover->command->code == HR_COMMAND_COPY : is_host_source(prover, holds)))
+                return prover_wrong(prover, "REACH",
+                                    write ? "writes memory out of its reach"
+                                          : "reads memory out of its reach",
+                                    holds);
+        HR_TRY(touch_passing(prover, place, holds));
+        if (prover->noted)
+                HR_TRY(note_touch(prover, place, write));
+        if (reached && hr_plan_passes(prover->plan, place))
+                prover->settled[2 * place->index + write] = prover->turn;
+        return HR_OK;
+}
+
 hr_status prover_check_read(struct prover *prover, const struct hr_place *place, uint64_t bytes,
                             uint32_t holds) {
         struct block *block = NULL;
 
         if (bytes == 0)
                 return HR_OK;
-        if (place->where == HR_WHERE_NONE)
-                return check_nowhere(prover, holds);
-        if (!reaches(prover, place) && !is_host_source(prover, holds))
-                return prover_wrong(prover, "REACH", "reads memory out of its reach", holds);
-        HR_TRY(touch_passing(prover, place, holds));
-        if (prover->noted)
-                HR_TRY(note_touch(prover, place, false));
-        if (place->where == HR_WHERE_HOME)
-                return prover_access_buffer(prover, prover->in->tensor_buffer[place->index], holds,
-                                            false);
+        if (!prover_is_settled(prover, place, false)) {
+                if (place->where == HR_WHERE_NONE)
+                        return check_nowhere(prover, holds);
+                HR_TRY(settle(prover, place, holds, false));
+                if (place->where == HR_WHERE_HOME)
+                        return prover_access_buffer(
+                                prover, prover->in->tensor_buffer[place->index], holds, false);
+        }
         HR_TRY(find_block(prover, place, bytes, holds, &block));
         return read_block(prover, block, holds);
 }
@@ -356,17 +374,14 @@ hr_status prover_check_write(struct prover *prover, const struct hr_place *place
 
         if (bytes == 0)
                 return HR_OK;
-        if (place->where == HR_WHERE_NONE)
-                return check_nowhere(prover, holds);
-        /* COPY goes to foreign memory; whether its queue can is asked where the way is chosen. */
-        if (prover->command->code != HR_COMMAND_COPY && !reaches(prover, place))
-                return prover_wrong(prover, "REACH", "writes memory out of its reach", holds);
-        HR_TRY(touch_passing(prover, place, holds));
-        if (prover->noted)
-                HR_TRY(note_touch(prover, place, true));
-        if (place->where == HR_WHERE_HOME)
-                return prover_access_buffer(prover, prover->in->tensor_buffer[place->index], holds,
-                                            true);
+        if (!prover_is_settled(prover, place, true)) {
+                if (place->where == HR_WHERE_NONE)
+                        return check_nowhere(prover, holds);
+                HR_TRY(settle(prover, place, holds, true));
+                if (place->where == HR_WHERE_HOME)
+                        return prover_access_buffer(
+                                prover, prover->in->tensor_buffer[place->index], holds, true);
+        }
         if (whole)
                 return prover_fresh_block(prover, place, bytes, holds);
         HR_TRY(find_block(prover, place, bytes, holds, &block));

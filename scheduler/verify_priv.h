@@ -85,6 +85,10 @@ struct prover {
         uint32_t queue;                     /* the command's */
         uint32_t *known, now; /* its clocks: of all queues, and its own */
         const uint64_t *reach;              /* bit set over kinds: what its device reaches */
+        /* What is asked of a command once, however often it touches the passing memory of a kind.
+         * Per kind, read and written: the last command of which that has been asked. */
+        uint32_t *settled;
+        uint32_t turn; /* commands so far, over all runs */
 };
 
 static inline hr_status prover_out_of_memory(struct prover *prover) {
@@ -134,6 +138,30 @@ static inline uint64_t *prover_gates(const struct prover *prover, uint32_t walke
 static inline bool is_after(const struct prover *prover, uint32_t earlier, uint32_t clock) {
         return earlier == prover->queue || earlier == HR_NO_INDEX ||
                prover->known[earlier] >= clock;
+}
+
+/* Is the place memory of which the command has been asked all that it is asked once? */
+static inline bool prover_is_settled(const struct prover *prover, const struct hr_place *place,
+                                     bool write) {
+        return hr_plan_passes(prover->plan, place) &&
+               prover->settled[2 * place->index + write] == prover->turn;
+}
+
+/* Reads what the command's queue wrote itself, in memory of which nothing else is to be asked, as
+ * most reads do. False, with nothing done: it is another read. */
+static inline bool prover_read_own(const struct prover *prover, const struct hr_place *place,
+                                   uint64_t bytes, uint32_t holds) {
+        struct block *block = &prover->blocks[prover->holders[holds].block];
+
+        if (!prover_is_settled(prover, place, false) || block->dead ||
+            block->section != place->index || block->writer != prover->queue ||
+            (block->reader != prover->queue && block->reader != HR_NO_INDEX) ||
+            place->offset < block->start || place->offset > block->end ||
+            bytes > block->end - place->offset)
+                return false;
+        block->reader = prover->queue;
+        block->reader_clock = prover->now;
+        return true;
 }
 
 /* The accesses from here on are of that queue. */
