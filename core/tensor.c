@@ -54,35 +54,9 @@ hr_status hr_tensor_set_contiguous(struct hr_tensor *tensor, struct hr_diag *dia
         return HR_OK;
 }
 
-/* Every tensor of a graph comes here: no divisions where there are no blocks, and no calls. */
-static inline bool tensor_span(const struct hr_tensor *tensor, uint64_t *ret_bytes) {
-        const struct hr_type_info *info = hr_type_info(tensor->type);
-        uint64_t span = 0, step;
-
-        if (!info)
-                return false;
-        if (!hr_tensor_is_empty(tensor)) {
-                span = info->block_bytes;
-                for (int i = 0; i < HR_DIMS; i++) {
-                        int64_t count = tensor->ne[i];
-
-                        if (i == 0 && info->block_elements != 1)
-                                count /= info->block_elements;
-                        if (count == 1)
-                                continue;
-                        if (count < 1 ||
-                            __builtin_mul_overflow((uint64_t) count - 1, tensor->nb[i], &step) ||
-                            __builtin_add_overflow(span, step, &span))
-                                return false;
-                }
-        }
-        *ret_bytes = span;
-        return span <= INT64_MAX;
-}
-
 hr_status hr_tensor_span(const struct hr_tensor *tensor, struct hr_diag *diag,
                          uint64_t *ret_bytes) {
-        if (!tensor_span(tensor, ret_bytes))
+        if (!hr_tensor_find_span(tensor, ret_bytes))
                 return hr_fail_reason(diag, HR_E_INVALID, "SIZE",
                                       "the strided span does not fit 63 bits");
         return HR_OK;
@@ -91,7 +65,7 @@ hr_status hr_tensor_span(const struct hr_tensor *tensor, struct hr_diag *diag,
 uint64_t hr_tensor_bytes(const struct hr_tensor *tensor) {
         uint64_t bytes = 0;
 
-        HR_ASSERT(tensor_span(tensor, &bytes));
+        HR_ASSERT(hr_tensor_find_span(tensor, &bytes));
         return bytes;
 }
 

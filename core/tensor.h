@@ -69,6 +69,33 @@ static inline bool hr_tensor_is_empty(const struct hr_tensor *tensor) {
         return !tensor->ne[0] || !tensor->ne[1] || !tensor->ne[2] || !tensor->ne[3];
 }
 
+/* hr_tensor_span() without words: false when it fails. Planning brings every tensor of a graph here:
+ * no divisions where there are no blocks. */
+static inline bool hr_tensor_find_span(const struct hr_tensor *tensor, uint64_t *ret_bytes) {
+        const struct hr_type_info *info = hr_type_info(tensor->type);
+        uint64_t span = 0, step;
+
+        if (!info)
+                return false;
+        if (!hr_tensor_is_empty(tensor)) {
+                span = info->block_bytes;
+                for (int i = 0; i < HR_DIMS; i++) {
+                        int64_t count = tensor->ne[i];
+
+                        if (i == 0 && info->block_elements != 1)
+                                count /= info->block_elements;
+                        if (count == 1)
+                                continue;
+                        if (count < 1 ||
+                            __builtin_mul_overflow((uint64_t) count - 1, tensor->nb[i], &step) ||
+                            __builtin_add_overflow(span, step, &span))
+                                return false;
+                }
+        }
+        *ret_bytes = span;
+        return span <= INT64_MAX;
+}
+
 /* Parameter word as float. */
 float hr_param_f32(const int32_t *params, uint32_t word);
 /* Words 0-1 as a 64-bit number (VIEW's offset). */

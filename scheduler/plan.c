@@ -138,7 +138,8 @@ static hr_status describe_tensors(struct hr_planner *planner) {
                 if (i + AHEAD < plan->tensor_count) /* lines that the walk misses otherwise */
                         for (size_t line = 0; line < sizeof *t; line += 64)
                                 __builtin_prefetch((const char *) &t[AHEAD] + line);
-                HR_TRY(hr_tensor_span(t, planner->diag, &plan->span[i]));
+                if (HR_UNLIKELY(!hr_tensor_find_span(t, &plan->span[i])))
+                        return hr_tensor_span(t, planner->diag, &plan->span[i]);
                 planner->tensors[i] = (struct hr_plan_tensor){
                         .source_first = t->source_first,
                         .source_count = t->source_count,
