@@ -4,8 +4,9 @@ The model is measured as it is and as `headrace quantize` makes it in other type
 build/bench; `--quick` measures the file itself with one thread.
 
 llama.cpp runs in an environment of its own (HEADRACE_LLAMA_PYTHON names its interpreter); without it the
-rows have no peer. Both sides measure the same: the prompt in one call up to the logits of its last
-token; then token by token with the likeliest one. They take turns in every repetition.
+rows have no peer. Both sides measure the same: the prompt in one call up to the likeliest token after
+it; then the likeliest ones, token by token. The peer finds them in its own process, ours are found by
+the daemon, as Context.stream() has it. They take turns in every repetition.
 """
 
 from __future__ import annotations
@@ -57,10 +58,11 @@ def ours(model: Path, threads: int) -> Iterator[Side]:
 def measure(context: Context, prompt: list[int]) -> tuple[float, float]:
     context.reset()
     start = time.perf_counter()
-    token = int(context.evaluate(prompt).argmax())
+    tokens = context.stream(prompt, 1 + TOKENS, stop=frozenset())
+    next(tokens)
     between = time.perf_counter()
-    for _ in range(TOKENS):
-        token = int(context.evaluate([token]).argmax())
+    if sum(1 for _ in tokens) != TOKENS:
+        raise ValueError("the context is too short")
     return between - start, time.perf_counter() - between
 
 

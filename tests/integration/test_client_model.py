@@ -140,6 +140,63 @@ def test_generation_and_sampling(one: Daemon) -> None:
                 context.evaluate([1])
 
 
+class Here(Sampler):
+    """The likeliest token, chosen on this side."""
+
+    def __init__(self) -> None:
+        super().__init__(temperature=1.0)
+
+    def __call__(self, logits: Array) -> int:
+        return int(logits.argmax())
+
+
+def test_tokens_chosen_in_the_daemon_are_those_chosen_here(tiny: Tiny) -> None:
+    """Over a step of the cache, however many devices and slots; a run is begun before it is wanted."""
+    with Daemon(devices=TWO, models=[tiny.folder]) as daemon:
+        with headrace.connect(daemon.address) as client:
+            for split, copies in ((None, 1), ({"cpu0": 2, "cpu1": 2}, 1), ({"cpu0": 1, "cpu1": 3}, 3)):
+                model = Model.load(client, "tiny.gguf", split)
+                with model.context(512, n_copies=copies) as context:
+                    prompt = [token for token, _ in zip(cycle(), range(240), strict=False)]
+                    want = list(context.stream(prompt, 40, Here(), frozenset()))
+                    tokens, counted = list(context.tokens), context.timing.generated_tokens
+                    context.reset()
+                    assert list(context.stream(prompt, 40, stop=frozenset())) == want
+                    assert context.tokens == tokens
+                    assert context.timing.generated_tokens == 2 * counted == 2 * 39
+                    assert set(context.chained) == {256, 512}
+
+
+def test_a_stream_left_early_leaves_the_context_as_it_should_be(one: Daemon) -> None:
+    with headrace.connect(one.address) as client:
+        with Model.load(client, "tiny.gguf").context(256) as context:
+            want = list(context.stream(TOKENS, 30, Here(), frozenset()))
+            after = context.evaluate([5]).copy()
+            for many in (1, 2, 7):
+                context.reset()
+                for count, _ in enumerate(context.stream(TOKENS, 30, stop=frozenset()), 1):
+                    if count == many:
+                        break
+                assert context.tokens == TOKENS + want[: many - 1]
+                rest = list(context.stream(want[many - 1 : many], 30 - many, stop=frozenset()))
+                assert rest == want[many:]
+                assert (context.evaluate([5]) == after).all()
+            context.reset()
+            stop = frozenset(want[5:6])
+            assert list(context.stream(TOKENS, 30, stop=stop)) == want[: want.index(want[5])]
+            assert list(context.stream(TOKENS[:1], 0)) == []
+
+
+def test_where_one_run_at_a_time_is_allowed_none_is_begun_ahead(tiny: Tiny) -> None:
+    sections: dict[str, dict[str, object]] = {"limits": {"session_runs": 1}}
+    with Daemon(devices=ONE, models=[tiny.folder], sections=sections) as daemon:
+        with headrace.connect(daemon.address) as client:
+            with Model.load(client, "tiny.gguf").context(256) as context:
+                want = list(context.stream(TOKENS, 30, Here(), frozenset()))
+                context.reset()
+                assert list(context.stream(TOKENS, 30, stop=frozenset())) == want
+
+
 def test_command_line(one: Daemon) -> None:
     generate = ("generate", "tiny.gguf", "--prompt", "hello there", "--tokens", "8")
     first = headrace_command(one, *generate, "--ignore-end")

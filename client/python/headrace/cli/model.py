@@ -102,7 +102,8 @@ def report(context: Context) -> None:
     ]
     misses = f" ({', '.join(t.misses)})" if t.misses else ""
     lines.append(f"plan cache: {t.hits} hits, {len(t.misses)} misses{misses}")
-    for (count, cells), handle in context.graphs.items():
+    chained = (((1, cells), handle) for cells, handle in context.chained.items())
+    for (count, cells), handle in (*context.graphs.items(), *chained):
         shares = ", ".join(f"{share.device} {share.splits}" for share in handle.plan.devices)
         lines.append(
             f"splits of {count} token(s), {cells} cells: {shares or 'none'} "

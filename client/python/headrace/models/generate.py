@@ -9,30 +9,41 @@ for piece in context.generate("The capital of France is", tokens=32):
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from headrace.client import Client
+from headrace.errors import Exhausted, HeadraceError
 from headrace.flows import Inputs, OnProgress, Placement
-from headrace.handles import WeightSet
+from headrace.handles import RunResult, WeightSet
 from headrace.held import GraphHandle
 from headrace.models import llama
 from headrace.models.gguf_file import parse_metadata
 from headrace.models.llama import LlamaConfig, LlamaGraph, UnsupportedModel
 from headrace.models.sample import Sampler
 from headrace.models.tokenizer import TextStream, Tokenizer
+from headrace.operation import Operation
 from headrace.trace import Trace
-from headrace.types import Array
+from headrace.types import Array, Type
 
 BATCH = 512
+# Runs in flight while the likeliest tokens are generated: the next one is there when one ends ...
+IN_FLIGHT = 2
+# ... unless a token takes so long that it would not matter: a call's time counts from its sending.
+LONG_S = 0.5
 
 
 @dataclass
 class Timing:
-    """Tokens and seconds of prompt and generation; misses: origins of plans that were made anew."""
+    """Tokens and seconds of prompt and generation, as far as they were waited for; misses: origins of
+    plans that were made anew.
+    """
 
     prompt_tokens: int = 0
     prompt_s: float = 0.0
@@ -40,6 +51,15 @@ class Timing:
     generated_s: float = 0.0
     hits: int = 0
     misses: list[str] = field(default_factory=list)
+
+
+def _give_up(begun: deque[Operation[RunResult]]) -> None:
+    """Ends runs that are not wanted. They may have written cells, which nobody sees."""
+    for operation in begun:
+        operation.cancel()
+    while begun:
+        with suppress(HeadraceError):
+            begun.popleft().result()
 
 
 class Model:
@@ -111,7 +131,8 @@ class Context:
         self._trace = trace
         self._submit = submit
         self.graphs: dict[tuple[int, int], GraphHandle] = {}
-        spec = llama.kv_state(model.config, self.n_ctx)
+        self.chained: dict[int, GraphHandle] = {}
+        spec = llama.kv_state(model.config, self.n_ctx) | {llama.TOKEN: (Type.I32, (1,))}
         self.state = model.client.state(spec, model.placement)
         self._token = np.zeros(1, np.int32)
         self._position = np.zeros(1, np.int32)
@@ -120,9 +141,10 @@ class Context:
 
     def close(self) -> None:
         """Gives graphs and cache back."""
-        for handle in self.graphs.values():
+        for handle in (*self.graphs.values(), *self.chained.values()):
             handle.release()
         self.graphs.clear()
+        self.chained.clear()
         self.state.free()
 
     def __enter__(self) -> Context:
@@ -138,25 +160,34 @@ class Context:
 
     def graph(self, n_tokens: int, n_kv: int) -> GraphHandle:
         """The graph for that many tokens against that many cells, submitted at first use."""
-        handle = self.graphs.get((n_tokens, n_kv))
-        if handle is None:
-            model = self.model
-            built = LlamaGraph(
-                model.config,
-                model.weights,
-                n_tokens=n_tokens,
-                n_kv=n_kv,
-                n_ctx=self.n_ctx,
-                flash=self.flash,
-            )
-            handle = model.client.submit(
-                built.graph, weights=[model.weights], states=[self.state], **self._submit
-            )
-            self.graphs[n_tokens, n_kv] = handle
-            if handle.plan.origin == "hit":
-                self.timing.hits += 1
-            else:
-                self.timing.misses.append(handle.plan.origin)
+        if (n_tokens, n_kv) not in self.graphs:
+            self.graphs[n_tokens, n_kv] = self._submitted(n_tokens, n_kv, chained=False)
+        return self.graphs[n_tokens, n_kv]
+
+    def chained_graph(self, n_kv: int) -> GraphHandle:
+        """The graph for the token that the one before has found the likeliest."""
+        if n_kv not in self.chained:
+            self.chained[n_kv] = self._submitted(1, n_kv, chained=True)
+        return self.chained[n_kv]
+
+    def _submitted(self, n_tokens: int, n_kv: int, *, chained: bool) -> GraphHandle:
+        model = self.model
+        built = LlamaGraph(
+            model.config,
+            model.weights,
+            n_tokens=n_tokens,
+            n_kv=n_kv,
+            n_ctx=self.n_ctx,
+            flash=self.flash,
+            chained=chained,
+        )
+        handle = model.client.submit(
+            built.graph, weights=[model.weights], states=[self.state], **self._submit
+        )
+        if handle.plan.origin == "hit":
+            self.timing.hits += 1
+        else:
+            self.timing.misses.append(handle.plan.origin)
         return handle
 
     def evaluate(self, tokens: Sequence[int]) -> Array:
@@ -205,14 +236,18 @@ class Context:
 
     def _step(self, token: int) -> Array:
         past = len(self.tokens)
-        n_kv = llama.padded_kv(past + 1, self.n_ctx)
-        self._token[0], self._position[0], self._cell[0] = token, past, past
-        self._mask[0, : past + 1] = 0
-        logits = self._run(
-            self.graph(1, n_kv), (self._token, self._position, self._cell, self._mask[:, :n_kv])
-        )
+        self._token[0] = token
+        inputs = (self._token, *self._place(past))
+        logits = self._run(self.graph(*inputs[-1].shape), inputs)
         self.tokens.append(token)
         return logits
+
+    def _place(self, past: int) -> tuple[Array, Array, Array]:
+        """Position, cell and mask of a token behind `past` others."""
+        n_kv = llama.padded_kv(past + 1, self.n_ctx)
+        self._position[0] = self._cell[0] = past
+        self._mask[0, : past + 1] = 0
+        return self._position, self._cell, self._mask[:, :n_kv]
 
     def stream(
         self,
@@ -231,17 +266,64 @@ class Context:
         logits = self.evaluate(prompt)
         self.timing.prompt_tokens += len(prompt)
         self.timing.prompt_s += time.perf_counter() - began
-        for produced in range(tokens):
-            token = choose(logits)
-            if token in ends:
-                return
-            yield token
-            if produced + 1 == tokens or len(self.tokens) >= self.n_ctx:
-                return
+        if tokens < 1:
+            return
+        first, steps = choose(logits), min(tokens - 1, self.n_ctx - len(self.tokens))
+        in_daemon = choose.temperature == 0 and not self._trace
+        following = self._likeliest(first, steps) if in_daemon else self._chosen(first, steps, choose)
+        with closing(following):
+            for token in chain((first,), following):
+                if token in ends:
+                    return
+                yield token
+
+    def _chosen(self, token: int, steps: int, choose: Sampler) -> Generator[int, None, None]:
+        """The tokens after this one, each chosen here."""
+        for _ in range(steps):
             began = time.perf_counter()
             logits = self.evaluate((token,))
-            self.timing.generated_tokens += 1
-            self.timing.generated_s += time.perf_counter() - began
+            self._count(began)
+            token = choose(logits)
+            yield token
+
+    def _likeliest(self, token: int, steps: int) -> Generator[int, None, None]:
+        """The tokens after this one, each the likeliest, which the next run takes from the state: it is
+        on its way before the last one has ended.
+        """
+        begun: deque[Operation[RunResult]] = deque()
+        seconds, most = LONG_S, IN_FLIGHT
+        if steps:
+            self.state.write(llama.TOKEN, np.array([token], np.int32))
+        try:
+            while steps > 0:
+                began = time.perf_counter()
+                while len(begun) < min(steps, most if seconds < LONG_S else 1):
+                    inputs = self._place(len(self.tokens) + len(begun))
+                    handle = self.chained_graph(inputs[-1].shape[1])
+                    begun.append(handle.run_async(inputs))
+                try:
+                    result = begun.popleft().result()
+                except Exhausted:
+                    if most == 1:
+                        raise
+                    most = 1  # no more runs may be under way, those of others included
+                    _give_up(begun)
+                    self.state.write(llama.TOKEN, np.array([token], np.int32))
+                    continue
+                seconds = self._count(began)
+                steps -= 1
+                self.tokens.append(token)
+                token = int(result[0][0])
+                yield token
+        finally:
+            _give_up(begun)
+
+    def _count(self, began: float) -> float:
+        """A token more; the seconds that it took."""
+        seconds = time.perf_counter() - began
+        self.timing.generated_tokens += 1
+        self.timing.generated_s += seconds
+        return seconds
 
     def generate(
         self, prompt: str, tokens: int = 128, sampler: Sampler | None = None

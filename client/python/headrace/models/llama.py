@@ -22,6 +22,7 @@ from headrace.graph import Graph, RopeMode, Tensor
 from headrace.types import TensorInfo, Type
 
 KV_STEP = 256
+TOKEN = "token"  # i32 (1) of a state: the token that a chained graph takes, and leaves for the next
 
 ROPE_MODES = {"llama": RopeMode.NORMAL, "qwen2": RopeMode.NEOX, "qwen3": RopeMode.NEOX}
 
@@ -130,7 +131,8 @@ class LlamaGraph:
 
     Inputs: tokens, positions i32 (n_tokens); cells i64 (n_tokens), the rows of the cache to write;
     mask f16 (n_tokens, n_kv), 0 or -inf; outputs i32 (n_outputs), which tokens' logits are wanted
-    (absent when all are).
+    (absent when all are). chained: for one token, which is the state's (TOKEN); in the place of logits
+    the output is `token`, i32 (1), the likeliest one, which is the state's then.
     """
 
     def __init__(
@@ -143,11 +145,14 @@ class LlamaGraph:
         n_ctx: int,
         n_outputs: int = 1,
         flash: bool = True,
+        chained: bool = False,
     ) -> None:
+        if chained and n_tokens != 1:
+            raise ValueError("a chained graph takes one token")
         self.config = config
         self.tensors = tensors
         self.n_tokens, self.n_kv, self.n_ctx = n_tokens, n_kv, n_ctx
-        self.n_outputs, self.flash = n_outputs, flash
+        self.n_outputs, self.flash, self.chained = n_outputs, flash, chained
         self.graph = Graph()
         self._weights: dict[str, Tensor] = {}
         self._build()
@@ -163,7 +168,9 @@ class LlamaGraph:
 
     def _build(self) -> None:
         g, n = self.graph, self.n_tokens
-        tokens = g.input("tokens", (n,), Type.I32)
+        tokens = (g.state if self.chained else g.input)(
+            TOKEN if self.chained else "tokens", (n,), Type.I32
+        )
         self.positions = g.input("positions", (n,), Type.I32)
         self.cells = g.input("cells", (n,), Type.I64)
         self.mask = g.input("mask", (n, self.n_kv), Type.F16)
@@ -177,7 +184,11 @@ class LlamaGraph:
             x = self._layer(i, x, wanted if last else None)
         x = g.name(self._norm(x, "output_norm.weight"), "result_norm")
         head = "output.weight" if "output.weight" in self.tensors else "token_embd.weight"
-        self.logits = g.output(g.mul_mat(self.weight(head), x), "logits")
+        self.logits = g.mul_mat(self.weight(head), x)
+        if self.chained:
+            g.output(g.cpy(g.argmax(self.logits), tokens), TOKEN)
+        else:
+            g.output(self.logits, "logits")
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return self.graph.mul(self.graph.rms_norm(x, self.config.norm_eps), self.weight(name))
