@@ -301,7 +301,7 @@ struct hr_buffer {
         uint64_t bytes;
         atomic_uint changes; /* how often its contents were replaced; usage WEIGHTS only */
         struct hr_expert_usage *expert_usages; /* a list */
-        struct hr_buffer_pin *pins;            /* a list; the engine's while somebody refers to it */
+        struct hr_buffer_pin *pins;            /* a list; the engine's while anybody refers to it */
 };
 
 HR_NODISCARD hr_status hr_buffer_new(struct hr_device *device, uint64_t bytes,

@@ -14,15 +14,15 @@
 typedef enum hr_span_kind {
         HR_SPAN_NONE,
         /* Of requests, by the loop. */
-        HR_SPAN_REQUEST, /* detail: type, and code of its end << 8 (HR_SPAN_OPEN: it has not ended); a: the
-                          * client's id; b: principal */
+        HR_SPAN_REQUEST, /* detail: type, and code of its end << 8 (HR_SPAN_OPEN: it has not ended);
+                          * a: the client's id; b: principal */
         HR_SPAN_UPLOAD,  /* its body arrived */
         HR_SPAN_PLAN,
-        HR_SPAN_QUEUE, /* waited to start */
-        HR_SPAN_RUN,   /* from start to end; detail: slot, a: number of the run on its pipeline */
-        HR_SPAN_REPLY, /* the outputs' way out */
-        HR_SPAN_ORIGIN, /* no span: where the request comes from (W3C trace context). a, b: trace id;
-                         * end_ns: the caller's span; detail: flags */
+        HR_SPAN_QUEUE,  /* waited to start */
+        HR_SPAN_RUN,    /* from start to end; detail: slot, a: number of the run on its pipeline */
+        HR_SPAN_REPLY,  /* the outputs' way out */
+        HR_SPAN_ORIGIN, /* no span: where the request comes from (W3C trace context). a, b: trace
+                         * id; end_ns: the caller's span; detail: flags */
         /* Of commands, by devices' queues. */
         HR_SPAN_COMPUTE, /* detail: the split */
         HR_SPAN_COPY,    /* a: bytes */

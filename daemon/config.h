@@ -66,10 +66,11 @@ struct hr_config_device {
         const char *isa;      /* "auto", "portable", "avx2", "avx512", "avx512bf16" */
         char *deny_ops;       /* see core/deny.h, checked; NULL = none */
         uint64_t delay_ns;    /* added before each split */
-        uint64_t batch_min;   /* blas: columns from which it takes a product; cuda: see hr_cuda_config; 0 = default */
+        uint64_t batch_min;   /* columns from which blas takes a product; cuda: see hr_cuda_config;
+                               * 0 = default */
         bool required;        /* without it the daemon is not ready */
         uint64_t gpu;         /* cuda: the GPU's number, as the driver counts */
-        uint64_t pin_bytes;   /* cuda: memory of the host locked for weights that stay there; 0 = none */
+        uint64_t pin_bytes;   /* cuda: host memory locked for weights that stay there; 0 = none */
         bool graphs;          /* cuda: splits that are computed again are one launch */
         /* Private: opened by the file that is read; keys it has given, by position in the table. */
         bool is_opened, given[HR_SECTION_KEYS_MAX];
@@ -172,8 +173,8 @@ HR_NODISCARD hr_status hr_config_read_file(struct hr_config *config, const char 
 HR_NODISCARD hr_status hr_config_read_text(struct hr_config *config, const char *label,
                                            const char *text, size_t text_bytes,
                                            struct hr_diag *diag);
-/* Reads every PATH.d/NAME.conf in the order of the names' bytes, hidden files left out. Without that
- * folder there is nothing to read. */
+/* Reads every PATH.d/NAME.conf in the order of the names' bytes, hidden files left out. Without
+ * that folder there is nothing to read. */
 HR_NODISCARD hr_status hr_config_read_fragments(struct hr_config *config, const char *path,
                                                 struct hr_diag *diag);
 /* One override, "section.key=value", "device.NAME.key=value" or "principal.NAME.key=value";
@@ -184,7 +185,8 @@ HR_NODISCARD hr_status hr_config_set(struct hr_config *config, const char *assig
 /* Adds the default device when there is none and checks what concerns several keys. Must be called
  * once, after file and overrides. */
 HR_NODISCARD hr_status hr_config_finish(struct hr_config *config, struct hr_diag *diag);
-/* The port of an IPv4 or IPv6 address; 0 = to be chosen by the system, which the log tells. Thread: any. */
+/* The port of an IPv4 or IPv6 address; 0 = to be chosen by the system, which the log tells.
+ * Thread: any. */
 unsigned hr_socket_port(const struct sockaddr_storage *socket);
 /* Is a session's reallocation of compute memory refused? */
 bool hr_config_realloc_fails(const struct hr_config *config);

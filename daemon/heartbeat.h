@@ -19,7 +19,7 @@ struct hr_heartbeat;
 typedef enum hr_health {
         HR_HEALTH_STARTING, /* no beat has come back yet */
         HR_HEALTH_OK,
-        HR_HEALTH_LATE,  /* for two ticks its beat has been outstanding and it has come no further */
+        HR_HEALTH_LATE,  /* its beat has been outstanding for two ticks and it came no further */
         HR_HEALTH_WRONG, /* its latest result was wrong, or could not be computed */
         HR_HEALTH_LOST,
 } hr_health;

@@ -32,7 +32,7 @@ struct hr_holding {
         bool has_digest;
         uint8_t digest[HR_DIGEST_BYTES];
         char name[HR_WIRE_SET_NAME_BYTES];
-        uint64_t set_number;          /* settled: hr_weights.number; 0 = not. The set may have gone */
+        uint64_t set_number;          /* settled: hr_weights.number; 0 = not. May have gone */
         struct hr_upload *upload;     /* receiving: referenced; NULL before the store has made it */
         struct hr_list streams;       /* hr_upload_stream.link */
         uint64_t expires_ns;          /* 0 = somebody refers to it */

@@ -39,8 +39,8 @@ HR_NODISCARD hr_status hr_image_new(void *base, uint64_t bytes, int fd, struct h
  * (DESCRIPTORS). */
 HR_NODISCARD hr_status hr_image_new_memory(uint64_t bytes, struct hr_diag *diag,
                                            struct hr_image **ret_image);
-/* Writes through the descriptor of a memory image, from this address of it on: new pages are made of
- * what is written, neither cleared nor mapped before. HR_E_EXHAUSTED (reason HOST_MEMORY). */
+/* Writes through the descriptor of a memory image, from this address of it on: new pages are made
+ * of what is written, neither cleared nor mapped before. HR_E_EXHAUSTED (reason HOST_MEMORY). */
 HR_NODISCARD hr_status hr_image_write(struct hr_image *image, const uint8_t *to, const void *bytes,
                                       size_t size, struct hr_diag *diag);
 /* Seals a memory image against writing, growing and shrinking. Nobody writes any more. */

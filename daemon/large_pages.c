@@ -58,7 +58,8 @@ bool hr_large_pages_are_shared(void) {
 
 void hr_large_pages_span(const uint8_t *base, uint64_t room, uint64_t offset, uint64_t bytes,
                          uint64_t *ret_first, uint64_t *ret_end) {
-        const uint64_t lead = (uint64_t) (uintptr_t) base % LARGE_PAGE; /* the file's start is one's */
+        /* Of memory, not of the file, whose start is a large page's. */
+        const uint64_t lead = (uint64_t) (uintptr_t) base % LARGE_PAGE;
         const uint64_t last = room / LARGE_PAGE * LARGE_PAGE;
         uint64_t first = offset / LARGE_PAGE * LARGE_PAGE, end = last;
 

@@ -42,7 +42,7 @@ struct hr_pressure {
         struct hr_job job;
         bool job_is_out;
         struct hr_plan_cache_evicted plans; /* the job's */
-        uint64_t held_bytes;                /* compute memory of all before graphs went; 0 = none did */
+        uint64_t held_bytes; /* all compute memory before graphs went; 0 = none did */
         uint64_t said; /* entries given up when it was said last */
         struct hr_pressure_stats stats;
 };

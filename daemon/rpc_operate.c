@@ -16,7 +16,8 @@
 #include "daemon/rpc.h"
 #include "proto/operate.h"
 
-#define EVICTED_AT_ONCE 64U /* graphs or sessions of one EVICT: less than a millisecond of the loop */
+/* Graphs or sessions of one EVICT: less than a millisecond of the loop. */
+#define EVICTED_AT_ONCE 64U
 
 bool hr_request_is_whole(const struct hr_request *request) {
         return request->session->principal->permissions & HR_PERMIT_ADMIN;

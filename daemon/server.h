@@ -67,7 +67,7 @@ struct hr_server {
         const struct hr_config_device **device_configs; /* of each of them */
         uint32_t device_count;
         uint32_t missing_count; /* configured ones that were not there */
-        char waiting[HR_WAITING_BYTES]; /* at the start: for which required one, and why; "" = for none */
+        char waiting[HR_WAITING_BYTES]; /* at the start: for which one, and why; "": for none */
         struct hr_fleet *fleet;
         struct hr_engine *engine;
         struct hr_graphs *graphs; /* by digest; thread: engine */

@@ -183,8 +183,8 @@ hr_stream_event hr_tls_flush(struct hr_tls *tls, int fd) {
 }
 
 /* Records may carry nothing that is the frames', and may ask for an answer each: a peer that sends
- * little else, or does not read the answers, would keep the loop, and memory. Handshakes and records
- * are far shorter. */
+ * little else, or does not read the answers, would keep the loop, and memory. Handshakes and
+ * records are far shorter. */
 static bool is_flood(struct hr_tls *tls) {
         if (tls->empty_bytes < EMPTY_BYTES_MAX && BIO_ctrl_pending(tls->out) < 2 * UNSENT_MAX)
                 return false;

@@ -7,8 +7,8 @@
  * share one upload, and a broken one costs the leaf it was in. Where shared memory comes in large
  * pages, a leaf that is given is brought in by a worker, so that the loop, which fills it, does not
  * wait for pages. Elsewhere the loop writes what it has received through the descriptor: for each
- * small page, clearing and mapping it first costs more than copying from the cache does. A leaf that
- * is complete is hashed by a worker.
+ * small page, clearing and mapping it first costs more than copying from the cache does. A leaf
+ * that is complete is hashed by a worker.
  *
  *   MISSING --grant--> GIVEN --complete--> RECEIVED --hashed--> HASHED
  *      ^                 |

@@ -183,7 +183,7 @@ typedef void (*hr_weights_done_fn)(struct hr_weights_job *job, hr_status status,
 struct hr_weights_job {
         hr_weights_done_fn done;
         void *arg;
-        uint32_t owner; /* the set's; equal sets and contents are looked for among those of the same */
+        uint32_t owner; /* the set's; equal sets and contents are looked for among its own */
         /* Private. */
         struct hr_list link;
         struct hr_weights *set;

@@ -250,7 +250,7 @@ static hr_status graph_fill_views(const struct hr_columns *columns, struct hr_gr
         const struct hr_column *at = columns->at;
         uint64_t count = hr_column_count(&at[GRAPH_VIEW_TENSOR]);
         uint32_t tensors = hr_graph_tensor_count(graph), before = 0;
-        bool in_order = true; /* else all tensors are walked over, which is slow where they are many */
+        bool in_order = true; /* else all tensors are walked over: slow where they are many */
 
         for (uint64_t i = 0; i < count; i++) {
                 uint32_t id = hr_column_u32(&at[GRAPH_VIEW_TENSOR], i);

@@ -89,7 +89,7 @@ struct hr_block {
         uint32_t refs;
         struct hr_pipeline
                 *user; /* whose run was submitted last; NULL: nothing in flight uses it */
-        uint64_t grown_from; /* bytes that it had, when it has grown and that is not yet told; else 0 */
+        uint64_t grown_from; /* bytes that it had, if it grew and that is not yet told; else 0 */
 };
 
 /* What a workspace has of one kind of memory. */

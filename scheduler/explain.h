@@ -74,7 +74,7 @@ struct hr_explanation {
         uint32_t *split_steps;                            /* how many */
         uint32_t *copy_tensor, *copy_source, *copy_method; /* source device or HR_EXPLAIN_NONE */
         uint32_t *copy_back;                               /* 1: carried back after the split */
-        uint32_t *copy_early;                              /* 1: arrives while the device computes */
+        uint32_t *copy_early;                              /* 1: comes while the device computes */
         uint64_t *copy_bytes;
         struct hr_explain_places copy_place;
 

@@ -224,8 +224,8 @@ static uint32_t *blocks_by_turn(struct placer *placer, uint32_t kind) {
         return turns;
 }
 
-/* ret_users: per block of the pool, the split that used its memory last before it. False in *ret_done
- * where that takes too long to find. */
+/* ret_users: per block of the pool, the split that used its memory last before it. False in
+ * *ret_done where that takes too long to find. */
 static hr_status find_users(struct placer *placer, uint32_t kind, uint32_t *ret_users,
                             bool *ret_done) {
         struct hr_planner *planner = placer->planner;

@@ -8,8 +8,8 @@ struct hr_cuda_config {
         uint32_t gpu;         /* number of the GPU, as the driver counts */
         uint64_t memory_cap;  /* bytes, 0 = none */
         uint32_t spin_us;     /* how long an idle queue spins before it sleeps */
-        uint32_t batch_min;   /* columns from which a product of weights in blocks is the library's, by
-                               * way of bf16; 0 = the default */
+        uint32_t batch_min;   /* columns from which a product of weights in blocks is the library's,
+                               * by way of bf16; 0 = the default */
         const char *deny_ops; /* see core/deny.h; NULL = none */
         uint64_t pin_bytes;   /* of the host's memory that it may lock for weights that stay there;
                                * 0 = none */

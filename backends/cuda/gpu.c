@@ -384,7 +384,7 @@ static hr_status gpu_open(struct cuda_gpu *gpu, struct hr_diag *diag) {
                                       gpu->number, gpu->name, gpu->capability / 10,
                                       gpu->capability % 10, CUDA_CAPABILITY_MIN / 10,
                                       CUDA_CAPABILITY_MIN % 10);
-        /* Threads that wait for the GPU sleep. Where that cannot be had they spin, which is right. */
+        /* Threads that wait for the GPU sleep; where that cannot be had they spin: right, too. */
         (void) cu->cuDevicePrimaryCtxSetFlags(gpu->device, CU_CTX_SCHED_BLOCKING_SYNC);
         HR_TRY(cuda_gpu_check(gpu, cu->cuDevicePrimaryCtxRetain(&gpu->context, gpu->device),
                               "context", diag));

@@ -84,8 +84,8 @@ static void norm_launch(const struct hr_step *step, struct cuda_tensor in, enum 
 }
 
 static bool sum_all_supports(const struct hr_step *step) {
-        return step->source_count == 1 && cuda_is_float(&step->sources[0]) && cuda_is_float(&step->result) &&
-               step->result.ne[0] * cuda_rows(&step->result) == 1;
+        return step->source_count == 1 && cuda_is_float(&step->sources[0]) &&
+               cuda_is_float(&step->result) && step->result.ne[0] * cuda_rows(&step->result) == 1;
 }
 
 static void sum_all_prepare(const struct hr_step *step, struct cuda_builder *builder) {

@@ -152,7 +152,8 @@ void cuda_pins_add(struct hr_device *device, struct cuda_gpu *gpu, struct hr_buf
                    uint64_t limit) {
         const uint64_t page = (uint64_t) sysconf(_SC_PAGESIZE);
         const uint64_t base = (uint64_t) (uintptr_t) buffer->host_base;
-        uint64_t first = (base + page - 1) / page * page, end = (base + buffer->bytes) / page * page;
+        uint64_t first = (base + page - 1) / page * page;
+        uint64_t end = (base + buffer->bytes) / page * page;
         struct pin *pin;
 
         for (struct hr_buffer_pin *known = buffer->pins; known; known = known->next)

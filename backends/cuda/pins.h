@@ -5,8 +5,8 @@
  *
  * Locking takes long, so a thread of each buffer's own does it, piece by piece, one buffer after
  * the other; what is not locked yet, what a limit leaves out, and what the driver does not take (a
- * mapping that it cannot hold) goes through the ring as ever. Memory is locked once for all GPUs, by
- * the device that asked first, which stays until the buffer goes; before its memory goes it is
+ * mapping that it cannot hold) goes through the ring as ever. Memory is locked once for all GPUs,
+ * by the device that asked first, which stays until the buffer goes; before its memory goes it is
  * unlocked. What a GPU that is lost has locked is used no more.
  */
 #pragma once

@@ -59,8 +59,8 @@ struct hr_request {
         size_t part_count;
         size_t first_parts; /* those that are the body; the rest follows it under credit, with
                              * offsets of its own. 0: all are */
-        bool is_pulled; /* that rest is asked for by offset, and only the reply tells that no more of
-                         * it is wanted */
+        bool is_pulled; /* that rest is asked for by offset, and only the reply tells that no more
+                         * of it is wanted */
         uint64_t *ret_sent; /* bytes of what is pulled that have been sent; NULL: not wanted */
         const int *fds;     /* that come with the frame; the channel must pass them */
         size_t fd_count;
@@ -74,7 +74,7 @@ struct hr_request {
 struct hr_answer {
         struct hr_wire_span message;
         struct hr_wire_span body; /* empty with `into` */
-        uint64_t body_bytes;      /* received, also into `into`, which more may come than fits into */
+        uint64_t body_bytes;      /* received, also into `into`: may be more than fits there */
 };
 
 /* Takes the transport over, also on failure. A channel is its creator's and that of each call that
@@ -128,7 +128,7 @@ struct headrace_client {
         bool session_waits;              /* the daemon keeps a session without a connection */
         bool passes_memory;              /* it maps memory that it is given */
         pthread_mutex_t renewal;         /* held while connecting anew; before `lock` */
-        pthread_mutex_t lock;            /* of what is below; never held while anything is waited for */
+        pthread_mutex_t lock; /* of what is below; never held while anything is waited for */
         struct hr_channel *channel;
         uint64_t session; /* counts those that this client has had */
         uint8_t token[HR_WIRE_TOKEN_BYTES_MAX]; /* changed with `renewal` held, too */

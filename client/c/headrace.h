@@ -447,15 +447,15 @@ typedef bool (*headrace_observe_fn)(void *arg, uint32_t tensor, const void *data
 struct headrace_run_options {
         int64_t timeout_ms;
         int32_t priority; /* higher first, among runs of other sessions for the same devices */
-        const char *traceparent; /* W3C trace context of the caller; NULL = none. Stays the run's until
-                                  * headrace_run_wait() has returned */
+        const char *traceparent; /* W3C trace context of the caller; NULL = none. Stays the run's
+                                  * until headrace_run_wait() has returned */
         headrace_observe_fn observe; /* of a graph with taps; NULL: nothing is shown */
         void *observe_arg;
 };
 
 struct headrace_run_figures {
         uint64_t queue_ns, run_ns, copied_bytes;
-        uint64_t sequence; /* number of the run on its pipeline, from 0 on; slot: modulo its copies */
+        uint64_t sequence; /* number of the run on its pipeline, from 0 on; modulo copies: slot */
         uint32_t slot;
 };
 

@@ -1,13 +1,15 @@
 /*
- * Looks at every access of kernels that were compiled with -fsanitize=thread (tests/cuda/meson.build):
- * the compiler calls __tsan_read4() and the like before each, and checks.c is what answers.
+ * Looks at every access of kernels that were compiled with -fsanitize=thread
+ * (tests/cuda/meson.build): the compiler calls __tsan_read4() and the like before each, and
+ * checks.c is what answers.
  *
- * Found are accesses outside of any memory of a GPU, to memory of the GPU that is not aligned to what
- * is accessed, to another thread's own memory, to shared memory that nobody has written in this
- * block, to bytes that an asynchronous copy is still bringing, and races: two accesses to the same
- * byte, one of them a write, of threads of which nothing says who comes first. Threads of a block are
- * put in order by barriers, lanes of a warp by __syncwarp() too, by exchanges not; threads of
- * different blocks by nothing. Volatile accesses and atomic additions do not race with one another.
+ * Found are accesses outside of any memory of a GPU, to memory of the GPU that is not aligned to
+ * what is accessed, to another thread's own memory, to shared memory that nobody has written in
+ * this block, to bytes that an asynchronous copy is still bringing, and races: two accesses to the
+ * same byte, one of them a write, of threads of which nothing says who comes first. Threads of a
+ * block are put in order by barriers, lanes of a warp by __syncwarp() too, by exchanges not;
+ * threads of different blocks by nothing. Volatile accesses and atomic additions do not race with
+ * one another.
  */
 #pragma once
 

@@ -31,7 +31,7 @@ struct operation {
         operation_kind kind;
         void *to;
         const void *from;
-        uint64_t bytes; /* the ticket of RECORD and WAIT, the number of VALUE, the form of PRODUCT */
+        uint64_t bytes; /* ticket of RECORD and WAIT, number of VALUE, form of PRODUCT */
         bool is_broken; /* a copy that changes what it copies */
         bool is_to_peer; /* a copy to another GPU */
         uint32_t blocks, threads;

@@ -1,5 +1,5 @@
-/* Whoever looks at kernels finds each fault, tells it from the others, and finds nothing in the same
- * kernel without it, in whatever order threads take their turns. */
+/* Whoever looks at kernels finds each fault, tells it from the others, and finds nothing in the
+ * same kernel without it, in whatever order threads take their turns. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -127,8 +127,8 @@ static void office_close(struct office *office) {
         hr_config_deinit(&office->config);
 }
 
-/* The engine's own thread, which has nothing to do here but to look for that, may have the turn and be
- * asked to serve: it does before the clock goes on. */
+/* The engine's own thread, which has nothing to do here but to look for that, may have the turn and
+ * be asked to serve: it does before the clock goes on. */
 static void turn_wait(struct office *office) {
         hr_engine_turn_take(office->engine);
         hr_engine_turn_give(office->engine);

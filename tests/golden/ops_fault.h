@@ -4,6 +4,6 @@
 
 #include "tests/golden/ops_machine.h"
 
-/* From now on SIGSEGV, SIGBUS and SIGFPE end the process with status 3 and these words about `run`, which
- * lives until the next call; NULL: about none. Thread: one. */
+/* From now on SIGSEGV, SIGBUS and SIGFPE end the process with status 3 and these words about `run`,
+ * which lives until the next call; NULL: about none. Thread: one. */
 void ops_fault_watch(const struct ops_run *run);

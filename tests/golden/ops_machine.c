@@ -1,7 +1,7 @@
 /* See ops_machine.h. Every tensor that owns memory has a buffer of its own with a band before and
  * after it that must keep its pattern; where any access past an end is seen anyhow, under a
- * sanitizer or by who looks on (OPS_WITHOUT_BANDS), of exactly its size. Guarded, it lies at one end of whole pages between two without
- * access, and what is left of them is its band. */
+ * sanitizer or by who looks on (OPS_WITHOUT_BANDS), of exactly its size. Guarded, it lies at one
+ * end of whole pages between two without access, and what is left of them is its band. */
 #include "tests/golden/ops_machine.h"
 
 #include <stdlib.h>

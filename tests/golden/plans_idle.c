@@ -103,7 +103,7 @@ static void plan_narrow(struct hr_plan *plan, uint32_t idle) {
         }
 }
 
-/* ---- What no field has -------------------------------------------------------------------------- */
+/* ---- What no field has ----------------------------------------------------------------------- */
 
 struct gap {
         size_t from, to;
@@ -123,7 +123,7 @@ static void gaps_clear(void *array, uint64_t count, size_t bytes, const struct g
                                gaps[g].to - gaps[g].from);
 }
 
-/* Compilers copy the gaps between fields or leave them: to compare memory, they have to be equal. */
+/* Compilers copy gaps between fields or leave them: to compare memory, they have to be equal. */
 static void plan_clear_gaps(struct hr_plan *plan) {
         const struct gap copy[] = {GAP(hr_plan_copy, is_upload, placed_at),
                                    GAP(hr_plan_copy, home_device, bytes)};
@@ -131,7 +131,8 @@ static void plan_clear_gaps(struct hr_plan *plan) {
                                     GAP(hr_expert_group, is_upload, ids_split),
                                     TAIL(hr_expert_group, ids_split)};
         const struct gap pool[] = {GAP(hr_plan_pool, owner, kept_bytes)};
-        const struct gap command[] = {GAP(hr_command, upload, device), GAP(hr_command, kind, bytes)};
+        const struct gap command[] = {GAP(hr_command, upload, device),
+                                      GAP(hr_command, kind, bytes)};
 
         gaps_clear(plan->copies, plan->copy_count, sizeof *plan->copies, copy,
                    HR_ARRAY_LENGTH(copy));

@@ -247,7 +247,8 @@ static uint8_t *graph_run(struct ops_machine *machine, const struct ops_family *
                 status = contents_upload(&run, &diag);
         if (status == HR_OK && run.list.count > 0)
                 status = ops_run_compute(&run, 0, run.list.count, &diag);
-        memset(&run.outcome, 0, sizeof run.outcome); /* the failed run is over: reading is another */
+        /* The failed run is over: reading is another. */
+        memset(&run.outcome, 0, sizeof run.outcome);
         if ((status == HR_OK || status == HR_E_RANGE) && run.program &&
             ops_run_check_bands(&run, NULL, &touched) != HR_OK) {
                 say(&run, "bytes next to a tensor were written");

@@ -1,6 +1,6 @@
 /*
- * TLS at the clients' side, and the daemon's certificate. Records go through the same links as plain
- * bytes, so they arrive in pieces, late, or not at all, from the first byte of the handshake on.
+ * TLS at the clients' side, and the daemon's certificate. Records go through the same links as
+ * plain bytes, so they arrive in pieces, late, or not at all, from the handshake's first byte on.
  *
  * The library's numbers are not the seed's, but all that they change is what bytes look like: with
  * Ed25519, X25519 and no tickets, handshakes and records have the same lengths in every history.
@@ -61,8 +61,8 @@ void sim_secure_begin(void) {
         EVP_PKEY_free(key);
         context = SSL_CTX_new(TLS_client_method());
         HR_ASSERT(context && SSL_CTX_set1_groups_list(context, "X25519"));
-        (void) SSL_CTX_set_mode(context,
-                                SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+        (void) SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE |
+                                                 SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
 }
 
 void sim_secure_end(void) {

@@ -45,7 +45,7 @@ SHAPE(32_minimum, 32, true)
 #endif
 
 /* One column, rows taken apart as they come, 64 elements at a time. A whole tile's rows are where
- * the stride says: their addresses are made again for each block, since so many are kept nowhere. */
+ * the stride says: their addresses are made for each block, since so many are kept nowhere. */
 #define ROWS_256(name, bytes, g, minimum, piece)                                                   \
         LANES_INLINE void some_##name(const uint8_t *base, uint64_t stride, const uint32_t rows,   \
                                       int64_t k, const uint8_t *column, float *ret_out) {          \

@@ -385,7 +385,8 @@ HR_TEST(names_of_no_length_and_absent_sources) {
         put_sample();
         PUT_WORDS(16, 0, 0, 0);
         put_bytes(17, "", 0);
-        HR_EXPECT_EQ(decode(&diag, &graph), HR_E_INVALID); /* the last blob that is not empty counts */
+        /* The last blob that is not empty counts. */
+        HR_EXPECT_EQ(decode(&diag, &graph), HR_E_INVALID);
         hr_diag_clear(&diag);
         used = 0;
         put_leaf_count(1);

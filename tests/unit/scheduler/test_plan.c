@@ -723,7 +723,8 @@ static uint64_t long_lives_ns(uint32_t length) {
                 seed = seed * 1664525 + 1013904223;
                 world.graph->tensors[i].ne[0] = 32 * (1 + (seed >> 16) % 100);
                 for (int k = 1; k < HR_DIMS; ++k)
-                        world.graph->tensors[i].nb[k] = 4 * (uint64_t) world.graph->tensors[i].ne[0];
+                        world.graph->tensors[i].nb[k] =
+                                4 * (uint64_t) world.graph->tensors[i].ne[0];
         }
         best = world_plan_ns(&world);
         printf("%u long lives: %.0f ns a node\n", length, (double) best / length);
