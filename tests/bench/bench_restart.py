@@ -1,5 +1,6 @@
-"""A daemon that is ended and started again with 256 MiB of weights left with its manager (tests/integration/manager.py):
-how long until it is ready, beside one that has nothing and to which the weights are sent; what a client sees."""
+"""A daemon that is ended and started again with 256 MiB of weights left with its manager
+(tests/integration/manager.py): how long until it is ready, beside one that has nothing and to which the weights are
+sent; what a client sees."""
 
 from __future__ import annotations
 

@@ -740,8 +740,8 @@ def convolutions(m: Maker) -> int:
     if kind == 2:
         to = m.pick(F32, F16)
         m.tolerance = 1e-7
-        return m.call("im2col_3d", m.leaf(kernel_type, (kw, kh, kd, ic * oc)), m.leaf(F32, (w, h, d + 3, ic * n)), L(ic),
-                      *(I(x) for x in (*s, *p, *g)), I(to))  # fmt: skip
+        return m.call("im2col_3d", m.leaf(kernel_type, (kw, kh, kd, ic * oc)), m.leaf(F32, (w, h, d + 3, ic * n)),
+                      L(ic), *(I(x) for x in (*s, *p, *g)), I(to))  # fmt: skip
     if kind == 3:
         return m.call("conv_2d_direct", m.leaf(kernel_type, (kw, kh, ic, oc)), m.leaf(F32, (w + 4, h + 4, ic, n)),
                       *(I(x) for x in (*s[:2], *p[:2], *g[:2])))  # fmt: skip
@@ -958,7 +958,8 @@ def indexers(m: Maker) -> int:
     )
     m.tolerance = 1e-6
     return m.call("lightning_indexer", m.leaf(F32, (size, heads, tokens, batch)), m.leaf(type, (size, 1, keys, batch)),
-                  m.leaf(F32, (heads, tokens, 1, batch)), m.leaf(F16, (keys, tokens, 1, values.shape[0]), values))  # fmt: skip
+                  m.leaf(F32, (heads, tokens, 1, batch)), m.leaf(F16, (keys, tokens, 1, values.shape[0]),
+                  values))  # fmt: skip
 
 
 # ---- files ----------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ base: programs of the build, stripped, with every library that they need but tho
 the compiler, the client with the packages it needs but numpy, the tests' Python and small recorded cases.
 golden: all recorded operators. model: the demo's model with its reference. llama: sources of llama.cpp.
 
-A part is NAME.tar.xz (a small one NAME.tar.gz) and holds NAME.part, by which run.py knows that it is there. One that is larger than
-the limit is cut into NAME.tar.xz.1of2, ...
+A part is NAME.tar.xz (a small one NAME.tar.gz) and holds NAME.part, by which run.py knows that it is there. One
+that is larger than the limit is cut into NAME.tar.xz.1of2, ...
 """
 
 from __future__ import annotations

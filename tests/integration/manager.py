@@ -28,7 +28,9 @@ FOLLOW = 'LISTEN_PID=$$ exec "$0" "$@"'
 class Child:
     """A process with descriptors from FIRST on. What Popen does, but for its own descriptor in between."""
 
-    def __init__(self, command: Sequence[str | Path], fds: Sequence[int], environment: dict[str, str], log: int) -> None:
+    def __init__(
+        self, command: Sequence[str | Path], fds: Sequence[int], environment: dict[str, str], log: int
+    ) -> None:
         moves = [(os.POSIX_SPAWN_DUP2, fd, FIRST + i) for i, fd in enumerate(fds)]
         moves += [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
         self.pid = os.posix_spawn(

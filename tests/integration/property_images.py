@@ -240,8 +240,12 @@ def mixed(m: Maker) -> Case:
         return g.dsv4_hc_post(m.plain((1, 1, tokens, size)), m.plain((1, tokens, 4, size)), m.plain((1, 1, tokens, 4)),
                               m.plain((1, tokens, 4, 4))), 1e-11  # fmt: skip
     heads, keys, batch = m.below(6), m.below(70), m.below(3)
-    return g.lightning_indexer(m.plain((batch, tokens, heads, size)), m.plain((batch, keys, 1, size), pick(m, Type.F16, Type.F32)),
-                               m.plain((batch, 1, tokens, heads)), m.plain((pick(m, 1, batch), 1, tokens, keys), Type.F16)), 1e-11  # fmt: skip
+    return g.lightning_indexer(
+        m.plain((batch, tokens, heads, size)),
+        m.plain((batch, keys, 1, size), pick(m, Type.F16, Type.F32)),
+        m.plain((batch, 1, tokens, heads)),
+        m.plain((pick(m, 1, batch), 1, tokens, keys), Type.F16),
+    ), 1e-11
 
 
 def summed(m: Maker) -> Case:

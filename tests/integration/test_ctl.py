@@ -335,7 +335,8 @@ def test_who_may(launch: Callable[..., Daemon], tmp_path: Path) -> None:
     "arguments",
     [
         (), ("stat",), ("status", "extra"), ("status", "--nothing"), ("status", "--wait"),
-        ("drain", "--limit"), ("drain", "--limit", "soon"), ("evict",), ("evict", "plans", "a", "b"), ("--json=yes", "status"),
+        ("drain", "--limit"), ("drain", "--limit", "soon"), ("evict",), ("evict", "plans", "a", "b"),
+        ("--json=yes", "status"),
         ("top", "--count", "x"), ("trace", "--latest", "-1"), ("completion", "tcsh"),
         ("--connect", "nowhere", "status"), ("--connect=", "status"), ("status", "--timeout", "0"),
     ],

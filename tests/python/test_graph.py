@@ -294,7 +294,10 @@ def window(name: str) -> Rebuild:
 
     def build(g: Graph, t: recorded.GoldenTensor, s: list[Any]) -> Tensor:
         strides = (i32(t, 2), i32(t, 1), i32(t, 0), s[0].nb[0])
-        return getattr(g, name)(*s, strides=strides, offset=i32(t, 3), inplace=bool(i32(t, 4)))  # type: ignore[no-any-return]
+        made: Tensor = getattr(g, name)(
+            *s, strides=strides, offset=i32(t, 3), inplace=bool(i32(t, 4))
+        )
+        return made
 
     return build
 

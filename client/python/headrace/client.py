@@ -381,12 +381,13 @@ class Client:
         weights, states: where the leaves of those kinds are looked up by name, first set first.
         pins: {glob over tensor names: device}. taps: nodes that observed runs show, as tensors or
         as globs over their names. debug: what to print of the plan: "assignments", "splits",
-        "copies", "realloc"; the handle has it as debug_text, the daemon's log at level info. rules: "headrace" or "ggml". n_copies: runs in
-        flight at once (0: the plan decides). strict: no node may fall back to the last device.
-        dry_run: plan only; with planned, {glob: device} as in load(), also for weights and states
-        that are not there yet: plan.devices then tells all bytes before anything is loaded. fresh:
-        plan anew even if cached. realloc_fail: refuse, with FailedPrecondition REALLOC, what would
-        make the session's compute memory grow.
+        "copies", "realloc"; the handle has it as debug_text, the daemon's log at level info. rules:
+        "headrace" or "ggml". n_copies: runs in flight at once (0: the plan decides). strict: no
+        node may fall back to the last device. dry_run: plan only; with planned, {glob: device}
+        as in load(), also for weights and states that are not there yet: plan.devices then tells
+        all bytes before anything is loaded. fresh: plan anew even if cached. realloc_fail:
+        refuse, with FailedPrecondition REALLOC, what would make the session's compute memory
+        grow.
         """
         options = flows.graphs.SubmitOptions(
             pins,

@@ -160,7 +160,8 @@ class Evicted:
 
 def _taken(cls: Callable[..., T], message: Any) -> T:
     """A dataclass from the fields of a message that have its fields' names."""
-    return cls(**{field.name: getattr(message, field.name) for field in fields(cls)})  # type: ignore[arg-type]
+    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    return cls(**{name: getattr(message, name) for name in names})
 
 
 def _words(text: str) -> tuple[str, ...]:

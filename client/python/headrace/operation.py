@@ -12,7 +12,7 @@ from headrace.recovery import remaining
 from headrace.transport import Pending, Transport
 
 T = TypeVar("T")
-# Takes the connection that has ended, and the seconds that there are; another one, if there can be one.
+# Takes the connection that has ended, and the seconds that there are; another one, if one can be.
 Recover = Callable[[Transport, float | None], Transport | None]
 
 

@@ -197,8 +197,8 @@ class Transport:
             with self._state:
                 self._check()
                 call = self.wire.call(
-                    kind, message, body, pull=pull, resume=resume, fd_count=len(fds), timeout_ms=timeout_ms, into=into,
-                    parts=part is not None,
+                    kind, message, body, pull=pull, resume=resume, fd_count=len(fds),
+                    timeout_ms=timeout_ms, into=into, parts=part is not None,
                 )  # fmt: skip
                 pending = Pending(call, deadline, progress, observe, part)
                 self._pending[call.call_id] = pending
@@ -271,7 +271,9 @@ class Transport:
             news = pending.news.pop(0)
             told = True
             if isinstance(news, Tapped):
-                self._answer(pending, news, stop=not (pending.observe or _go_on)(news.tensor, news.body))
+                self._answer(
+                    pending, news, stop=not (pending.observe or _go_on)(news.tensor, news.body)
+                )
             elif isinstance(news, Part):
                 if pending.part is not None:
                     pending.part(news.message, news.body)
