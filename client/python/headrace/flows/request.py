@@ -16,8 +16,8 @@ from headrace.wire import Buffer, Kind, Reply
 # Requests that change nothing, or (LOAD) only what their own session holds, and name no handle.
 REPEATABLE = frozenset({
     Kind.PING, Kind.DEVICES, Kind.OPS, Kind.STATS, Kind.METRICS, Kind.QUOTA, Kind.TRACE,
-    Kind.STATUS, Kind.HEALTH, Kind.SESSIONS, Kind.PLANS, Kind.QUOTAS, Kind.WEIGHTS_LOAD, Kind.WEIGHTS_QUERY,
-    Kind.WEIGHTS_LIST,
+    Kind.STATUS, Kind.HEALTH, Kind.SESSIONS, Kind.PLANS, Kind.QUOTAS, Kind.WEIGHTS_LOAD,
+    Kind.WEIGHTS_QUERY, Kind.WEIGHTS_LIST,
 })  # fmt: skip
 
 
