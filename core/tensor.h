@@ -69,8 +69,8 @@ static inline bool hr_tensor_is_empty(const struct hr_tensor *tensor) {
         return !tensor->ne[0] || !tensor->ne[1] || !tensor->ne[2] || !tensor->ne[3];
 }
 
-/* hr_tensor_span() without words: false when it fails. Planning brings every tensor of a graph here:
- * no divisions where there are no blocks. */
+/* hr_tensor_span() without words: false when it fails. Planning brings every tensor of a graph
+ * here: no divisions where there are no blocks. */
 static inline bool hr_tensor_find_span(const struct hr_tensor *tensor, uint64_t *ret_bytes) {
         const struct hr_type_info *info = hr_type_info(tensor->type);
         uint64_t span = 0, step;

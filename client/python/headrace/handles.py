@@ -416,8 +416,8 @@ class RunResult(Sequence[Array]):
     """
 
     __slots__ = (
-        "arrays", "copied_bytes", "experts", "moves", "names", "queue_s", "run_s", "sequence", "slot",
-        "tap_s", "taps", "trace", "traceparent",
+        "arrays", "copied_bytes", "experts", "moves", "names", "queue_s", "run_s", "sequence",
+        "slot", "tap_s", "taps", "trace", "traceparent",
     )  # fmt: skip
 
     def __init__(self, arrays: list[Array], names: Mapping[str, int], reply: pb.RunReply) -> None:
