@@ -15,6 +15,10 @@
 #define HR_UNUSED __attribute__((unused))
 #define HR_NORETURN __attribute__((noreturn))
 
+/* Called when something fails: what leads to it lies apart from the code around it, which then
+ * takes fewer cache lines. */
+#define HR_COLD __attribute__((cold))
+
 /* Calls fn(&variable) when the variable leaves its scope. */
 #define HR_CLEANUP(fn) __attribute__((cleanup(fn)))
 

@@ -72,10 +72,10 @@ hr_scope hr_status_scope(hr_status status);
 uint32_t hr_status_grpc_code(hr_status status);
 
 /* Records status and words unless diag (may be NULL) already holds a failure. Returns status. */
-HR_PRINTF(3, 4)
+HR_COLD HR_PRINTF(3, 4)
 hr_status hr_fail(struct hr_diag *diag, hr_status status, const char *format, ...);
 /* The same with a stable reason. */
-HR_PRINTF(4, 5)
+HR_COLD HR_PRINTF(4, 5)
 hr_status hr_fail_reason(struct hr_diag *diag, hr_status status, const char *reason,
                          const char *format, ...);
 
