@@ -219,8 +219,9 @@ void hr_conn_send(struct hr_conn *conn, const struct hr_send *send) {
                 };
 
                 hr_frame_header_encode(&header, head);
-                conn->write_ns = hr_clock_now_ns();
                 sent = conn_write(conn, parts, header.body_bytes ? 3 : 2);
+                if (sent == 0) /* its time begins now */
+                        conn->write_ns = hr_clock_now_ns();
         }
         if (sent == total && header.body_bytes == send->body_bytes) {
                 if (send->release)

@@ -1,7 +1,7 @@
 /*
  * Pipelining on two CPU devices of one thread each, with memory of their own.
  *
- *   bench_pipeline [repetitions=7] [runs=16] [stage_ms=5.5] [fifo]
+ *   bench_pipeline [repetitions=7] [rounds=4] [stage_ms=5.5] [fifo]
  *
  * The graph has two equal stages of small matrix products, whose weights and activations stay in
  * the caches. Every repetition measures every arrangement, a few runs each, so that what else the
@@ -15,9 +15,13 @@
  *   decode_1 .. decode_4 a device for each stage; the client waits for a run before the next
  *   state_1 .. state_4   a device for each stage, fed as fast as slots allow, but the first stage
  *                        reads a state that the second one of the run before has written
+ *   decode_again, state_again
+ *                        as decode_1 and state_1, bound once more: how far apart the same thing
+ *                        measures
  *
- * The time of a run is the distance of ends, from the end of the last run that filled the pipeline
- * to the end of the last one.
+ * The time of a run is the distance of ends, in rounds of four runs, in which every slot has as
+ * many as the others: the median of the rounds that follow those runs that fill the pipeline. Each
+ * repetition begins with another arrangement.
  *
  * With `fifo` the devices' threads have real-time priority and this one a higher one, so that the
  * figures hold on a machine that others use as well.
@@ -37,6 +41,8 @@
 #define COLUMNS 24
 #define SLOTS_MAX 4
 #define FILL_RUNS 5U /* before the clock starts */
+#define ROUND_RUNS 4U
+#define ROUNDS_MAX 64U
 
 struct bench {
         struct hr_device *devices[2];
@@ -59,7 +65,8 @@ struct line {
         uint32_t slots, in_flight_most;
         struct hr_state_use state_use;
         struct job jobs[SLOTS_MAX];
-        uint64_t started, finished, counted_from_ns, last_end_ns;
+        uint64_t started, finished;
+        uint64_t end_ns[ROUNDS_MAX + 1]; /* of the last run that fills, and of each round */
 };
 
 static pthread_mutex_t over_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -294,14 +301,29 @@ static void lines_finish(struct line **lines, uint32_t count) {
         pthread_mutex_unlock(&over_lock);
         must(job->run.outcome.diag.status, &job->run.outcome.diag);
         hr_run_finish(&job->run);
-        found->last_end_ns = job->run.ended_ns;
-        if (++found->finished == FILL_RUNS)
-                found->counted_from_ns = found->last_end_ns;
+        if (++found->finished >= FILL_RUNS && (found->finished - FILL_RUNS) % ROUND_RUNS == 0)
+                found->end_ns[(found->finished - FILL_RUNS) / ROUND_RUNS] = job->run.ended_ns;
 }
 
-/* Milliseconds from end to end of `runs` runs of each line, when all lines are kept busy. */
-static double lines_measure(struct line **lines, uint32_t count, uint64_t runs) {
-        uint64_t total = FILL_RUNS + runs, open = 1;
+static int compare_doubles(const void *left, const void *right) {
+        double a = *(const double *) left, b = *(const double *) right;
+
+        return (a > b) - (a < b);
+}
+
+/* Milliseconds from end to end of a run: the median of the rounds. */
+static double line_time(const struct line *line, uint32_t rounds) {
+        double times[ROUNDS_MAX];
+
+        for (uint32_t i = 0; i < rounds; i++)
+                times[i] = (double) (line->end_ns[i + 1] - line->end_ns[i]) / 1e6 / ROUND_RUNS;
+        qsort(times, rounds, sizeof *times, compare_doubles);
+        return (times[(rounds - 1) / 2] + times[rounds / 2]) / 2;
+}
+
+/* Milliseconds from end to end of a run of any of the lines, when all of them are kept busy. */
+static double lines_measure(struct line **lines, uint32_t count, uint32_t rounds) {
+        uint64_t total = FILL_RUNS + (uint64_t) rounds * ROUND_RUNS, open = 1;
         double milliseconds = 0;
 
         for (uint32_t i = 0; i < count; i++)
@@ -321,8 +343,8 @@ static double lines_measure(struct line **lines, uint32_t count, uint64_t runs) 
                         lines_finish(lines, count);
         }
         for (uint32_t i = 0; i < count; i++)
-                milliseconds += (double) (lines[i]->last_end_ns - lines[i]->counted_from_ns) / 1e6;
-        return milliseconds / (double) runs / count / count;
+                milliseconds += line_time(lines[i], rounds);
+        return milliseconds / count / count;
 }
 
 /* Threads that are made from now on inherit it. */
@@ -343,7 +365,7 @@ static uint32_t layers_for(struct bench *bench, double stage_ms) {
         struct line *line = line_new(bench, TRIAL, 0, false, 1);
 
         for (int i = 0; i < 5; i++) {
-                double took = lines_measure(&line, 1, 3);
+                double took = lines_measure(&line, 1, 1);
 
                 best = took < best ? took : best;
         }
@@ -363,18 +385,19 @@ int main(int argc, char **argv) {
                 {"two_1", -1, false, false, 1},   {"two_2", -1, false, false, 2},
                 {"two_3", -1, false, false, 3},   {"two_4", -1, false, false, 4},
                 {"decode_1", -1, false, true, 1}, {"decode_2", -1, false, true, 2},
-                {"decode_4", -1, false, true, 4}, {"state_1", -1, true, false, 1},
-                {"state_2", -1, true, false, 2},  {"state_4", -1, true, false, 4},
+                {"decode_4", -1, false, true, 4}, {"decode_again", -1, false, true, 1},
+                {"state_1", -1, true, false, 1},  {"state_2", -1, true, false, 2},
+                {"state_4", -1, true, false, 4},  {"state_again", -1, true, false, 1},
         };
         static struct bench bench;
         int repetitions = argc > 1 ? atoi(argv[1]) : 7;
-        uint64_t runs = argc > 2 ? strtoull(argv[2], NULL, 10) : 16;
+        uint32_t rounds = argc > 2 ? (uint32_t) strtoul(argv[2], NULL, 10) : 4;
         double stage_ms = argc > 3 ? atof(argv[3]) : 5.5;
         bool fifo = argc > 4 && strcmp(argv[4], "fifo") == 0;
         struct line *apart[2];
         uint32_t layers;
 
-        if (repetitions < 1 || runs < 1 || stage_ms <= 0)
+        if (repetitions < 1 || rounds < 1 || rounds > ROUNDS_MAX || stage_ms <= 0)
                 return 1;
         if (fifo)
                 set_fifo(0);
@@ -392,10 +415,13 @@ int main(int argc, char **argv) {
         apart[1] = line_new(&bench, layers, 1, false, 2);
         for (int r = 0; r < repetitions; r++) {
                 printf("{\"layers\": %u", layers);
-                for (size_t c = 0; c < HR_ARRAY_LENGTH(cases); c++)
+                for (size_t i = 0; i < HR_ARRAY_LENGTH(cases); i++) {
+                        size_t c = (i + (size_t) r) % HR_ARRAY_LENGTH(cases);
+
                         printf(", \"%s\": %.4f", cases[c].name,
-                               lines_measure(&cases[c].line, 1, runs));
-                printf(", \"apart\": %.4f}\n", lines_measure(apart, 2, runs));
+                               lines_measure(&cases[c].line, 1, rounds));
+                }
+                printf(", \"apart\": %.4f}\n", lines_measure(apart, 2, rounds));
                 fflush(stdout);
         }
         for (size_t c = 0; c < HR_ARRAY_LENGTH(cases); c++)
