@@ -270,7 +270,9 @@ class Context:
             return
         first, steps = choose(logits), min(tokens - 1, self.n_ctx - len(self.tokens))
         in_daemon = choose.temperature == 0 and not self._trace
-        following = self._likeliest(first, steps) if in_daemon else self._chosen(first, steps, choose)
+        following = (
+            self._likeliest(first, steps) if in_daemon else self._chosen(first, steps, choose)
+        )
         with closing(following):
             for token in chain((first,), following):
                 if token in ends:
