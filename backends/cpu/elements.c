@@ -21,12 +21,14 @@ bool cpu_is_absent(const struct hr_operand *operand) {
 
 bool cpu_has_dense_rows(const struct hr_operand *operand) {
         return operand->ne[0] <= (int64_t) cpu_block_elements(operand->type) ||
-               operand->nb[0] == cpu_element_bytes(operand->type);
+               cpu_is_empty(operand) || operand->nb[0] == cpu_element_bytes(operand->type);
 }
 
 bool cpu_is_contiguous(const struct hr_operand *operand) {
         uint64_t expected = cpu_element_bytes(operand->type);
 
+        if (cpu_is_empty(operand))
+                return true;
         if (!cpu_has_dense_rows(operand))
                 return false;
         expected *= (uint64_t) (operand->ne[0] / cpu_block_elements(operand->type));

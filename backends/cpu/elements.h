@@ -18,8 +18,9 @@ int64_t cpu_elements(const struct hr_operand *operand);
 int64_t cpu_rows(const struct hr_operand *operand);
 bool cpu_is_empty(const struct hr_operand *operand);
 bool cpu_is_absent(const struct hr_operand *operand);
+/* As validation has it: without elements, too, wherever they do not lie. */
 bool cpu_is_contiguous(const struct hr_operand *operand);
-/* Dimension 0 has no gaps. */
+/* Dimension 0 has no gaps, or no elements. */
 bool cpu_has_dense_rows(const struct hr_operand *operand);
 bool cpu_same_shape(const struct hr_operand *a, const struct hr_operand *b);
 bool cpu_same_strides(const struct hr_operand *a, const struct hr_operand *b);

@@ -114,26 +114,35 @@ const struct cpu_kernel cpu_kernel_repeat = {
 static bool repeat_back_supports(const struct hr_step *step) {
         return step->source_count == 1 && step->sources[0].type == HR_TYPE_F32 &&
                step->result.type == HR_TYPE_F32 && cpu_repeats(&step->result, &step->sources[0]) &&
-               cpu_has_dense_rows(&step->sources[0]) && cpu_has_dense_rows(&step->result);
+               cpu_has_dense_rows(&step->result);
+}
+
+/* Adds the tiles of one row of the source. */
+static void tiles_add(const struct cpu_call *call, const uint8_t *row, float *out) {
+        const struct hr_operand *source = &call->step->sources[0];
+        int64_t width = call->step->result.ne[0];
+        float buffer[CPU_CHUNK];
+
+        for (int64_t tile = 0; tile < source->ne[0]; tile += width)
+                for (int64_t at = 0; at < width; at += CPU_CHUNK) {
+                        int64_t n = HR_MIN(width - at, (int64_t) CPU_CHUNK);
+                        const float *in = cpu_load(call->vec, source, row, tile + at, n, buffer);
+
+                        call->vec->binary[CPU_VEC_ADD](n, out + at, out + at, in);
+                }
 }
 
 static void repeat_back_row(const struct cpu_call *call, struct cpu_index index) {
         const struct hr_operand *result = &call->step->result, *source = &call->step->sources[0];
         float *out = (float *) (void *) cpu_row_at(result, index);
-        int64_t n = result->ne[0];
 
-        memset(out, 0, (size_t) n * sizeof *out);
+        memset(out, 0, (size_t) result->ne[0] * sizeof *out);
         if (cpu_is_empty(source))
                 return;
         for (int64_t i3 = index.i3; i3 < source->ne[3]; i3 += result->ne[3])
                 for (int64_t i2 = index.i2; i2 < source->ne[2]; i2 += result->ne[2])
-                        for (int64_t i1 = index.i1; i1 < source->ne[1]; i1 += result->ne[1]) {
-                                const float *in =
-                                        (const float *) (void *) cpu_row(source, i1, i2, i3);
-
-                                for (int64_t at = 0; at < source->ne[0]; at += n)
-                                        call->vec->binary[CPU_VEC_ADD](n, out, out, in + at);
-                        }
+                        for (int64_t i1 = index.i1; i1 < source->ne[1]; i1 += result->ne[1])
+                                tiles_add(call, cpu_row(source, i1, i2, i3), out);
 }
 
 static void repeat_back_run(const struct cpu_call *call) {

@@ -77,8 +77,7 @@ const struct cpu_kernel cpu_kernel_norm = {
 /* ---- GROUP_NORM ------------------------------------------------------------------------------ */
 
 static bool group_norm_supports(const struct hr_step *step) {
-        return norm_supports(step) && cpu_has_dense_rows(&step->sources[0]) &&
-               step->params[0] > 0 &&
+        return norm_supports(step) && step->params[0] > 0 &&
                (step->params[0] <= step->result.ne[2] || cpu_is_empty(&step->result));
 }
 
@@ -86,8 +85,16 @@ static float *norm_row(const struct hr_operand *operand, int64_t i1, int64_t i2,
         return (float *) (void *) cpu_row(operand, i1, i2, i3);
 }
 
+/* What is to be normalised into the row `out`, which is written over if there are gaps. */
+static const float *group_row(const struct cpu_call *call, int64_t i1, int64_t i2, int64_t i3,
+                              float *out) {
+        const struct hr_operand *source = &call->step->sources[0];
+
+        return dense_row(source, cpu_row(source, i1, i2, i3), out);
+}
+
 static void group_norm(const struct cpu_call *call, int64_t first, int64_t end, int64_t i3) {
-        const struct hr_operand *result = &call->step->result, *source = &call->step->sources[0];
+        const struct hr_operand *result = &call->step->result;
         int64_t n = result->ne[0];
         double count = (double) n * (double) result->ne[1] * (double) (end - first);
         double sum = 0, squares = 0;
@@ -95,12 +102,16 @@ static void group_norm(const struct cpu_call *call, int64_t first, int64_t end, 
 
         for (int64_t i2 = first; i2 < end; i2++)
                 for (int64_t i1 = 0; i1 < result->ne[1]; i1++)
-                        sum += call->vec->sum(n, norm_row(source, i1, i2, i3));
+                        sum += call->vec->sum(
+                                n, group_row(call, i1, i2, i3, norm_row(result, i1, i2, i3)));
         mean = (float) (sum / count);
         for (int64_t i2 = first; i2 < end; i2++)
-                for (int64_t i1 = 0; i1 < result->ne[1]; i1++)
-                        squares += call->vec->shift_squares(n, norm_row(result, i1, i2, i3),
-                                                            norm_row(source, i1, i2, i3), mean);
+                for (int64_t i1 = 0; i1 < result->ne[1]; i1++) {
+                        float *out = norm_row(result, i1, i2, i3);
+
+                        squares += call->vec->shift_squares(
+                                n, out, group_row(call, i1, i2, i3, out), mean);
+                }
         factor = 1.0f / sqrtf((float) (squares / count) + hr_param_f32(call->step->params, 1));
         for (int64_t i2 = first; i2 < end; i2++)
                 for (int64_t i1 = 0; i1 < result->ne[1]; i1++) {

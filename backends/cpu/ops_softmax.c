@@ -110,26 +110,30 @@ const struct cpu_kernel cpu_kernel_soft_max = {
 /* ---- DIAG_MASK_INF, DIAG_MASK_ZERO ----------------------------------------------------------- */
 
 static bool diag_mask_supports(const struct hr_step *step) {
-        return step->source_count == 1 && step->sources[0].type == HR_TYPE_F32 &&
-               step->result.type == HR_TYPE_F32 &&
-               cpu_same_shape(&step->sources[0], &step->result) &&
-               cpu_has_dense_rows(&step->sources[0]) && cpu_has_dense_rows(&step->result);
+        return step->source_count == 1 && cpu_is_float(step->sources[0].type) &&
+               cpu_is_float(step->result.type) &&
+               cpu_same_shape(&step->sources[0], &step->result);
 }
 
 static void diag_mask_run(const struct cpu_call *call) {
         const struct hr_operand *result = &call->step->result, *source = &call->step->sources[0];
         float value = call->step->op == HR_OP_DIAG_MASK_INF ? -INFINITY : 0.0f;
-        int64_t n = result->ne[0], first, end;
+        float in_buffer[CPU_CHUNK], out_buffer[CPU_CHUNK];
+        struct cpu_walk walk = cpu_walk_start(call, false);
+        struct cpu_piece piece;
 
-        cpu_share(call, cpu_rows(result), 1, &first, &end);
-        for (int64_t row = first; row < end; row++) {
-                struct cpu_index index = cpu_index_of_row(result, row);
-                float *out = (float *) (void *) cpu_row_at(result, index);
-                int64_t kept = HR_MIN(n, (int64_t) call->step->params[0] + index.i1 + 1);
+        while (cpu_walk_next(&walk, &piece)) {
+                uint8_t *row = cpu_row_at(result, piece.index);
+                float *out = cpu_target(result, row, piece.first, out_buffer);
+                const float *in = cpu_load(call->vec, source, cpu_row_at(source, piece.index),
+                                           piece.first, piece.n, in_buffer);
+                int64_t kept = (int64_t) call->step->params[0] + piece.index.i1 + 1 - piece.first;
 
-                memmove(out, cpu_row_at(source, index), (size_t) kept * sizeof *out);
-                for (int64_t i = kept; i < n; i++)
+                kept = HR_MAX(HR_MIN(kept, piece.n), (int64_t) 0);
+                memmove(out, in, (size_t) kept * sizeof *out);
+                for (int64_t i = kept; i < piece.n; i++)
                         out[i] = value;
+                cpu_store(call->vec, result, row, piece.first, piece.n, out);
         }
 }
 

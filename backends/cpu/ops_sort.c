@@ -1,5 +1,5 @@
 /*
- * ARGSORT and TOP_K over rows of f32.
+ * ARGSORT and TOP_K over rows of floats.
  *
  * A value and its index become one 64-bit key: the value's bits, made to order like integers, above
  * the index. Sorting keys is then a total order without special cases: equal values keep the order
@@ -23,18 +23,22 @@ static uint32_t value_key(float value, bool is_descending) {
         return is_descending ? ~bits : bits;
 }
 
-static float element_f32(const struct hr_operand *source, const uint8_t *row, int64_t i) {
-        float value;
-
-        memcpy(&value, row + (uint64_t) i * source->nb[0], sizeof value);
-        return value;
+/* The key of element `i`, which keeps its index below the value. */
+static uint64_t element_key(float value, int64_t i, bool is_descending) {
+        return (uint64_t) value_key(value, is_descending) << 32 | (uint64_t) i;
 }
 
-static void keys_fill(const struct hr_operand *source, const uint8_t *row, bool is_descending,
-                      uint64_t *keys) {
-        for (int64_t i = 0; i < source->ne[0]; i++)
-                keys[i] = (uint64_t) value_key(element_f32(source, row, i), is_descending) << 32 |
-                          (uint64_t) i;
+static void keys_fill(const struct cpu_vec *vec, const struct hr_operand *source,
+                      const uint8_t *row, bool is_descending, uint64_t *keys) {
+        float buffer[CPU_CHUNK];
+
+        for (int64_t at = 0; at < source->ne[0]; at += CPU_CHUNK) {
+                int64_t n = HR_MIN(source->ne[0] - at, (int64_t) CPU_CHUNK);
+                const float *values = cpu_load(vec, source, row, at, n, buffer);
+
+                for (int64_t i = 0; i < n; i++)
+                        keys[at + i] = element_key(values[i], at + i, is_descending);
+        }
 }
 
 static void store_index(const struct hr_operand *result, uint8_t *row, int64_t i, uint64_t key) {
@@ -46,7 +50,7 @@ static void store_index(const struct hr_operand *result, uint8_t *row, int64_t i
 static bool sort_shapes_match(const struct hr_step *step) {
         const struct hr_operand *source = &step->sources[0];
 
-        if (step->source_count != 1 || source->type != HR_TYPE_F32 ||
+        if (step->source_count != 1 || !cpu_is_float(source->type) ||
             step->result.type != HR_TYPE_I32 || source->ne[0] > INT32_MAX)
                 return false;
         for (int i = 1; i < HR_DIMS; i++)
@@ -111,7 +115,8 @@ static void argsort_run(const struct cpu_call *call) {
                 uint8_t *out = cpu_row_at(result, index);
                 const uint64_t *sorted;
 
-                keys_fill(source, cpu_row_at(source, index), call->step->params[0] == 1, keys);
+                keys_fill(call->vec, source, cpu_row_at(source, index),
+                          call->step->params[0] == 1, keys);
                 sorted = keys_sort(keys, keys + n, n);
                 for (int64_t i = 0; i < n; i++)
                         store_index(result, out, i, sorted[i]);
@@ -154,21 +159,29 @@ static void heap_sink(uint64_t *heap, int64_t count, int64_t at) {
         heap[at] = key;
 }
 
-static void top_k_row(const struct hr_operand *source, const uint8_t *row, uint64_t *heap,
-                      int64_t k) {
-        for (int64_t i = 0; i < source->ne[0]; i++) {
-                uint64_t key = (uint64_t) value_key(element_f32(source, row, i), true) << 32 |
-                               (uint64_t) i;
+/* Element `i` of a row, in their order: the first k make the heap. */
+static void heap_offer(uint64_t *heap, int64_t k, int64_t i, uint64_t key) {
+        if (i < k) {
+                heap[i] = key;
+                if (i == k - 1)
+                        for (int64_t at = k / 2; at-- > 0;)
+                                heap_sink(heap, k, at);
+        } else if (key < heap[0]) {
+                heap[0] = key;
+                heap_sink(heap, k, 0);
+        }
+}
 
-                if (i < k) {
-                        heap[i] = key;
-                        if (i == k - 1)
-                                for (int64_t at = k / 2; at-- > 0;)
-                                        heap_sink(heap, k, at);
-                } else if (key < heap[0]) {
-                        heap[0] = key;
-                        heap_sink(heap, k, 0);
-                }
+static void top_k_row(const struct cpu_vec *vec, const struct hr_operand *source,
+                      const uint8_t *row, uint64_t *heap, int64_t k) {
+        float buffer[CPU_CHUNK];
+
+        for (int64_t at = 0; at < source->ne[0]; at += CPU_CHUNK) {
+                int64_t n = HR_MIN(source->ne[0] - at, (int64_t) CPU_CHUNK);
+                const float *values = cpu_load(vec, source, row, at, n, buffer);
+
+                for (int64_t i = 0; i < n; i++)
+                        heap_offer(heap, k, at + i, element_key(values[i], at + i, true));
         }
         for (int64_t count = k; count-- > 1;) {
                 uint64_t largest = heap[0];
@@ -189,7 +202,7 @@ static void top_k_run(const struct cpu_call *call) {
         for (int64_t row = first; row < end; row++) {
                 struct cpu_index index = cpu_index_of_row(result, row);
 
-                top_k_row(source, cpu_row_at(source, index), heap, k);
+                top_k_row(call->vec, source, cpu_row_at(source, index), heap, k);
                 for (int64_t i = 0; i < k; i++)
                         store_index(result, cpu_row_at(result, index), i, heap[i]);
         }

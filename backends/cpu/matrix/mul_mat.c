@@ -45,19 +45,12 @@ struct product {
         uint64_t shared_bytes, tile_bytes, row_bytes, thread_bytes;
 };
 
-static bool is_float(uint32_t type) {
-        return type == HR_TYPE_F32 || type == HR_TYPE_F16 || type == HR_TYPE_BF16;
-}
-
 static bool mul_mat_supports(const struct hr_step *step) {
-        const struct hr_operand *a = &step->sources[0], *b = &step->sources[1];
-        const struct hr_type_info *info = hr_type_info(a->type);
+        const struct hr_operand *a = &step->sources[0];
 
-        if (!info || !cpu_any_dot()->tile[a->type] || a->nb[0] != info->block_bytes)
-                return false;
-        if (step->result.type != HR_TYPE_F32 || step->result.nb[0] != sizeof(float))
-                return false;
-        return b->type == HR_TYPE_F32 || (is_float(a->type) && is_float(b->type));
+        return cpu_is_matrix(a) && cpu_any_dot()->tile[a->type] &&
+               cpu_has_float_rows(&step->sources[1]) && step->result.type == HR_TYPE_F32 &&
+               step->result.nb[0] == sizeof(float);
 }
 
 static struct product product_of(const struct hr_step *step, const struct cpu_dot *dot) {

@@ -22,11 +22,10 @@ struct routed {
 };
 
 static bool mul_mat_id_supports(const struct hr_step *step) {
-        const struct hr_operand *a = &step->sources[0], *b = &step->sources[1];
-        const struct hr_type_info *info = hr_type_info(a->type);
+        const struct hr_operand *a = &step->sources[0];
 
-        return info && cpu_any_dot()->tile[a->type] && a->nb[0] == info->block_bytes &&
-               b->type == HR_TYPE_F32 && step->sources[2].type == HR_TYPE_I32 &&
+        return cpu_is_matrix(a) && cpu_any_dot()->tile[a->type] &&
+               cpu_has_float_rows(&step->sources[1]) && step->sources[2].type == HR_TYPE_I32 &&
                step->result.type == HR_TYPE_F32 && step->result.nb[0] == sizeof(float);
 }
 

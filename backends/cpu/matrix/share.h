@@ -57,10 +57,24 @@ static inline bool cpu_next_range(const struct cpu_call *call, int64_t total, ui
         return false;
 }
 
+/* A matrix whose rows are blocks one after the other, or that has no elements. */
+static inline bool cpu_is_matrix(const struct hr_operand *operand) {
+        const struct hr_type_info *info = hr_type_info(operand->type);
+
+        return info && (operand->nb[0] == info->block_bytes || !operand->ne[0] ||
+                        !operand->ne[1] || !operand->ne[2] || !operand->ne[3]);
+}
+
 static inline uint8_t *cpu_at(const struct hr_operand *operand, int64_t i1, int64_t i2,
                               int64_t i3) {
         return (uint8_t *) operand->data + (uint64_t) i1 * operand->nb[1] +
                (uint64_t) i2 * operand->nb[2] + (uint64_t) i3 * operand->nb[3];
+}
+
+/* f32, f16 or bf16: what cpu_float_row() reads. */
+static inline bool cpu_has_float_rows(const struct hr_operand *operand) {
+        return operand->type == HR_TYPE_F32 || operand->type == HR_TYPE_F16 ||
+               operand->type == HR_TYPE_BF16;
 }
 
 /* `count` elements of a float type, `stride` bytes apart, as contiguous f32: the data themselves

@@ -305,6 +305,8 @@ HR_TEST(unsupported_products) {
         sources[0] = case_swap(case_operand(HR_TYPE_F32, 2, 32, 1, 1), 0, 1);
         HR_EXPECT(!cpu_kernel_mul_mat.supports(&step)); /* weight elements apart */
         sources[0] = case_operand(HR_TYPE_Q8_0, 32, 2, 1, 1);
-        sources[1] = case_operand(HR_TYPE_F16, 32, 2, 1, 1);
+        sources[1] = case_operand(HR_TYPE_Q8_0, 32, 2, 1, 1);
         HR_EXPECT(!cpu_kernel_mul_mat.supports(&step));
+        sources[1] = case_operand(HR_TYPE_F16, 32, 2, 1, 1);
+        HR_EXPECT(cpu_kernel_mul_mat.supports(&step));
 }

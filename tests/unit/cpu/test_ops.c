@@ -86,13 +86,21 @@ static const struct op_case cases[] = {
         { "argmax", HR_OP_ARGMAX, I32, 1, { { F32, { 3000, 9, 1, 1 } } }, { 9, 1, 1, 1 }, { 0 } },
         { "argsort", HR_OP_ARGSORT, I32, 1, { { F32, { 333, 9, 1, 1 } } }, { 333, 9, 1, 1 },
           { 1 } },
+        { "argsort_f16", HR_OP_ARGSORT, I32, 1, { { F16, { 1333, 9, 1, 1 } } }, { 1333, 9, 1, 1 },
+          { 0 } },
         { "top_k", HR_OP_TOP_K, I32, 1, { { F32, { 333, 9, 1, 1 } } }, { 40, 9, 1, 1 }, { 0 } },
+        { "top_k_bf16", HR_OP_TOP_K, I32, 1, { { BF16, { 1333, 9, 1, 1 } } }, { 40, 9, 1, 1 },
+          { 0 } },
         { "pad", HR_OP_PAD, F32, 1, { { F32, { 5, 4, 3, 2 } } }, { 8, 5, 5, 2 },
           { 1, 2, 0, 1, 2, 0, 0, 0, 1 } },
         { "roll", HR_OP_ROLL, F32, 1, { { F32, { 5, 4, 3, 2 } } }, { 5, 4, 3, 2 }, { -7, 2, 1,
           0 } },
         { "diag_mask_inf", HR_OP_DIAG_MASK_INF, F32, 1, { { F32, { 9, 5, 3, 1 } } }, { 9, 5, 3, 1 },
           { 2 } },
+        { "diag_mask_zero_f16", HR_OP_DIAG_MASK_ZERO, F16, 1, { { F16, { 1300, 5, 3, 1 } } },
+          { 1300, 5, 3, 1 }, { 1020 } },
+        { "repeat_back", HR_OP_REPEAT_BACK, F32, 1, { { F32, { 2200, 4, 3, 1 } } },
+          { 1100, 2, 3, 1 }, { 0 } },
 };
 
 static struct hr_graph *case_graph(const struct op_case *item, uint32_t *ret_out) {
@@ -172,7 +180,8 @@ HR_TEST(in_place_gives_the_same_bits) {
 }
 
 /* PERMUTE, then an op on the permuted source, equals CONT of the permuted source, then the op. */
-static void permuted_equals_dense(uint32_t op, const int32_t *params, const char *name) {
+static void permuted_equals_dense(uint32_t op, const int32_t *params, const int64_t *ne,
+                                  const char *name) {
         struct hr_device *device = rig_device("auto", 2);
         uint8_t *results[2];
         uint64_t bytes;
@@ -192,7 +201,7 @@ static void permuted_equals_dense(uint32_t op, const int32_t *params, const char
                 view->nb[3] = 24 * 33 * 4;
                 if (is_dense)
                         source = hr_build_node(build, HR_OP_CONT, F32, 33, 6, 4, 2, 1, &source);
-                out = hr_build_node(build, op, F32, 33, 6, 4, 2, 1, &source);
+                out = hr_build_node(build, op, F32, ne[0], ne[1], ne[2], ne[3], 1, &source);
                 memcpy(hr_build_tensor(build, out)->params, params,
                        HR_OP_PARAM_WORDS * sizeof *params);
                 graph = hr_build_finish(build);
@@ -218,10 +227,17 @@ HR_TEST(permuted_sources_are_read_in_order) {
                 { HR_OP_NORM, { F_1E_5 }, "norm" },
                 { HR_OP_CUMSUM, { 0 }, "cumsum" },
                 { HR_OP_ROLL, { 3, -1, 2, 1 }, "roll" },
+                { HR_OP_GROUP_NORM, { 2, F_1E_5 }, "group_norm" },
+                { HR_OP_DIAG_MASK_INF, { 5 }, "diag_mask_inf" },
+                { HR_OP_REPEAT_BACK, { 0 }, "repeat_back" },
         };
 
-        for (size_t i = 0; i < HR_ARRAY_LENGTH(ops); i++)
-                permuted_equals_dense(ops[i].op, ops[i].params, ops[i].name);
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(ops); i++) {
+                const int64_t whole[4] = { 33, 6, 4, 2 }, tile[4] = { 11, 2, 4, 1 };
+
+                permuted_equals_dense(ops[i].op, ops[i].params,
+                                      ops[i].op == HR_OP_REPEAT_BACK ? tile : whole, ops[i].name);
+        }
 }
 
 HR_TEST(empty_tensors_are_computed_to_nothing) {
@@ -311,16 +327,28 @@ HR_TEST(soft_max_rows_sum_to_one_and_masked_rows_are_nan) {
         device = hr_device_unref(device);
 }
 
-/* Equal values keep their order, NaN comes last, -0 equals 0. */
+/* Equal values keep their order, NaN comes last, -0 equals 0: in every float type. */
 HR_TEST(sorting_is_a_total_order) {
-        const float values[8] = { 1.0f, NAN, -0.0f, 0.0f, INFINITY, -INFINITY, 1.0f, -2.0f };
+        static const float f32[8] = { 1.0f, NAN, -0.0f, 0.0f, INFINITY, -INFINITY, 1.0f, -2.0f };
+        static const uint16_t f16[8] = { 0x3c00, 0x7e00, 0x8000, 0, 0x7c00, 0xfc00, 0x3c00,
+                                         0xc000 };
+        static const uint16_t bf16[8] = { 0x3f80, 0x7fc0, 0x8000, 0, 0x7f80, 0xff80, 0x3f80,
+                                          0xc000 };
+        static const struct {
+                uint32_t type;
+                const void *values;
+                uint64_t bytes;
+        } kinds[] = { { F32, f32, sizeof f32 }, { F16, f16, sizeof f16 },
+                      { BF16, bf16, sizeof bf16 } };
         static const int32_t ascending[8] = { 5, 7, 2, 3, 0, 6, 4, 1 };
         static const int32_t descending[8] = { 4, 0, 6, 2, 3, 7, 5, 1 };
         struct hr_device *device = rig_device("auto", 1);
 
-        for (int32_t order = 0; order < 3; order++) {
+        for (int32_t i = 0; i < 9; i++) {
                 struct hr_build *build = hr_build_new();
-                uint32_t x = hr_build_leaf(build, HR_LEAF_CONSTANT, F32, "x", 8, 1, 1, 1);
+                uint32_t x = hr_build_leaf(build, HR_LEAF_CONSTANT, kinds[i / 3].type, "x", 8, 1,
+                                           1, 1);
+                int32_t order = i % 3;
                 uint32_t op = order == 2 ? HR_OP_TOP_K : HR_OP_ARGSORT;
                 int64_t count = order == 2 ? 5 : 8;
                 uint32_t out = hr_build_node(build, op, I32, count, 1, 1, 1, 1, &x);
@@ -328,13 +356,89 @@ HR_TEST(sorting_is_a_total_order) {
                 uint64_t bytes;
                 uint8_t *result;
 
-                hr_build_constant(build, x, values, sizeof values);
+                hr_build_constant(build, x, kinds[i / 3].values, kinds[i / 3].bytes);
                 if (order < 2)
                         hr_build_tensor(build, out)->params[0] = order;
                 graph = hr_build_finish(build);
                 result = rig_run(device, graph, out, 1, 1, &bytes, NULL);
                 HR_EXPECT(memcmp(result, order ? descending : ascending,
                                  (size_t) count * sizeof(int32_t)) == 0);
+                free(result);
+                graph = hr_graph_unref(graph);
+        }
+        device = hr_device_unref(device);
+}
+
+/* Activations of f16 or bf16 are multiplied as if they had been f32 with the same values. */
+HR_TEST(products_take_every_type_of_activations) {
+        static const uint32_t types[] = { F16, BF16 }, weights[] = { F32, F16, BF16,
+                HR_TYPE_Q8_0, HR_TYPE_Q4_0 };
+        struct hr_device *device = rig_device("auto", 3);
+
+        for (uint32_t i = 0; i < 2 * 2 * HR_ARRAY_LENGTH(weights); i++) {
+                const uint32_t type = types[i % 2], op = i / 2 % 2 ? HR_OP_MUL_MAT_ID : HR_OP_MUL_MAT;
+                const int64_t experts = op == HR_OP_MUL_MAT_ID ? 4 : 1;
+                uint8_t *results[2];
+                uint64_t bytes;
+
+                for (int is_f32 = 0; is_f32 < 2; is_f32++) {
+                        struct hr_build *build = hr_build_new();
+                        uint32_t ids[3], out;
+                        struct hr_graph *graph;
+
+                        ids[0] = hr_build_leaf(build, HR_LEAF_INPUT, F32, "a", 256, 9, experts,
+                                               1);
+                        ids[1] = hr_build_leaf(build, HR_LEAF_INPUT, type, "b", 256, 2, 5, 1);
+                        ids[2] = hr_build_leaf(build, HR_LEAF_INPUT, I32, "ids", 2, 5, 1, 1);
+                        ids[0] = hr_build_node(build, HR_OP_CPY, weights[i / 4], 256, 9, experts,
+                                               1, 1, &ids[0]);
+                        if (is_f32)
+                                ids[1] = hr_build_node(build, HR_OP_CPY, F32, 256, 2, 5, 1, 1,
+                                                       &ids[1]);
+                        out = hr_build_node(build, op, F32, 9, 2, 5, 1,
+                                            op == HR_OP_MUL_MAT_ID ? 3 : 2, ids);
+                        graph = hr_build_finish(build);
+                        results[is_f32] = rig_run(device, graph, out, 5, 4, &bytes, NULL);
+                        graph = hr_graph_unref(graph);
+                }
+                if (memcmp(results[0], results[1], (size_t) bytes) != 0)
+                        hr_test_fail(__FILE__, __LINE__, "%s of %s", hr_op_name(op),
+                                     hr_type_name(type));
+                free(results[0]);
+                free(results[1]);
+        }
+        device = hr_device_unref(device);
+}
+
+/* Masks of 16-bit floats: -infinity or 0 behind the diagonal, all else as it was. */
+HR_TEST(masks_of_small_floats) {
+        static const struct {
+                uint32_t type;
+                uint16_t minus_infinity;
+        } kinds[] = { { F16, 0xfc00 }, { BF16, 0xff80 } };
+        struct hr_device *device = rig_device("auto", 2);
+
+        for (int i = 0; i < 4; i++) {
+                const bool is_zero = i / 2;
+                struct hr_build *build = hr_build_new();
+                uint16_t values[3][4];
+                uint32_t x, out;
+                struct hr_graph *graph;
+                uint64_t bytes;
+                uint16_t *result;
+
+                for (int j = 0; j < 12; j++)
+                        values[j / 4][j % 4] = (uint16_t) (0x3c00 + j);
+                x = hr_build_leaf(build, HR_LEAF_CONSTANT, kinds[i % 2].type, "x", 4, 3, 1, 1);
+                hr_build_constant(build, x, values, sizeof values);
+                out = hr_build_node(build, is_zero ? HR_OP_DIAG_MASK_ZERO : HR_OP_DIAG_MASK_INF,
+                                    kinds[i % 2].type, 4, 3, 1, 1, 1, &x);
+                hr_build_tensor(build, out)->params[0] = 1;
+                graph = hr_build_finish(build);
+                result = (uint16_t *) (void *) rig_run(device, graph, out, 1, 1, &bytes, NULL);
+                for (int j = 0; j < 12; j++)
+                        HR_EXPECT_EQ(result[j], j % 4 <= j / 4 + 1 ? values[j / 4][j % 4]
+                                                : is_zero ? 0 : kinds[i % 2].minus_infinity);
                 free(result);
                 graph = hr_graph_unref(graph);
         }

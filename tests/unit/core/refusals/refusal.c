@@ -5,6 +5,8 @@
 #include "tests/build.h"
 #include "tests/harness.h"
 
+void (*refusal_accepted)(const struct hr_graph *graph, uint32_t id);
+
 struct attempt {
         const struct refusal_node *node;
         struct refusal_shape own, sources[REFUSAL_SOURCES];
@@ -154,6 +156,8 @@ static struct answer attempt_ask(const struct attempt *attempt) {
         if (answer.status == HR_OK)
                 answer.status = hr_graph_validate(graph, &limits, &answer.diag);
         answer.own = graph->tensors[own];
+        if (answer.status == HR_OK && refusal_accepted)
+                refusal_accepted(graph, own);
         hr_graph_unref(graph);
         return answer;
 }

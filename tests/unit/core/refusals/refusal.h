@@ -103,6 +103,8 @@ struct refusal_table {
 extern const struct refusal_table refusals_of_shape, refusals_of_math, refusals_of_matrix,
         refusals_of_conv, refusals_of_recurrent;
 
+/* Is told of each node `id` that validation accepts; NULL: nobody is. */
+extern void (*refusal_accepted)(const struct hr_graph *graph, uint32_t id);
 /* Runs a table; marks the ops that it has. Ends the test at the first node that is judged
  * otherwise. */
 void refusal_table_run(const struct refusal_table *table, bool seen[HR_OP_LIMIT]);
