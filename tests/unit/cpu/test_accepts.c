@@ -1,6 +1,6 @@
 /* What validation accepts, the CPU computes: it is the last of every list of devices, and a graph
  * must not be refused on a machine without a GPU that is taken on one with it. The nodes are those
- * that the tables of refusals try: right ones, with every type and layout that a source may have. */
+ * that the tables of refusals try: right ones, with every type and layout of a source. */
 #include <inttypes.h>
 
 #include "tests/unit/core/refusals/refusal.h"

@@ -376,7 +376,8 @@ HR_TEST(products_take_every_type_of_activations) {
         struct hr_device *device = rig_device("auto", 3);
 
         for (uint32_t i = 0; i < 2 * 2 * HR_ARRAY_LENGTH(weights); i++) {
-                const uint32_t type = types[i % 2], op = i / 2 % 2 ? HR_OP_MUL_MAT_ID : HR_OP_MUL_MAT;
+                const uint32_t type = types[i % 2];
+                const uint32_t op = i / 2 % 2 ? HR_OP_MUL_MAT_ID : HR_OP_MUL_MAT;
                 const int64_t experts = op == HR_OP_MUL_MAT_ID ? 4 : 1;
                 uint8_t *results[2];
                 uint64_t bytes;
