@@ -11,7 +11,8 @@ struct hr_cpu_config {
         uint32_t spin_us;        /* how long idle threads spin before they sleep */
         bool deterministic;      /* same bits for any thread count even where it costs */
         const uint32_t *processors; /* pin thread i to processors[i]; NULL = not pinned */
-        bool fast;               /* 32-blocks are added up in the fastest order, not in ggml's */
+        bool fast;               /* 32-blocks are added up in the fastest order, which is not
+                                  * llama.cpp's for all of them */
         const char *isa;         /* "auto", "portable", "avx2", "avx512", "avx512bf16"; NULL = auto.
                                   * HR_E_UNSUPPORTED when the processor lacks it */
         const char *deny_ops;    /* see core/deny.h; NULL = none */

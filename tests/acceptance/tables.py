@@ -10,6 +10,7 @@ from run_daemon import Daemon, Device, device
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "tests" / "golden" / "data" / "llama" / "smollm2-135m-q4_1.json"
 FLOAT_REFERENCE = ROOT / "tests" / "golden" / "data" / "llama" / "smollm2-135m-f32.json"
+NIBBLE_REFERENCE = ROOT / "tests" / "golden" / "data" / "llama" / "smollm2-135m-q4_0.json"
 
 # The fixture `start`: a daemon for a device table.
 Start = Callable[[tuple[Device, ...]], Daemon]

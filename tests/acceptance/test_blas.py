@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import headrace
 import pytest
 from criterion import disagreements
 from llama_runner import Runner
+from quantised import quantised
 from run_daemon import Daemon, device
 from tables import BLAS, FLOAT_REFERENCE, Start
 from test_llama_reference import PROMPTS
@@ -28,10 +27,7 @@ def float_model(
     start: Start, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
     """The model's file with every weight as f32, made by the daemon."""
-    path = tmp_path_factory.mktemp("floats") / "f32.gguf"
-    address = start(BLAS).address
-    command = [sys.executable, "-m", "headrace.cli", "quantize", "--connect", address]
-    subprocess.run([*command, str(model), str(path), "f32"], check=True, capture_output=True)
+    path = quantised(start(BLAS).address, model, tmp_path_factory.mktemp("floats"), "f32")
     yield path
     path.unlink()
 

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from criterion import disagreements
 from headrace.models.generate import Model
-from tables import BLAS, REFERENCE, SHARED, Start
+from quantised import quantised
+from run_daemon import Daemon
+from tables import BLAS, NIBBLE_REFERENCE, REFERENCE, SHARED, Start
 
 PROMPTS = ("one", "twelve", "long")
 
@@ -47,16 +49,38 @@ def test_logits_have_the_bits_of_the_reference(
     start: Start, model: Path, reference: dict[str, Any], name: str
 ) -> None:
     """The order of additions is llama.cpp's, so nothing at all differs."""
-    expected = reference[name]
     with headrace.connect(start(SHARED).address) as client:
-        context = Model.load(client, model.name).context(512)
-        pending = expected["prompt_tokens"]
-        for position, choice in enumerate(expected["continuation"]):
-            logits = context.evaluate(pending)
-            ids = [choice, expected["second"][position]]
-            recorded = np.asarray(expected["logits"][position], np.float32)
-            assert logits[ids].tolist() == recorded.tolist(), f"position {position}"
-            pending = [choice]
+        expect_bits(client, model.name, reference[name], 48)
+
+
+def expect_bits(
+    client: headrace.Client, file: str, expected: dict[str, Any], positions: int
+) -> None:
+    """The logits of llama.cpp's two best tokens, at the first positions."""
+    context = Model.load(client, file).context(512)
+    pending = expected["prompt_tokens"]
+    for position, choice in enumerate(expected["continuation"][:positions]):
+        logits = context.evaluate(pending)
+        ids = [choice, expected["second"][position]]
+        recorded = np.asarray(expected["logits"][position], np.float32)
+        assert logits[ids].tolist() == recorded.tolist(), f"position {position}"
+        pending = [choice]
+
+
+@pytest.mark.skipif(not has_fused_multiply_add(), reason="no fused multiply-add here")
+def test_bits_of_weights_that_llama_cpp_interleaves(
+    start: Start, model: Path, tmp_path: Path
+) -> None:
+    """Q4_0 (as IQ4_NL and MXFP4) has another order of additions there than Q4_1, and so here."""
+    reference = json.loads(NIBBLE_REFERENCE.read_text())
+    file = quantised(start(SHARED).address, model, tmp_path, "q4_0")
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == reference["sha256"]
+    with (
+        Daemon(models=[tmp_path], devices=SHARED) as daemon,
+        headrace.connect(daemon.address) as client,
+    ):
+        for prompt in reference["prompts"]:
+            expect_bits(client, file.name, prompt, 16)
 
 
 def test_the_criterion_can_fail(reference: dict[str, Any]) -> None:

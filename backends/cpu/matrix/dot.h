@@ -13,7 +13,7 @@
  *             scale[k/span][width] f32
  *   result    sum over groups of  scale_w * scale_a * (bias + w.q) + minimum_w * sum_a
  *
- * The order of that sum is in dot_block32.c and dot_block256.c.
+ * The order of that sum is in dot_block32.c, dot_fast32.c and dot_block256.c.
  *
  * The bias takes back the offset that makes weights unsigned. `minimum` and `sum` exist for types
  * with a minimum. `span` elements share one activation scale (32: q8_0 and q8_1, 256: q8_K).
@@ -79,7 +79,8 @@ struct cpu_dot {
         uint32_t lanes, width;
         hr_dequantize_fn dequantize[HR_TYPE_LIMIT]; /* type -> f32; NULL = none */
         cpu_quantize_fn quantize[HR_TYPE_LIMIT];     /* f32 -> type; NULL = none */
-        const struct cpu_tile *tile[HR_TYPE_LIMIT];  /* NULL = not a weight or key type */
+        const struct cpu_tile *tile[HR_TYPE_LIMIT];     /* of weights; NULL = no such type */
+        const struct cpu_tile *key_tile[HR_TYPE_LIMIT]; /* of keys; the same types */
         /* Replaces the tiles whose additions ggml's order makes slow; cpu_dot_fast() calls it. */
         void (*make_fast)(struct cpu_dot *table);
         /* Dot products of `rows` rows of f32, f16 or bf16 with `width` (any) columns of k elements,
@@ -130,8 +131,8 @@ struct cpu_dot {
  * when the processor lacks what it needs or there is no such name. */
 const struct cpu_dot *cpu_dot_select(const char *isa);
 
-/* The same set with `arithmetic = fast`: 32-blocks are added up in an order of our own
- * (dot_fast32.c). */
+/* The same set with `arithmetic = fast`: all 32-blocks are added up whole (dot_fast32.c), those of
+ * keys, too. */
 const struct cpu_dot *cpu_dot_fast(const struct cpu_dot *dot);
 
 /* dot_bf16.c, where the compiler knows the instructions: the set "avx512bf16". */

@@ -102,8 +102,8 @@ SHAPE(signed)
         X(mxfp4, 17, 12, plain, CPU_WIDE(2), IN_LANES)
 
 #define X(name, size, above, shape_name, units, way)                                               \
-        static void pack_##name(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,    \
-                                uint8_t *ret_tile) {                                               \
+        void CPU_ISA(pack_##name)(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,  \
+                                  uint8_t *ret_tile) {                                             \
                 lanes_u *w = (lanes_u *) ret_tile;                                                 \
                 lanes_f *scale = (lanes_f *) (ret_tile + k * CPU_LANES);                           \
                 lanes_f *low = scale + k / BLOCK;                                                  \
@@ -136,7 +136,7 @@ SHAPE(signed)
                 .span = BLOCK,                                                                     \
                 .bias_group = HAS_MINIMUM_##shape_name ? 0 : 4,                                    \
                 .has_minimum = HAS_MINIMUM_##shape_name,                                           \
-                .pack = pack_##name,                                                               \
+                .pack = CPU_ISA(pack_##name),                                                      \
                 .columns = columns_##name,                                                         \
                 .dot = dot_##shape_name,                                                           \
                 .dot_rows = rows_##name,                                                           \

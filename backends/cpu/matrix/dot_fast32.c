@@ -1,16 +1,21 @@
 /*
- * Types with blocks of 32 in an order of additions of our own: `arithmetic = fast`.
+ * Types with blocks of 32, each block added up whole: with `arithmetic = fast` all of them, and
+ * always those that llama.cpp multiplies like this, since it interleaves them when it loads a model
+ * (table.c).
  *
  * All 32 products of a block are added up as integers, exactly, before there is a float:
  *
  *   total = fma(d_w * d_a, w.q over 32 elements, total), then fma(m_w, s_a, total) with a minimum
  *
- * An eighth of the float steps of ggml's order (dot_body32.h), and as near to the true value; but
- * not its bits. Tiles, their packing and the rounding of activations are the same.
+ * An eighth of the float steps of dot_body32.h, and as near to the true value; but not its bits.
+ * Tiles, their packing and the rounding of activations are the same.
  */
 #include "backends/cpu/matrix/tables.h"
 #include "backends/cpu/matrix/tile_rows.h"
 #include "backends/cpu/matrix/unpack.h"
+#if CPU_LANES == 16
+#include "backends/cpu/matrix/whole_avx512.h"
+#endif
 
 #define BLOCK 32
 #define DWORDS 8
@@ -121,6 +126,10 @@ static void pack_columns(const float *const *values, uint32_t width, int64_t k,
         CPU_ISA(activate_q8)(values, width, k, &to);
 }
 
+#define HAS_MINIMUM_plain false
+#define HAS_MINIMUM_minimum true
+#define HAS_MINIMUM_signed false
+
 static const struct shape shape_plain = {false, false, 1};
 static const struct shape shape_minimum = {true, false, 0};
 static const struct shape shape_signed = {false, CPU_SIGNED_BYTES, !CPU_SIGNED_BYTES};
@@ -134,17 +143,35 @@ SHAPE(plain)
 SHAPE(minimum)
 SHAPE(signed)
 
-/* X(name, type, bytes of a block, offset, shape, blocks that unpack_wide_<name>() takes) */
-#define BLOCK_TYPES                                                                                \
-        X(q4_0, Q4_0, 18, 8, plain, CPU_WIDE(3))                                                   \
-        X(q4_1, Q4_1, 20, 0, minimum, CPU_WIDE(3))                                                 \
-        X(q5_0, Q5_0, 22, 16, plain, CPU_WIDE(2))                                                  \
-        X(q5_1, Q5_1, 24, 0, minimum, CPU_WIDE(2))                                                 \
-        X(q8_0, Q8_0, 34, CPU_FULL_OFFSET, signed, 1)                                              \
-        X(iq4_nl, IQ4_NL, 18, CPU_FULL_OFFSET, signed, CPU_WIDE(3))                                \
-        X(mxfp4, MXFP4, 17, 12, plain, CPU_WIDE(2))
+/* A full tile row by row; false where that is not known. */
+#if CPU_LANES == 16
+LANES_INLINE bool stream_tile(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t blocks,
+                              const struct columns *at, const uint32_t of_type, const int size,
+                              float *ret_out) {
+        const struct whole type = {of_type == HR_TYPE_IQ4_NL ? iq4_nl_bytes[1] : NULL, size};
+        const struct whole_column column = {at->q, at->bias, at->scale};
 
-#define X(name, type, size, above, shape_name, units)                                              \
+        if (rows < CPU_LANES)
+                return false;
+        stream_whole(base, stride, blocks, column, type, ret_out);
+        return true;
+}
+#else
+#define stream_tile(...) false
+#endif
+
+/* X(name, type, bytes of a block, offset, shape, blocks that unpack_wide_<name>() takes,
+ * whether one column is multiplied as in whole_avx512.h where that can be) */
+#define BLOCK_TYPES                                                                                \
+        X(q4_0, Q4_0, 18, 8, plain, CPU_WIDE(3), true)                                             \
+        X(q4_1, Q4_1, 20, 0, minimum, CPU_WIDE(3), false)                                          \
+        X(q5_0, Q5_0, 22, 16, plain, CPU_WIDE(2), false)                                           \
+        X(q5_1, Q5_1, 24, 0, minimum, CPU_WIDE(2), false)                                          \
+        X(q8_0, Q8_0, 34, CPU_FULL_OFFSET, signed, 1, false)                                       \
+        X(iq4_nl, IQ4_NL, 18, CPU_FULL_OFFSET, signed, CPU_WIDE(3), true)                          \
+        X(mxfp4, MXFP4, 17, 12, plain, CPU_WIDE(2), false)
+
+#define X(name, type, size, above, shape_name, units, is_streamed)                                 \
         static void columns_##name(const float *const *values, uint32_t width, int64_t k,          \
                                    uint8_t *ret_columns) {                                         \
                 struct shape shape = shape_##shape_name;                                           \
@@ -162,6 +189,9 @@ SHAPE(signed)
                 lanes_u w[DWORDS * (units)];                                                       \
                 int64_t b = 0, blocks = k / BLOCK;                                                 \
                                                                                                    \
+                if ((is_streamed) && stream_tile(base, stride, rows, blocks, &at, HR_TYPE_##type,  \
+                                                 size, ret_out))                                   \
+                        return;                                                                    \
                 rows_at(base, stride, rows, row);                                                  \
                 for (; b + (units) <= blocks; b += (units)) {                                      \
                         prefetch_next(base, stride, (uint64_t) b *size, (size) * (units));         \
@@ -176,18 +206,23 @@ SHAPE(signed)
                 }                                                                                  \
                 lanes_store_f(ret_out, total[0]);                                                  \
         }                                                                                          \
-        static struct cpu_tile tile_##name;
+                                                                                                   \
+        const struct cpu_tile CPU_ISA(whole_##name) = {                                            \
+                .group = BLOCK,                                                                    \
+                .span = BLOCK,                                                                     \
+                .bias_group = HAS_MINIMUM_##shape_name ? 0 : BLOCK,                                \
+                .has_minimum = HAS_MINIMUM_##shape_name,                                           \
+                .pack = CPU_ISA(pack_##name),                                                      \
+                .columns = columns_##name,                                                         \
+                .dot = dot_##shape_name,                                                           \
+                .dot_rows = rows_##name,                                                           \
+        };
 BLOCK_TYPES
 #undef X
 
 void CPU_ISA(make_fast)(struct cpu_dot *table) {
-#define X(name, type, size, above, shape_name, units)                                              \
-        tile_##name = *table->tile[HR_TYPE_##type];                                                \
-        tile_##name.bias_group = shape_##shape_name.has_minimum ? 0 : BLOCK;                       \
-        tile_##name.columns = columns_##name;                                                      \
-        tile_##name.dot = dot_##shape_name;                                                        \
-        tile_##name.dot_rows = rows_##name;                                                        \
-        table->tile[HR_TYPE_##type] = &tile_##name;
+#define X(name, type, size, above, shape_name, units, is_streamed)                                 \
+        table->tile[HR_TYPE_##type] = table->key_tile[HR_TYPE_##type] = &CPU_ISA(whole_##name);
         BLOCK_TYPES
 #undef X
 }

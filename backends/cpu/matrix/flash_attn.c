@@ -71,7 +71,7 @@ static struct attention attention_of(const struct hr_step *step, const struct cp
                               .sinks = cpu_source_is_present(step, 4) ? &step->sources[4] : NULL,
                               .out = &step->result};
 
-        a.tile = dot->tile[HR_TYPE_F32];
+        a.tile = dot->key_tile[HR_TYPE_F32];
         memcpy(&a.scale, &step->params[0], sizeof a.scale);
         memcpy(&a.bias_max, &step->params[1], sizeof a.bias_max);
         memcpy(&a.cap, &step->params[2], sizeof a.cap);
@@ -161,7 +161,7 @@ static void multiply_keys(const struct cpu_call *call, const struct attention *a
         for (uint32_t at = 0; at < keys; at += lanes) {
                 uint32_t rows = HR_MIN(lanes, keys - at);
 
-                call->dot->tile[a->k->type]->pack(cpu_at(a->k, key + at, item->key_head, k3),
+                call->dot->key_tile[a->k->type]->pack(cpu_at(a->k, key + at, item->key_head, k3),
                                                   a->k->nb[1], rows, a->size, work->tile);
                 for (int64_t first = 0; first < item->columns; first += width) {
                         width = cpu_group_width(call->dot->width, first, item->columns);
@@ -340,7 +340,7 @@ static bool attention_supports(const struct hr_step *step) {
         const struct hr_type_info *k_info = hr_type_info(k->type), *v_info = hr_type_info(v->type);
         const struct cpu_dot *dot = cpu_any_dot();
 
-        if (!k_info || !v_info || !dot->tile[k->type] || !dot->dequantize[v->type])
+        if (!k_info || !v_info || !dot->key_tile[k->type] || !dot->dequantize[v->type])
                 return false;
         if (k->nb[0] != k_info->block_bytes || v->nb[0] != v_info->block_bytes)
                 return false;

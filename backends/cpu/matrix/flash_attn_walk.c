@@ -91,7 +91,7 @@ static struct plan plan_of(const struct hr_step *step, const struct cpu_dot *dot
                          .scale = hr_param_f32(step->params, 0),
                          .cap = hr_param_f32(step->params, 2)};
         const int64_t heads = p.q->ne[2], queries = p.q->ne[1];
-        const struct cpu_tile *tile = dot->tile[p.k->type];
+        const struct cpu_tile *tile = dot->key_tile[p.k->type];
         uint64_t size = (uint64_t) p.k->ne[0], rows;
 
         p.is_float = tile->is_float;
@@ -158,7 +158,7 @@ static void prepare_query(const struct plan *p, struct row *row, int64_t batch) 
                 cpu_float_row(dot, p->q->type, at, p->q->nb[0], p->q->ne[0], row->values);
 
         if (!p->is_float) {
-                dot->tile[p->k->type]->columns(&values, 1, p->q->ne[0], row->column);
+                dot->key_tile[p->k->type]->columns(&values, 1, p->q->ne[0], row->column);
                 return;
         }
         for (int64_t i = 0; i < p->q->ne[0]; i++) {
@@ -246,7 +246,7 @@ static void score_row(const struct plan *p, struct row *row, const uint8_t *keys
         for (uint32_t at = 0; at < count; at += dot->lanes) {
                 uint32_t rows = HR_MIN(dot->lanes, count - at);
 
-                dot->tile[p->k->type]->dot_rows(keys + p->k->nb[1] * at, p->k->nb[1], rows,
+                dot->key_tile[p->k->type]->dot_rows(keys + p->k->nb[1] * at, p->k->nb[1], rows,
                                                 p->k->ne[0], row->column, out);
                 memcpy(row->score + at, out, rows * sizeof out[0]);
         }
@@ -279,7 +279,7 @@ static void score_block(const struct plan *p, struct memory *memory, uint32_t ro
                                        stride);
                         continue;
                 }
-                dot->tile[p->k->type]->pack(some, p->k->nb[1], dot->lanes, p->k->ne[0],
+                dot->key_tile[p->k->type]->pack(some, p->k->nb[1], dot->lanes, p->k->ne[0],
                                             memory->tile);
                 dot->score_tile(memory->tile, query, rows, p->k->ne[0], to, stride);
         }

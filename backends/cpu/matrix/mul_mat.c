@@ -35,6 +35,9 @@
 #define FLOAT_COLUMNS_APART 4
 #define FLOAT_COLUMN_GAP 64
 
+/* Products that are worth another thread: below, handing over takes longer than it saves. */
+#define WORK_OF_THREAD (UINT64_C(192) << 10)
+
 struct product {
         const struct hr_operand *a, *b, *out;
         const struct cpu_tile *tile;
@@ -96,7 +99,7 @@ static uint32_t mul_mat_threads_max(const struct hr_step *step) {
         struct product p = product_of(step, cpu_any_dot());
         uint64_t work = cpu_times(cpu_times((uint64_t) p.k, (uint64_t) p.m),
                                   cpu_times((uint64_t) p.n, (uint64_t) p.batches));
-        uint64_t threads = 1 + work / (UINT64_C(96) << 10);
+        uint64_t threads = 1 + work / WORK_OF_THREAD;
 
         return threads > UINT32_MAX ? UINT32_MAX : (uint32_t) threads;
 }

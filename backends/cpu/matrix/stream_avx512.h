@@ -18,15 +18,11 @@
  */
 #pragma once
 
-#include <immintrin.h>
-
+#include "backends/cpu/matrix/abreast_avx512.h"
 #include "backends/cpu/matrix/dot_body32.h"
-#include "backends/cpu/matrix/tile_rows.h"
-#include "backends/cpu/matrix/unpack.h"
 
 #if defined(__AVX512VNNI__) /* what the compiler may use here */
 
-#define ABREAST 8
 #define STRETCH 8 /* blocks of each row whose scales are taken first */
 
 struct streamed {
@@ -74,25 +70,7 @@ LANES_INLINE __m256i open_iq4_nl(const uint8_t *block) {
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), open_nibbles(block + 2));
 }
 
-/* Row r of eight, given the first and the fifth. */
-LANES_INLINE const uint8_t *row_of(const uint8_t *const half[2], uint64_t stride, const int r) {
-        return half[r / 4] + stride * (uint64_t) (r % 4);
-}
-
-/* The words that eight blocks begin with, which lie `stride` bytes apart. */
-LANES_INLINE __m128i first_words(const uint8_t *const half[2], uint64_t stride) {
-        __m128i two[4];
-
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++)
-                two[i] = _mm_unpacklo_epi16(
-                        _mm_cvtsi32_si128((int) cpu_read_u32(row_of(half, stride, 2 * i))),
-                        _mm_loadu_si128((const __m128i *) row_of(half, stride, 2 * i + 1)));
-        return _mm_unpacklo_epi64(_mm_unpacklo_epi32(two[0], two[1]),
-                                  _mm_unpacklo_epi32(two[2], two[3]));
-}
-
-/* The same of STRETCH blocks of a row; behind them their minima. */
+/* The words that STRETCH blocks of a row begin with; behind them their minima. */
 LANES_INLINE __m256i words_of(const uint8_t *blocks, const struct streamed type) {
         const int size = type.size, middle = size / 2;
         const __mmask16 both = (__mmask16) (1U | 1U << middle);
@@ -148,17 +126,6 @@ LANES_INLINE __m256 add_lows(const __m128i of_row[ABREAST], const float *sum, __
                 low = _mm256_fmadd_ps(_mm256_cvtph_ps(words), _mm256_set1_ps(sum[b]), low);
         }
         return low;
-}
-
-/* What is asked for while a block of eight rows is multiplied: what follows the tile, in a line. */
-LANES_INLINE void prefetch_line(const uint8_t *ahead, const int size, bool near) {
-#pragma GCC unroll 8
-        for (int i = 0; i < size * ABREAST; i += 64)
-                __builtin_prefetch(ahead + PREFETCH_FAR + i, 0, 2);
-        if (near)
-#pragma GCC unroll 8
-                for (int i = 0; i < size * ABREAST; i += 64)
-                        __builtin_prefetch(ahead + i, 0, 3);
 }
 
 /* ((p0 + p4) + (p2 + p6)) + ((p1 + p5) + (p3 + p7)) of each of eight vectors. */

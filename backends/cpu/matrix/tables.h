@@ -45,6 +45,14 @@ X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(q2_K) X(q3_K) X(q4_K) X(q5_K) X(q6_K
                 X(nvfp4) X(q1_0) X(q2_0) X(f32) X(f16) X(bf16)
 #undef X
 
+/* dot_fast32.c: the same with blocks added up exactly; dot_block32.c: what both pack with. */
+#define X(name)                                                                                    \
+        extern const struct cpu_tile CPU_ISA(whole_##name);                                        \
+        void CPU_ISA(pack_##name)(const uint8_t *base, uint64_t stride, uint32_t rows, int64_t k,  \
+                                  uint8_t *ret_tile);
+X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(iq4_nl) X(mxfp4)
+#undef X
+
         /* cpu_tile.dot of types with an offset, no minimum and one scale per 32 elements. */
         void CPU_ISA(dot_plain)(const uint8_t *tile, const uint8_t *columns, uint32_t width,
                                 int64_t k, float *ret_out);

@@ -94,8 +94,8 @@ static double reference(const struct hr_operand *w, int64_t row, const float *x)
         return result;
 }
 
-static void check_tile(const struct cpu_dot *dot, uint32_t type, uint32_t rows, int64_t k) {
-        const struct cpu_tile *tile = dot->tile[type];
+static void check_tile(const struct cpu_dot *dot, const struct cpu_tile *tile, uint32_t type,
+                       uint32_t rows, int64_t k) {
         struct hr_operand w = case_operand(type, k, rows, 1, 1);
         struct hr_operand x = case_operand(HR_TYPE_F32, k, dot->width, 1, 1);
         uint64_t column_bytes = cpu_column_bytes(tile, k);
@@ -142,59 +142,92 @@ static void check_tile(const struct cpu_dot *dot, uint32_t type, uint32_t rows, 
         case_free_all();
 }
 
+static void check_sizes(const struct cpu_dot *dot, const struct cpu_tile *tile, uint32_t type) {
+        int64_t block = hr_type_info(type)->block_elements;
+
+        /* small blocks: whole stretches of them, and what is left */
+        for (int64_t blocks = 1; blocks <= (block == 32 ? 19 : 7); blocks += blocks < 9 ? 1 : 5)
+                for (uint32_t rows = 1; rows <= dot->lanes; rows += 3)
+                        check_tile(dot, tile, type, rows,
+                                   block > 1 ? block * blocks : blocks * 5 + 1);
+}
+
 HR_TEST_LIMIT(tiles_match_the_rules, 120) {
         uint32_t sets;
         const struct cpu_dot *const *dots = case_product_sets(&sets);
 
         for (uint32_t s = 0; s < sets; s++)
                 for (size_t t = 0; t < HR_ARRAY_LENGTH(types); t++) {
-                        int64_t block = hr_type_info(types[t])->block_elements;
+                        const struct cpu_tile *weights = dots[s]->tile[types[t]];
+                        const struct cpu_tile *keys = dots[s]->key_tile[types[t]];
 
-                        /* small blocks: whole stretches of them, and what is left */
-                        for (int64_t blocks = 1; blocks <= (block == 32 ? 19 : 7);
-                             blocks += blocks < 9 ? 1 : 5)
-                                for (uint32_t rows = 1; rows <= dots[s]->lanes; rows += 3)
-                                        check_tile(dots[s], types[t], rows,
-                                                   block > 1 ? block * blocks : blocks * 5 + 1);
+                        check_sizes(dots[s], weights, types[t]);
+                        if (keys != weights)
+                                check_sizes(dots[s], keys, types[t]);
                 }
+}
+
+/* llama.cpp has an order of its own for weights that it interleaves, and only for those. */
+HR_TEST(weights_are_added_up_as_by_llama_cpp) {
+        static const uint32_t whole[] = {HR_TYPE_Q4_0, HR_TYPE_IQ4_NL, HR_TYPE_MXFP4};
+        static const uint32_t dwords[] = {HR_TYPE_Q4_1, HR_TYPE_Q5_0, HR_TYPE_Q5_1, HR_TYPE_Q8_0};
+        uint32_t sets;
+        const struct cpu_dot *const *dots = case_sets(&sets);
+
+        for (uint32_t s = 0; s < sets; s++) {
+                const struct cpu_dot *dot = dots[s], *fast = cpu_dot_fast(dot);
+
+                for (size_t t = 0; t < HR_ARRAY_LENGTH(whole); t++) {
+                        HR_EXPECT(dot->tile[whole[t]] == fast->tile[whole[t]]);
+                        HR_EXPECT(dot->key_tile[whole[t]] != fast->key_tile[whole[t]]);
+                }
+                for (size_t t = 0; t < HR_ARRAY_LENGTH(dwords); t++) {
+                        HR_EXPECT(dot->tile[dwords[t]] != fast->tile[dwords[t]]);
+                        HR_EXPECT(dot->tile[dwords[t]] == dot->key_tile[dwords[t]]);
+                }
+        }
+}
+
+static void check_exact(const struct cpu_dot *dot, const struct cpu_tile *tile, uint32_t type,
+                        int round) {
+        enum { K = 32 * 19 };
+        uint32_t lanes = dot->lanes;
+        struct hr_operand w = case_operand(type, K, lanes, 1, 1);
+        uint8_t *column = case_memory(cpu_column_bytes(tile, K));
+        float x[K], out[16];
+        const float *values = x;
+
+        for (uint64_t at = 0; at < w.room; at += w.nb[0])
+                cpu_write_half((uint8_t *) w.data + at, 1.0f);
+        if (round == 0) /* extremes: -128 of Q8_0 included */
+                for (uint64_t at = 0; at < w.room; at += w.nb[0])
+                        memset((uint8_t *) w.data + at + 2, 0x80, w.nb[0] - 2);
+        for (int i = 0; i < K; i++)
+                x[i] = round < 2     ? -127.0f
+                       : i % 32 == 0 ? 127.0f
+                                     : floorf(case_uniform() * 127);
+        tile->columns(&values, 1, K, column);
+        tile->dot_rows(w.data, w.nb[1], lanes, K, column, out);
+        for (uint32_t r = 0; r < lanes; r++) {
+                double sum = 0;
+
+                for (int i = 0; i < K; i++)
+                        sum += x[i] * case_value(&w, i, r, 0, 0);
+                HR_EXPECT(out[r] == (float) sum);
+        }
 }
 
 /* With scales of one and whole activations every product is a whole number: exact everywhere. */
 HR_TEST_LIMIT(integer_parts_are_exact, 120) {
         static const uint32_t exact[] = {HR_TYPE_Q4_0, HR_TYPE_Q5_0, HR_TYPE_Q8_0, HR_TYPE_IQ4_NL};
-        enum { K = 32 * 19 };
         uint32_t sets;
         const struct cpu_dot *const *dots = case_product_sets(&sets);
 
         for (uint32_t s = 0; s < sets; s++)
                 for (size_t t = 0; t < HR_ARRAY_LENGTH(exact); t++)
                         for (int round = 0; round < 20; round++) {
-                                const struct cpu_tile *tile = dots[s]->tile[exact[t]];
-                                uint32_t lanes = dots[s]->lanes;
-                                struct hr_operand w = case_operand(exact[t], K, lanes, 1, 1);
-                                uint8_t *column = case_memory(cpu_column_bytes(tile, K));
-                                float x[K], out[16];
-                                const float *values = x;
-
-                                for (uint64_t at = 0; at < w.room; at += w.nb[0])
-                                        cpu_write_half((uint8_t *) w.data + at, 1.0f);
-                                if (round == 0) /* extremes: -128 of Q8_0 included */
-                                        for (uint64_t at = 0; at < w.room; at += w.nb[0])
-                                                memset((uint8_t *) w.data + at + 2, 0x80,
-                                                       w.nb[0] - 2);
-                                for (int i = 0; i < K; i++)
-                                        x[i] = round < 2     ? -127.0f
-                                               : i % 32 == 0 ? 127.0f
-                                                             : floorf(case_uniform() * 127);
-                                tile->columns(&values, 1, K, column);
-                                tile->dot_rows(w.data, w.nb[1], lanes, K, column, out);
-                                for (uint32_t r = 0; r < lanes; r++) {
-                                        double sum = 0;
-
-                                        for (int i = 0; i < K; i++)
-                                                sum += x[i] * case_value(&w, i, r, 0, 0);
-                                        HR_EXPECT(out[r] == (float) sum);
-                                }
+                                check_exact(dots[s], dots[s]->tile[exact[t]], exact[t], round);
+                                check_exact(dots[s], dots[s]->key_tile[exact[t]], exact[t], round);
                         }
         case_free_all();
 }
