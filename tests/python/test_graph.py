@@ -15,7 +15,7 @@ import pytest
 from headrace import headrace_pb2 as pb
 from headrace.graph import Glu, Graph, Op, RopeMode, Tensor, Unary
 from headrace.op import LeafKind
-from headrace.types import Type, as_shape, as_type
+from headrace.types import Type, as_bytes, as_shape, as_type
 from numpy_reference import evaluate, parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,12 +99,44 @@ def test_views_mean_what_numpy_means() -> None:
         == x.transpose(0, 2, 1, 3)[:, :, 1:3]
     ).all()
     assert (run(lambda g, i: g.cont(g.slice(i[0], -1, 2, 5)), x) == x[..., 2:5]).all()
+    for axis in range(4):  # rows that are not dense
+        got = run(lambda g, i, a=axis: g.cont(g.slice(g.permute(i[0], (3, 0, 2, 1)), a, 1, 2)), x)
+        assert (got == np.take(x.transpose(3, 0, 2, 1), [1], axis)).all()
+    got = run(lambda g, i: g.cont(g.slice(g.transpose(i[0]), 0, 2, 5)), x[0, 0])
+    assert (got == x[0, 0].T[2:]).all()
     assert (run(lambda g, i: g.cont(g.view(i[0], (4, 5), offset=x.strides[1])), x) == x[0, 1]).all()
     assert (
         run(lambda g, i: g.concat(i[0], i[1], 1), x, x[:, :1]) == np.concatenate([x, x[:, :1]], 1)
     ).all()
     assert (run(lambda g, i: g.repeat(i[0], (2, 6, 8, 5)), x) == np.tile(x, (1, 2, 2, 1))).all()
     assert (run(lambda g, i: g.permute(g.permute(i[0], (1, 2, 0)), (2, 0, 1)), x[0]) == x[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("value", "type"),
+    [
+        ([2**40], "i32"),
+        ([-(2**31) - 1], "i32"),
+        (np.array([2**31], np.uint32), "i32"),
+        (np.array([2**63], np.uint64), "i64"),
+    ],
+)
+def test_an_integer_beyond_its_type_is_refused(value: Any, type: str) -> None:
+    with pytest.raises(ValueError, match="a value is beyond"):
+        as_bytes(np.asarray(value), as_type(type), (1,), "x")
+
+
+def test_what_numbers_of_one_kind_become() -> None:
+    for value, type, want in [
+        (np.array([-np.inf, 1e300, 1 / 3]), "f32", np.float32),
+        (np.array([2**31 - 1, -(2**31)]), "i32", np.int32),
+        (np.array([1e-300, 16777217.0]), "f32", np.float32),
+        (np.zeros(0, np.int64), "i32", np.int32),
+        (np.array([1.5, -2.0], ">f4"), "f32", np.float32),
+    ]:
+        with np.errstate(over="ignore"):
+            got = as_bytes(value, as_type(type), value.shape, "x")
+            assert bytes(got) == value.astype(want).tobytes()
 
 
 def test_products_and_rows() -> None:
@@ -188,6 +220,9 @@ def test_types() -> None:
         lambda g, x: g.constant(["a"]),
         lambda g, x: g.constant([[1], [2, 3]]),
         lambda g, x: g.slice(x, 0, 3, 9),
+        lambda g, x: g.arange(0, 1, 0),
+        lambda g, x: g.arange(1, 0, -0.25),
+        lambda g, x: g.arange(1, 1),
         lambda g, x: g.top_k(x, 7),
         lambda g, x: g.name(x, "other"),
     ],

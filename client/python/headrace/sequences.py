@@ -52,7 +52,7 @@ def step_body(step: Step) -> list[memoryview]:
         name not in {t.name for t in handle.inputs} for name in step.feeds
     ):
         wanted = ", ".join(t.name for t in handle.inputs)
-        given = ", ".join([*step.inputs, *step.feeds])
+        given = ", ".join([*step.inputs, *step.feeds]) or "(none)"
         raise ValueError(f"inputs {given}; the graph wants {wanted}")
     return [
         as_bytes(step.inputs[tensor.name], tensor.type, shape, tensor.name)

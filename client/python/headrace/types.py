@@ -181,6 +181,10 @@ def as_bytes(value: npt.ArrayLike, number: Type, shape: tuple[int, ...], what: s
     if array.dtype != dtype:
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise ValueError(f"{what}: {array.dtype} cannot stand for {number.name}")
+        if array.dtype.kind in "iu" and dtype.kind in "iu" and array.size:
+            range_ = np.iinfo(dtype)  # beyond which astype() wraps silently
+            if array.min() < range_.min or array.max() > range_.max:
+                raise ValueError(f"{what}: a value is beyond {number.name}")
         array = array.astype(dtype)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 

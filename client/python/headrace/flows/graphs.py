@@ -187,7 +187,7 @@ def input_body(handle: SubmittedGraph, inputs: Inputs) -> list[memoryview]:
     if isinstance(inputs, Mapping):
         if len(inputs) != len(handle.inputs) or any(t.name not in inputs for t in handle.inputs):
             wanted = ", ".join(t.name for t in handle.inputs)
-            raise ValueError(f"inputs {', '.join(inputs)}; the graph wants {wanted}")
+            raise ValueError(f"inputs {', '.join(inputs) or '(none)'}; the graph wants {wanted}")
         values: list[Any] = [inputs[t.name] for t in handle.inputs]
     else:
         values = list(inputs)

@@ -200,7 +200,9 @@ class AttentionOps(GraphBase):
         return self.like(Op.FILL, x, (x,), (f32_word(value),), inplace=inplace)
 
     def arange(self, start: float, stop: float, step: float = 1.0) -> Tensor:
-        """f32: start, start + step, ... below stop."""
+        """f32: start, start + step, ... below stop; start < stop, step > 0."""
+        if not (start < stop and step > 0):
+            raise ValueError(f"arange: from {start} to {stop} in steps of {step}")
         count = math.ceil((stop - start) / step)
         words = (f32_word(start), f32_word(stop), f32_word(step))
         return self.node(Op.ARANGE, Type.F32, (count, 1, 1, 1), (), words, ndim=1)

@@ -203,14 +203,28 @@ class LayoutOps(GraphBase):
         return self.like(op, x, (x, y), (nb[1], nb[2], nb[3], offset, inplace), inplace=inplace)
 
     def slice(self, x: Tensor, axis: int, start: int, stop: int) -> Tensor:
-        """x[start:stop] along an axis, as a VIEW."""
+        """x[start:stop] along an axis, as a VIEW (of a permuted x: a VIEW and a PERMUTE)."""
         d = dimension(x, axis)
         if not 0 <= start <= stop <= x.ne[d]:
             raise ValueError(f"slice: {start}:{stop} of an extent of {x.ne[d]}")
         if d == 0 and x.type.is_block and start % x.type.block_elements:
             raise ValueError("slice: inside a block")
-        step = x.nb[d] if d else x.nb[0] // 1
-        blocks = start // x.type.block_elements if d == 0 else start
+        offset = (start // x.type.block_elements if d == 0 else start) * x.nb[d]
         ne = list(x.ne)
         ne[d] = stop - start
-        return self.view(x, as_shape(ne, x.ndim), as_shape(x.nb, x.ndim), blocks * step)
+        # A VIEW's rows are dense: where x's are not, it is cut in the order of memory.
+        order = list(range(4))
+        if x.nb[0] != x.type.block_bytes:
+            order[: x.ndim] = sorted(order[: x.ndim], key=lambda i: x.nb[i])
+        cut = self.node(
+            Op.VIEW,
+            x.type,
+            [ne[i] for i in order],
+            (x,),
+            u64_words(offset),
+            ndim=x.ndim,
+            over=x,
+            offset=offset,
+            nb=(x.nb[order[0]], x.nb[order[1]], x.nb[order[2]], x.nb[order[3]]),
+        )
+        return cut if order == [0, 1, 2, 3] else self._permuted(Op.PERMUTE, cut, order, order)
