@@ -93,6 +93,11 @@ static enum cuda_kernel many_kernel(const struct hr_operand *a, const struct hr_
 #define EXPANDED (INT64_C(32) << 20)
 #define EXPANDED_ROWS 128
 
+/* Columns are then rounded with one scale for as many. */
+static bool is_of_256(const struct hr_operand *a) {
+        return hr_type_info(a->type)->block_elements == 256;
+}
+
 /* Is it the library's? One matrix, whose columns lie as the library wants them. */
 static bool is_large(const struct hr_step *step, const struct cuda_options *options) {
         const struct hr_operand *a = &step->sources[0], *b = &step->sources[1],
@@ -145,11 +150,13 @@ static struct layout layout_of(const struct hr_step *step, const struct cuda_opt
         struct layout layout = { 0 };
 
         if (cuda_is_block(a)) {
-                uint64_t elements = (uint64_t) (b->ne[0] * cuda_rows(b));
+                uint64_t columns = (uint64_t) cuda_rows(b);
+                int64_t group = is_of_256(a) ? CUDA_ROUNDED_LARGE : CUDA_ROUNDED;
 
-                layout.bytes = layout_take(&layout, elements);
-                layout.scales = layout_take(&layout,
-                                            elements / 32 * sizeof(struct cuda_activation));
+                layout.bytes = layout_take(&layout,
+                                           columns * parts_of(b->ne[0], group) * (uint64_t) group);
+                layout.scales = layout_take(&layout, columns * (uint64_t) (b->ne[0] / 32) *
+                                                             sizeof(struct cuda_activation));
         }
         if (has_groups(step)) {
                 layout.group = layout_take(&layout, (uint64_t) group_count(step) *
@@ -183,7 +190,7 @@ static void round_launch(const struct hr_step *step, const struct cuda_product_a
                 .in = product->b,
                 .bytes = product->bytes,
                 .scales = product->scales,
-                .is_large = hr_type_info(product->a.type)->block_elements == 256,
+                .is_large = is_of_256(&step->sources[0]),
         };
 
         cuda_builder_make(builder, CUDA_KERNEL_round_columns,

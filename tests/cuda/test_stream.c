@@ -79,10 +79,11 @@ static void *range_take(unsigned i, uint64_t bytes, uint64_t offset) {
 static void compare(const struct kind *kind, int64_t k, int64_t columns, uint64_t offset,
                     uint64_t gap) {
         const struct hr_type_info *info = hr_type_info(kind->type);
+        int64_t group = info->block_elements == 256 ? CUDA_ROUNDED_LARGE : CUDA_ROUNDED;
         uint64_t row_bytes = (uint64_t) k / info->block_elements * info->block_bytes;
         uint64_t whole = (ROWS - 1) * (row_bytes + gap) + row_bytes;
         void *bases[] = { range_take(A, whole, offset), range_take(B, 4 * k * columns, 0),
-                          range_take(BYTES, k * columns, 0),
+                          range_take(BYTES, (k + group - 1) / group * group * columns, 0),
                           range_take(SCALES, k / 32 * columns * sizeof(struct cuda_activation), 0),
                           range_take(OUT, 4 * ROWS * columns, 0) };
         float *b = bases[B], *out = bases[OUT], first[ROWS * COLUMNS_MAX], most = 0;

@@ -153,10 +153,18 @@ struct cuda_activation {
         int16_t sum[2];
 };
 
+/* Elements whose bytes lie together: 32 units of 32, and 64. Columns are filled up to such. */
+#define CUDA_ROUNDED 1024
+#define CUDA_ROUNDED_LARGE 2048
+
 /* Rows of floats to bytes: as q8_0, or with one scale for 256, as q8_K. `bytes` has ne[0] bytes a
- * row, `scales` a cuda_activation for each 32. Of 32 times 32 bytes, or what is left of them, the
- * first sixteen of each lie together, and then the second: a warp that takes 32 each lane loads
- * bytes one behind the other. */
+ * row, in whole groups, `scales` a cuda_activation for each 32 elements, a unit.
+ *
+ * A warp that takes a unit each lane loads bytes one behind the other: of 32 units there lie the
+ * first sixteen bytes of each together, and then the second. As q8_K a lane takes two neighbouring
+ * units: of 64 there lie the first and the second sixteen of those that are even, then of those
+ * that are odd; of the latter each two change places, so that a lane that takes units 0 and 2 of
+ * four, or 1 and 3, meets no other in a bank. */
 struct cuda_round_args {
         struct cuda_tensor in;
         uint64_t bytes, scales;

@@ -60,6 +60,13 @@ DEVICE uint32_t float_bits(float value) {
 DEVICE float bits_float(uint32_t bits) {
         return __uint_as_float(bits);
 }
+
+DEVICE int dp4a_unsigned(uint32_t a, uint32_t b, int c) {
+        int sum;
+
+        asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+        return sum;
+}
 #endif
 
 DEVICE float bf16_to_float(uint16_t bits) {

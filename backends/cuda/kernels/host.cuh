@@ -90,6 +90,22 @@ DEVICE int __dp4a(int a, int b, int c) {
         return c;
 }
 
+/* The same where the bytes of a have no sign. */
+DEVICE int dp4a_unsigned(uint32_t a, uint32_t b, int c) {
+        for (int i = 0; i < 32; i += 8)
+                c += (uint8_t) (a >> i) * (int8_t) (b >> i);
+        return c;
+}
+
+/* c and the products of a's two numbers with the lower signed bytes of b, and with the higher. */
+DEVICE int __dp2a_lo(int a, int b, int c) {
+        return c + (int16_t) a * (int8_t) b + (int16_t) (a >> 16) * (int8_t) (b >> 8);
+}
+
+DEVICE int __dp2a_hi(int a, int b, int c) {
+        return __dp2a_lo(a, b >> 16, c);
+}
+
 DEVICE float half_to_float(uint16_t half) {
         uint32_t sign = (uint32_t) (half & 0x8000u) << 16, rest = half & 0x7fffu;
 

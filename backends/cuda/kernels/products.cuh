@@ -32,11 +32,18 @@ DEVICE int64_t column_of_b(const cuda_product_args &args, int64_t column) {
         return remainder(column - token * args.out.ne[1], args.b.ne[1]) + token * args.b.ne[1];
 }
 
-/* Sixteen bytes of a column that round_columns has made bytes: half h of 32 elements, unit u. */
-DEVICE int64_t piece_of_unit(int64_t k, int64_t u, int h) {
-        int64_t group = u / WARP * WARP, left = k / 32 - group;
+/* Bytes of a column that round_columns makes: whole groups of units. */
+DEVICE int64_t column_bytes(bool is_large, int64_t k) {
+        int64_t group = is_large ? CUDA_ROUNDED_LARGE : CUDA_ROUNDED;
 
-        return 2 * group + h * (left < WARP ? left : WARP) + u - group;
+        return (k + group - 1) / group * group;
+}
+
+/* Where sixteen of them lie: half h of unit u. */
+DEVICE int64_t piece_of_unit(bool is_large, int64_t u, int h) {
+        int shift = is_large ? 1 : 0, v = (int) (u & ((WARP << shift) - 1)), which = v & shift;
+
+        return 2 * (u - v) + (2 * which + h) * WARP + (v >> shift ^ which);
 }
 
 /* What column i of the tile is multiplied with. */

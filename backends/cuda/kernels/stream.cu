@@ -14,7 +14,7 @@
  *
  * The types that models come in have a kernel of their own; one kernel has all the others.
  */
-#include "backends/cuda/kernels/products.cuh"
+#include "backends/cuda/kernels/pairs.cuh"
 
 #define ANY HR_TYPE_LIMIT
 
@@ -84,7 +84,8 @@ KERNEL(round_columns, struct cuda_round_args) {
         for (int64_t item = (int64_t) blockIdx.x * WARPS + threadIdx.x / WARP; item < items;
              item += (int64_t) gridDim.x * WARPS) {
                 int64_t row = quotient(item, per_row), i = (item - row * per_row) * 256 + 8 * lane;
-                int64_t at = row * k / 16 + piece_of_unit(k, i / 32, lane / 2 % 2);
+                int64_t at = row * (column_bytes(args.is_large, k) / 16) +
+                             piece_of_unit(args.is_large, i / 32, lane / 2 % 2);
                 const float *in = (const float *) row_at(args.in, index_of_row(args.in, row));
                 struct cuda_activation *to =
                         (struct cuda_activation *) (uintptr_t) args.scales + (row * k + i) / 32;
@@ -139,16 +140,25 @@ template <uint32_t TYPE> struct warp_stages {
         piece pieces[stage_count<TYPE>()][chunk_pieces<TYPE>()];
 };
 
-/* Begins to bring bytes; they come to lie at to + from % 16, with zeros around them. */
-DEVICE void stage(piece *to, const byte *from, int bytes) {
+/* Pieces I + lane, I + 32 + lane ... of WHOLE. */
+template <int WHOLE, int I> DEVICE void stage_whole(piece *to, const byte *from, int lane) {
+        if constexpr (I < WHOLE) {
+                if (I + WARP <= WHOLE || lane < WHOLE % WARP)
+                        copy_begin_at<16 * I>(to, from);
+                stage_whole<WHOLE, I + WARP>(to, from, lane);
+        }
+}
+
+/* Begins to bring bytes; they come to lie at to + from % 16, with zeros around them. Most often
+ * they are WHOLE pieces. */
+template <int WHOLE> DEVICE void stage(piece *to, const byte *from, int bytes) {
         int lane = (int) (threadIdx.x % WARP);
         int shift = (int) ((uintptr_t) from & 15), end = shift + bytes;
 
-        if (shift == 0 && bytes % 16 == 0) {
-                for (int i = lane; i < bytes / 16; i += WARP)
-                        copy_begin(to + i, from + 16 * i);
+        if (shift == 0 && bytes == 16 * WHOLE) {
+                stage_whole<WHOLE, 0>(to + lane, from + 16 * lane, lane);
                 if (lane == 0)
-                        to[bytes / 16] = piece{};
+                        to[WHOLE] = piece{};
                 return;
         }
         for (int i = 16 * lane; i < end + 4; i += 16 * WARP) {
@@ -203,10 +213,11 @@ DEVICE float multiply_unit(const unit *u, const piece *bytes, struct cuda_activa
         return sum * with.scale;
 }
 
-/* What a warp works on: a row of the matrix, and the lane's part of the first column's bytes. */
+/* What a warp works on: a row of the matrix, and the first column's bytes, from where it is. */
 struct stream_item {
         const byte *row;
-        int64_t row_bytes, k; /* k elements */
+        int64_t units;                    /* that are left */
+        int64_t bytes_apart, units_apart; /* from column to column; pieces, units */
         const piece *bytes;
         const struct cuda_activation *with;
         uint32_t type;
@@ -215,85 +226,111 @@ struct stream_item {
 
 template <uint32_t TYPE>
 DEVICE stream_item stream_item_of(const cuda_product_args &args, const few_columns &item) {
-        int64_t first = column_of_b(args, item.column) * args.a.ne[0];
-        int lane = (int) (threadIdx.x % WARP);
+        int64_t column = column_of_b(args, item.column), k = args.a.ne[0];
         stream_item s;
 
         s.row = item.a;
-        s.k = args.a.ne[0];
+        s.units = s.units_apart = k / 32;
         s.type = TYPE == ANY ? args.a.type : TYPE;
-        s.row_bytes = quotient(s.k, block_size(s.type)) * block_bytes(s.type);
-        s.bytes = (const piece *) (uintptr_t) (args.bytes + first) + lane;
-        s.with = (const struct cuda_activation *) (uintptr_t) args.scales + first / 32 + lane;
+        s.bytes_apart = column_bytes(block_size(s.type) == 256, k) / 16;
+        s.bytes = (const piece *) (uintptr_t) args.bytes + column * s.bytes_apart;
+        s.with = (const struct cuda_activation *) (uintptr_t) args.scales + column * s.units;
         s.columns = item.columns;
         return s;
 }
 
-/* Units of a chunk, of which the row begins `done` elements before. */
+/* Unit i of a chunk. Its halves lie at `bytes`. */
 template <uint32_t TYPE, int READ, int COLUMNS>
-DEVICE void stream_chunk(const stream_item &item, const byte *chunk, int64_t done, int units,
-                         float *sums) {
-        const piece *bytes = item.bytes + done / 16;
-        const struct cuda_activation *with = item.with + done / 32;
-        int lane = (int) (threadIdx.x % WARP);
+DEVICE void stream_unit(const stream_item &item, const byte *chunk, int i, const piece *bytes,
+                        const struct cuda_activation *with, float *sums) {
+        unit u;
 
-        for (int group = 0; group < units - lane; group += WARP) {
-                int count = units - group < WARP ? units - group : WARP;
-                unit u;
-
-                take_apart<TYPE, READ>(item.type, chunk, group + lane, &u);
+        take_apart<TYPE, READ>(item.type, chunk, i, &u);
 #pragma unroll
-                for (int c = 0; c < COLUMNS; c++) {
-                        const piece *own = bytes + c * (item.k / 16);
-                        piece both[2];
+        for (int c = 0; c < COLUMNS; c++) {
+                const piece *own = bytes + c * item.bytes_apart;
+                piece both[2];
 
-                        if (COLUMNS > 1 && c >= item.columns)
-                                break;
-                        both[0] = load_piece(own);
-                        both[1] = load_piece(own + count);
-                        sums[c] += multiply_unit<TYPE, READ>(
-                                &u, both, load_activation(with + c * (item.k / 32)));
-                }
-                bytes += 2 * WARP;
-                with += WARP;
+                if (COLUMNS > 1 && c >= item.columns)
+                        break;
+                both[0] = load_piece(own);
+                both[1] = load_piece(own + WARP);
+                sums[c] += multiply_unit<TYPE, READ>(&u, both,
+                                                     load_activation(with + c * item.units_apart));
         }
 }
 
-/* Chunk n of the row, if there is one. */
+/* Units of a chunk, whose part of the first column is item.bytes and item.with. Of blocks of 256 a
+ * lane takes two at once. */
+template <uint32_t TYPE, int READ, int COLUMNS>
+DEVICE void stream_chunk(const stream_item &item, const byte *chunk, int units, float *sums) {
+        const int each = block_size(item.type) == 256 ? 2 : 1;
+        int lane = (int) (threadIdx.x % WARP);
+        const piece *bytes = item.bytes;
+        const struct cuda_activation *with = item.with;
+        const byte *block = chunk + lane / 4 * block_bytes(TYPE);
+
+        for (int group = 0; group < units - each * lane; group += each * WARP) {
+                if (COLUMNS == 1 && has_pairs(TYPE)) {
+                        pair_column column;
+
+                        pair_load<TYPE>(bytes, with, &column);
+                        sums[0] += multiply_pair<TYPE, READ>(block, lane % 4, column);
+                } else {
+                        for (int i = 0; i < each; i++)
+                                stream_unit<TYPE, READ, COLUMNS>(
+                                        item, chunk, group + each * lane + i,
+                                        bytes + 2 * i * WARP + (lane ^ i), with + each * lane + i,
+                                        sums);
+                }
+                bytes += 2 * each * WARP;
+                with += each * WARP;
+                block += 8 * block_bytes(TYPE);
+        }
+}
+
+DEVICE int bytes_of_units(uint32_t type, int units) {
+        return units / (block_size(type) / 32) * block_bytes(type);
+}
+
+/* Chunk n of the row, which begins at `from` and has `left` units from there on; perhaps none. */
 template <uint32_t TYPE>
-DEVICE void stage_chunk(const stream_item &item, int n, warp_stages<TYPE> *stages) {
-        int chunk_bytes = chunk_elements<TYPE>() / block_size(item.type) * block_bytes(item.type);
-        int64_t at = (int64_t) n * chunk_bytes, left = item.row_bytes - at;
+DEVICE void stage_chunk(uint32_t type, const byte *from, int64_t left, int n,
+                        warp_stages<TYPE> *stages) {
+        constexpr int UNITS = chunk_elements<TYPE>() / 32;
 
         if (left > 0)
-                stage(stages->pieces[n % stage_count<TYPE>()], item.row + at,
-                      (int) (left < chunk_bytes ? left : chunk_bytes));
+                stage<chunk_pieces<TYPE>() - 2>(
+                        stages->pieces[n % stage_count<TYPE>()], from,
+                        bytes_of_units(type, (int) (left < UNITS ? left : UNITS)));
         copy_group();
 }
 
 template <uint32_t TYPE, int READ, int COLUMNS>
 DEVICE void stream_row(const cuda_product_args &args, const few_columns &few,
                        warp_stages<TYPE> *stages) {
-        constexpr int AHEAD = stage_count<TYPE>() - 1, ELEMENTS = chunk_elements<TYPE>();
-        const stream_item item = stream_item_of<TYPE>(args, few);
-        int chunk_bytes = ELEMENTS / block_size(item.type) * block_bytes(item.type);
+        constexpr int AHEAD = stage_count<TYPE>() - 1, UNITS = chunk_elements<TYPE>() / 32;
+        stream_item item = stream_item_of<TYPE>(args, few);
+        int chunk_bytes = bytes_of_units(item.type, UNITS);
         float sums[COLUMNS] = {};
-        int n = 0;
 
-        for (int i = 0; i < AHEAD; i++)
-                stage_chunk<TYPE>(item, i, stages);
-        for (int64_t done = 0; done < item.k; done += ELEMENTS, n++) {
-                const byte *from = item.row + (int64_t) n * chunk_bytes;
-                int64_t left = item.k - done;
-
-                stage_chunk<TYPE>(item, n + AHEAD, stages);
+        for (int n = 0; n < AHEAD; n++)
+                stage_chunk<TYPE>(item.type, item.row + n * chunk_bytes, item.units - n * UNITS, n,
+                                  stages);
+        for (int n = 0; item.units > 0; n++) {
+                stage_chunk<TYPE>(item.type, item.row + AHEAD * chunk_bytes,
+                                  item.units - AHEAD * UNITS, n + AHEAD, stages);
                 copy_wait<AHEAD>();
                 __syncwarp();
                 stream_chunk<TYPE, READ, COLUMNS>(
                         item, (const byte *) stages->pieces[n % (AHEAD + 1)] +
-                                      ((uintptr_t) from & 15),
-                        done, (int) (left < ELEMENTS ? left : ELEMENTS) / 32, sums);
+                                      ((uintptr_t) item.row & 15),
+                        (int) (item.units < UNITS ? item.units : UNITS), sums);
                 __syncwarp();
+                item.row += chunk_bytes;
+                item.bytes += 2 * UNITS;
+                item.with += UNITS;
+                item.units -= UNITS;
         }
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {

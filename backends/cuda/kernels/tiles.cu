@@ -172,18 +172,20 @@ DEVICE void stage_bytes(const cuda_product_args &args, const tile_columns &tile,
                         block_stage *to) {
         int c = (int) (threadIdx.x / 2), n = (int) (threadIdx.x % 2);
         struct cuda_activation with = { 0, { 0, 0 } };
+        bool is_large = block_size(args.a.type) == 256;
 
         if (c >= COLUMNS)
                 return;
         if (c < tile.count && 32 * (first_unit + n) < args.a.ne[0]) {
-                int64_t k = args.a.ne[0], at = column_of_b(args, tile_column(tile, c)) * k;
-                const byte *column = (const byte *) (uintptr_t) (args.bytes + at);
+                int64_t k = args.a.ne[0], at = column_of_b(args, tile_column(tile, c));
+                const byte *column = (const byte *) (uintptr_t) args.bytes +
+                                     at * column_bytes(is_large, k);
 
                 for (int h = 0; h < 2; h++)
                         copy_begin((piece *) &to->b[c][8 * n] + h,
-                                   column + 16 * piece_of_unit(k, first_unit + n, h));
+                                   column + 16 * piece_of_unit(is_large, first_unit + n, h));
                 with = ((const struct cuda_activation *) (uintptr_t)
-                                args.scales)[at / 32 + first_unit + n];
+                                args.scales)[at * (k / 32) + first_unit + n];
         } else {
                 clear32(&to->b[c][8 * n]);
         }

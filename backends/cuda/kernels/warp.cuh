@@ -59,6 +59,14 @@ DEVICE void copy_begin(piece *to, const byte *from) {
                      : "memory");
 }
 
+/* The same OFFSET bytes further on both sides, which is part of the instruction. */
+template <int OFFSET> DEVICE void copy_begin_at(piece *to, const byte *from) {
+        asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %2], 16;"
+                     :
+                     : "r"((uint32_t) __cvta_generic_to_shared(to)), "l"(from), "n"(OFFSET)
+                     : "memory");
+}
+
 /* What was begun since the last call is a group. */
 DEVICE void copy_group(void) {
         asm volatile("cp.async.commit_group;" : : : "memory");
@@ -78,6 +86,10 @@ DEVICE piece load_piece(const piece *from) {
         uint4 v = __ldg((const uint4 *) from);
 
         return piece{ { v.x, v.y, v.z, v.w } };
+}
+
+DEVICE uint64_t load_word(const uint64_t *from) {
+        return __ldg((const unsigned long long *) from);
 }
 
 DEVICE struct cuda_activation load_activation(const struct cuda_activation *from) {
@@ -147,6 +159,10 @@ DEVICE void copy_begin(piece *to, const byte *from) {
         cuda_host_copy_begin(to, from);
 }
 
+template <int OFFSET> DEVICE void copy_begin_at(piece *to, const byte *from) {
+        copy_begin(to + OFFSET / 16, from + OFFSET);
+}
+
 DEVICE void copy_group(void) {
         cuda_host_copy_group();
 }
@@ -160,6 +176,10 @@ DEVICE int add_atomic(int *at, int value) {
 }
 
 DEVICE piece load_piece(const piece *from) {
+        return *from;
+}
+
+DEVICE uint64_t load_word(const uint64_t *from) {
         return *from;
 }
 
