@@ -98,6 +98,11 @@ static bool is_of_256(const struct hr_operand *a) {
         return hr_type_info(a->type)->block_elements == 256;
 }
 
+/* Does no row begin before the one in front of it has ended? The rows of a view may overlap. */
+static bool has_rows_apart(const struct hr_operand *operand) {
+        return operand->nb[1] / operand->nb[0] >= (uint64_t) operand->ne[0];
+}
+
 /* Is it the library's? One matrix, whose columns lie as the library wants them. */
 static bool is_large(const struct hr_step *step, const struct cuda_options *options) {
         const struct hr_operand *a = &step->sources[0], *b = &step->sources[1],
@@ -105,8 +110,10 @@ static bool is_large(const struct hr_step *step, const struct cuda_options *opti
         int64_t most = LARGE_EXTENT;
 
         if (has_experts(step) || b->type != HR_TYPE_F32 || out->ne[2] * out->ne[3] != 1 ||
-            out->nb[1] % 16 || a->ne[0] % 8 || (a->type == HR_TYPE_F32 && b->nb[1] % 16) ||
-            (cuda_is_block(a) ? out->ne[1] < options->batch_min : a->nb[1] % 16 != 0))
+            out->nb[1] % 16 || a->ne[0] % 8 ||
+            (a->type == HR_TYPE_F32 && (b->nb[1] % 16 || !has_rows_apart(b))) ||
+            (cuda_is_block(a) ? out->ne[1] < options->batch_min
+                              : a->nb[1] % 16 != 0 || !has_rows_apart(a)))
                 return false;
         return out->ne[0] >= most && out->ne[1] >= most && a->ne[0] >= most &&
                out->ne[0] <= INT32_MAX && out->ne[1] <= INT32_MAX && a->ne[0] <= INT32_MAX &&
