@@ -68,7 +68,7 @@ static bool is_receiving(const struct hr_holding *holding) {
 /* Whether an upload of these contents can use what the holding has been charged for. */
 static bool serves(const struct hr_holding *holding, const struct hr_holding_request *request) {
         return request->digest && holding->has_digest && holding->principal == request->principal &&
-               holding->bytes == request->bytes &&
+               holding->bytes == request->bytes && holding->is_own == request->is_own &&
                hr_digest_equal(holding->digest, request->digest) &&
                (holding->set_number || (request->is_kept && is_receiving(holding) &&
                                  strcmp(holding->name, request->name) == 0));
@@ -85,10 +85,27 @@ static void make_way(struct hr_server *server, const struct hr_principal *princi
         (void) hr_holdings_expire(server, hr_clock_now_ns(), false);
 }
 
+static hr_status holding_make(struct hr_server *server, const struct hr_holding_request *request,
+                              struct hr_diag *diag, struct hr_holding **ret_holding) {
+        struct hr_diag first = {0};
+        struct hr_holding *holding = NULL;
+
+        if (holding_new(server, request->principal, request->bytes, &first, &holding) != HR_OK) {
+                make_way(server, request->principal);
+                HR_TRY(holding_new(server, request->principal, request->bytes, diag, &holding));
+        }
+        holding->is_kept = request->is_kept && request->digest;
+        holding->is_own = request->is_own;
+        holding->has_digest = request->digest != NULL;
+        if (request->digest)
+                memcpy(holding->digest, request->digest, HR_DIGEST_BYTES);
+        (void) snprintf(holding->name, sizeof holding->name, "%s", request->name);
+        *ret_holding = holding;
+        return HR_OK;
+}
+
 hr_status hr_holding_take(struct hr_server *server, const struct hr_holding_request *request,
                           struct hr_diag *diag, struct hr_holding **ret_holding) {
-        struct hr_diag first = {0};
-
         HR_LIST_FOR_EACH(link, &server->holdings) {
                 struct hr_holding *holding = HR_CONTAINER_OF(link, struct hr_holding, link);
 
@@ -97,15 +114,28 @@ hr_status hr_holding_take(struct hr_server *server, const struct hr_holding_requ
                         return HR_OK;
                 }
         }
-        if (holding_new(server, request->principal, request->bytes, &first, ret_holding) != HR_OK) {
-                make_way(server, request->principal);
-                HR_TRY(holding_new(server, request->principal, request->bytes, diag, ret_holding));
+        return holding_make(server, request, diag, ret_holding);
+}
+
+hr_status hr_holding_part(const struct hr_holding_request *request, struct hr_upload *upload,
+                          struct hr_diag *diag, struct hr_holding **holding) {
+        struct hr_server *server = (*holding)->server;
+        struct hr_holding *of_upload = NULL;
+
+        HR_LIST_FOR_EACH(link, &server->holdings) {
+                struct hr_holding *other = HR_CONTAINER_OF(link, struct hr_holding, link);
+
+                if (other->upload == upload && !other->is_unwanted) {
+                        of_upload = hr_holding_ref(other);
+                        break;
+                }
         }
-        (*ret_holding)->is_kept = request->is_kept && request->digest;
-        (*ret_holding)->has_digest = request->digest != NULL;
-        if (request->digest)
-                memcpy((*ret_holding)->digest, request->digest, HR_DIGEST_BYTES);
-        (void) snprintf((*ret_holding)->name, sizeof(*ret_holding)->name, "%s", request->name);
+        if (!of_upload) {
+                HR_TRY(holding_make(server, request, diag, &of_upload));
+                of_upload->upload = hr_upload_ref(upload);
+        }
+        (void) hr_holding_unref(*holding);
+        *holding = of_upload;
         return HR_OK;
 }
 
@@ -131,8 +161,24 @@ hr_status hr_holding_of_set(struct hr_server *server, struct hr_principal *princ
                 return HR_OK;
         }
         HR_TRY(holding_new(server, principal, set->contents_bytes, diag, &holding));
+        holding->is_own = set->owner != 0;
         *ret_holding = hr_holding_settle(holding, set);
         return HR_OK;
+}
+
+/* Another that is settled for the same contents of the same kind: what is in several places is in
+ * host memory once at most. */
+static struct hr_holding *find_same(const struct hr_holding *holding) {
+        HR_LIST_FOR_EACH(link, &holding->server->holdings) {
+                struct hr_holding *other = HR_CONTAINER_OF(link, struct hr_holding, link);
+
+                if (other != holding && other->set_number != 0 && other->has_digest &&
+                    holding->has_digest && other->principal == holding->principal &&
+                    other->is_own == holding->is_own && other->bytes == holding->bytes &&
+                    hr_digest_equal(other->digest, holding->digest))
+                        return other;
+        }
+        return NULL;
 }
 
 struct hr_holding *hr_holding_settle(struct hr_holding *holding, const struct hr_weights *set) {
@@ -141,6 +187,8 @@ struct hr_holding *hr_holding_settle(struct hr_holding *holding, const struct hr
         if (holding->set_number == set->number)
                 return holding;
         settled = find_settled(holding->server, holding->principal, set);
+        if (!settled && holding->set_number == 0)
+                settled = find_same(holding);
         if (settled) {
                 (void) hr_holding_ref(settled);
                 holding->is_unwanted = true;

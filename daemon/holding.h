@@ -29,6 +29,7 @@ struct hr_holding {
         uint64_t bytes, descriptors; /* charged */
         bool is_kept;                /* others may find it, and it waits for them */
         bool is_unwanted;            /* not to be kept any more */
+        bool is_own;                 /* of a set that only the principal finds */
         bool has_digest;
         uint8_t digest[HR_DIGEST_BYTES];
         char name[HR_WIRE_SET_NAME_BYTES];
@@ -45,6 +46,7 @@ struct hr_holding_request {
         const uint8_t *digest; /* NULL: nobody else can find it */
         uint64_t bytes;
         bool is_kept;
+        bool is_own; /* for a set that only the principal finds: other memory than everybody's */
 };
 
 /* Takes part in the principal's holding of that name and digest (of the digest, when it is
@@ -53,6 +55,12 @@ struct hr_holding_request {
 HR_NODISCARD hr_status hr_holding_take(struct hr_server *server,
                                        const struct hr_holding_request *request,
                                        struct hr_diag *diag, struct hr_holding **ret_holding);
+/* The store has made an upload for a request whose holding is settled: what stands for contents
+ * that are there does not pay for those that come. Puts the holding of that upload, charged for it,
+ * in the place of *holding; HR_E_EXHAUSTED (reason LIMIT) leaves that as it is. */
+HR_NODISCARD hr_status hr_holding_part(const struct hr_holding_request *request,
+                                       struct hr_upload *upload, struct hr_diag *diag,
+                                       struct hr_holding **holding);
 /* For a handle on a ready upload: the principal's holding of that set, or a new one. HR_E_EXHAUSTED
  * (reason LIMIT). */
 HR_NODISCARD hr_status hr_holding_of_set(struct hr_server *server, struct hr_principal *principal,

@@ -20,6 +20,18 @@
 
 /* ---- PUT: before the data -------------------------------------------------------------------- */
 
+static struct hr_holding_request wanted_holding(const struct hr_request *request,
+                                                const struct making *making) {
+        return (struct hr_holding_request){
+                .principal = request->session->principal,
+                .name = making->put.name,
+                .digest = making->put.digest_bytes ? making->put.digest : NULL,
+                .bytes = making->put.total_bytes,
+                .is_kept = making->put.resume && request->type == HR_FRAME_WEIGHTS_PUT,
+                .is_own = making->put.is_own,
+        };
+}
+
 static hr_status put_begin(struct hr_request *request, struct hr_wire_span message,
                            const struct hr_frame_header *header, struct hr_diag *diag) {
         const struct hr_limits *limits = &request->server->config->limits;
@@ -34,13 +46,7 @@ static hr_status put_begin(struct hr_request *request, struct hr_wire_span messa
                 return hr_fail_reason(diag, HR_E_INVALID, "NAME", "a set needs a name");
         HR_TRY(hr_charge(&none, making->put.total_bytes, limits->upload_bytes, "upload_bytes",
                          diag));
-        holding = (struct hr_holding_request){
-                .principal = request->session->principal,
-                .name = making->put.name,
-                .digest = making->put.digest_bytes ? making->put.digest : NULL,
-                .bytes = making->put.total_bytes,
-                .is_kept = making->put.resume && request->type == HR_FRAME_WEIGHTS_PUT,
-        };
+        holding = wanted_holding(request, making);
         HR_TRY(hr_object_charge(request->object, HR_CHARGE_WEIGHT_BYTES, making->put.total_bytes,
                                 UINT64_MAX, diag));
         HR_TRY(hr_holding_take(request->server, &holding, diag, &making->holding));
@@ -274,12 +280,25 @@ static void put_wait_done(struct hr_job *job) {
         hr_request_finish(job, put_finish);
 }
 
-/* The store has made the upload of a holding, anew when the one before it has failed. */
-static void holding_fill(struct hr_holding *holding, struct hr_upload *upload) {
-        if (!upload || holding->upload == upload)
-                return;
+/* The store has made the upload of a holding, anew when the one before it has failed. Of one that
+ * is settled it has not found the contents, or not where they are wanted. Without room for them
+ * nobody goes on with this upload. */
+static hr_status holding_fill(struct hr_request *request, struct making *making,
+                              struct hr_diag *diag) {
+        const struct hr_holding_request wanted = wanted_holding(request, making);
+        struct hr_holding *holding = making->holding;
+        hr_status status;
+
+        if (!making->upload || holding->upload == making->upload)
+                return HR_OK;
+        if (holding->set_number != 0) {
+                status = hr_holding_part(&wanted, making->upload, diag, &making->holding);
+                making->store_job.is_last = status != HR_OK;
+                return status;
+        }
         (void) hr_upload_unref(holding->upload);
-        holding->upload = hr_upload_ref(upload);
+        holding->upload = hr_upload_ref(making->upload);
+        return HR_OK;
 }
 
 /* There is room for the upload: wait for its end, and let it come. */
@@ -287,13 +306,13 @@ static void put_done(struct hr_job *job) {
         struct hr_request *request = hr_request_of(job);
         struct making *making = request->context;
         struct hr_diag diag = job->diag;
-        hr_status stopped = request->stopped;
+        hr_status stopped = request->stopped, filled;
 
         if (job->status != HR_OK) {
                 hr_request_fail(request, request->failure ? request->failure : &diag);
                 return;
         }
-        holding_fill(making->holding, making->upload);
+        filled = holding_fill(request, making, &diag);
         /* Nothing more comes from a peer that has closed its side meanwhile. */
         if (making->upload && request->conn && request->conn->finishing)
                 stopped = HR_E_CANCELLED;
@@ -306,7 +325,7 @@ static void put_done(struct hr_job *job) {
         hr_request_post(request, &making->wait);
         hr_making_tell(request, "place");
         if (stopped == HR_OK && !request->failure && making->upload &&
-            stream_begin(making, &diag) != HR_OK) {
+            (filled != HR_OK || stream_begin(making, &diag) != HR_OK)) {
                 hr_request_abort(request, &diag);
                 return;
         }

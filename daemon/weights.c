@@ -134,6 +134,8 @@ void hr_weights_job_cancel(struct hr_weights_job *job) {
                 return;
         hr_list_remove(&job->link);
         job->set = NULL;
+        if (job->is_last && set->work)
+                set->work->is_kept = false;
         if (!set->work)
                 hr_weights_unref(set);
         else if (hr_list_is_empty(&set->work->jobs) && !set->work->is_ending && !set->work->is_kept)

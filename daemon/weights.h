@@ -184,6 +184,7 @@ struct hr_weights_job {
         hr_weights_done_fn done;
         void *arg;
         uint32_t owner; /* the set's; equal sets and contents are looked for among its own */
+        bool is_last;   /* cancelled, it leaves no upload for others to go on with */
         /* Private. */
         struct hr_list link;
         struct hr_weights *set;

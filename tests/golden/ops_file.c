@@ -125,9 +125,11 @@ static bool gguf_parse(struct ops_gguf *gguf) {
         for (uint64_t i = 0; i < gguf->tensor_count && !cursor.is_broken; i++) {
                 struct ops_bytes *content = &gguf->tensors[i].content;
 
-                if (start + offsets[i] > gguf->file_bytes ||
-                    content->bytes > gguf->file_bytes - start - offsets[i])
+                if (start > gguf->file_bytes || offsets[i] > gguf->file_bytes - start ||
+                    content->bytes > gguf->file_bytes - start - offsets[i]) {
                         cursor.is_broken = true;
+                        break; /* not even a pointer may lead out of the file */
+                }
                 content->data = gguf->file + start + offsets[i];
         }
         free(offsets);

@@ -424,3 +424,47 @@ def test_the_same_contents_to_two_places_at_once(daemon: Any) -> None:
         assert {info.digest for info in [held, *made]} == {digest}
         for info in [held, *made]:
             conn.call(raw.DROP, pb.WeightsDrop(handle=info.handle))
+
+
+@pytest.mark.parametrize("kind", ["place", "share"])
+def test_b08_contents_that_are_there_pay_for_no_others(
+    launch: Callable[..., Any], kind: str
+) -> None:
+    """The same contents at another place, or for their principal alone, are sent again: charged while they
+    come, and gone when nobody goes on with them."""
+    sections = {
+        "daemon": {"upload_grace": "300ms"},
+        "limits": {"principal_upload_bytes": str(7 * LEAF)},
+    }
+    running = launch(devices=DEVICES, sections=sections)
+    one = Contents("there", 2 * LEAF)
+    here = raw.rules([("*", "cpu0")])
+    other = {"placement": raw.rules([("*", "host")])} if kind == "place" else {"share": 1}
+    with Conn(running.address) as conn:
+
+        def waits_for_nobody() -> bool:
+            return bool(
+                conn.stats()["weight_sets_in_work"] == 0
+                and held(conn, "upload_bytes") == 2 * LEAF
+                and held(conn, "descriptors") == 1
+            )
+
+        call = one.put(conn, placement=here)
+        conn.pull(call, one.data)
+        first = conn.reply(call)[0].set.handle
+        assert held(conn, "upload_bytes") == 2 * LEAF
+        with Conn(running.address) as others:  # under three names: as much again for each
+            calls = [one.put(others, name, **{"placement": here} | other) for name in "abc"]
+            others.pull(calls[0], one.data, LEAF)
+            error = refusal(others, calls[2])
+            assert (error.code, error.reason) == (EXHAUSTED, "LIMIT")
+            assert error.error.field == "principal_upload_bytes"
+            assert held(others, "upload_bytes") == 6 * LEAF
+        raw.eventually(waits_for_nobody)
+        call = one.put(conn, "a", **{"placement": here} | other)
+        conn.pull(call, one.data)
+        second = conn.reply(call)[0].set.handle
+        assert contents_of(conn, second, 2 * LEAF // 4) == one.data
+        conn.call(raw.DROP, pb.WeightsDrop(handle=first))
+    with Conn(running.address) as conn:
+        raw.eventually(lambda: held(conn, "upload_bytes") == held(conn, "descriptors") == 0)
