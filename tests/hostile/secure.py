@@ -41,6 +41,10 @@ class SecureSocket:
     def fileno(self) -> int:
         return self.plain.fileno()
 
+    def pending(self) -> bool:
+        """Whether something has been read from the socket that nobody has taken."""
+        return bool(self.tls.pending() or self.incoming.pending)
+
     def settimeout(self, seconds: float | None) -> None:
         self.plain.settimeout(seconds)
 
