@@ -1,29 +1,17 @@
 /*
- * Two layers. What a turn waits on is an epoll of the loop's own: the watches, which every
- * connection has, the wake and the alarm. One more descriptor in it is that of libuv's loop, which
- * has what comes seldom: timers and signals. A request so costs one epoll_wait() and the call of
- * its watch; a turn of libuv costs a dozen looks at the clock and at queues that are empty. Handles
- * of libuv lie in memory of their own that goes in its close callback, so that owners need not
- * outlive their call to free them. libuv registers and closes nothing before its own next turn, so
- * whoever changes a handle asks for one.
+ * libuv. Each handle lies in memory of its own that goes in its close callback, so that owners need
+ * not outlive their call to free it.
  *
  * The wake is an eventfd: a uv_async_t makes the loop spin, and give up the processor, until the
  * sender is back from its system call, from which the loop itself has often displaced it. Wakes at
- * a time come from a timerfd: a uv_timer_t knows milliseconds only. Both are watched for edges,
- * each of which ends a turn, so nobody has to read them. Timers are timerfds as well: what a
- * uv_timer_t is due at bounds every sleep, for which the kernel sets a clock and takes it back each
- * time, and on a virtual machine that costs as much as all else of a turn.
- *
- * A watch may be freed, or want something else, while events of the same turn wait behind the one
- * being served: an event counts for what its watch wants by then, and one that has been freed goes
- * when all of them have been served.
+ * a time come from a timerfd: a uv_timer_t knows milliseconds only. So do timers: what a uv_timer_t
+ * is due at bounds every sleep, for which the kernel sets a clock and takes it back each time, and
+ * on a virtual machine that costs as much as all else of a turn.
  */
 #include "daemon/loop.h"
 
 #include <stdlib.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/ioctl.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 #include <uv.h>
@@ -31,7 +19,6 @@
 #include "core/clock.h"
 
 #define SIGNALS_MAX 4
-#define EVENTS_MAX 64 /* of one turn; the kernel lets those that are left go first in the next */
 
 struct signal_watch {
         uv_signal_t handle;
@@ -39,28 +26,21 @@ struct signal_watch {
         void *arg;
 };
 
-struct hr_watch {
-        hr_watch_fn fn; /* NULL: freed */
-        void *arg;
-        struct hr_loop *loop;
-        struct hr_watch *next_freed;
-        int fd;
-        uint32_t wanted; /* EPOLLIN, EPOLLOUT; 0 = the epoll does not have it */
-};
-
 struct hr_loop {
-        int epoll_fd, wake_fd, alarm_fd;
-        bool uv_has_changes;    /* handles that it has not registered or closed yet */
-        bool is_serving;        /* events of a turn */
-        struct hr_watch *freed; /* meanwhile */
         uv_loop_t uv;
+        int wake_fd, alarm_fd;
+        uv_poll_t wake, alarm;
         struct signal_watch signals[SIGNALS_MAX];
         unsigned signal_count;
 };
 
+struct hr_watch {
+        uv_poll_t handle; /* its data: what fn gets; every connection has a watch */
+        hr_watch_fn fn;
+};
+
 struct hr_timer {
         uv_poll_t handle;
-        struct hr_loop *loop;
         int fd;
         bool running, repeats;
         hr_timer_fn fn;
@@ -68,6 +48,17 @@ struct hr_timer {
 };
 
 /* ---- the loop -------------------------------------------------------------------------------- */
+
+/* Of the eventfd and of the timerfd: both are read as a count. */
+static void wake_cb(uv_poll_t *handle, int status, int events) {
+        uv_os_fd_t fd;
+        uint64_t count;
+
+        (void) status;
+        (void) events;
+        if (uv_fileno((const uv_handle_t *) handle, &fd) == 0)
+                (void) read(fd, &count, sizeof count);
+}
 
 void hr_loop_wake(struct hr_loop *loop) {
         const uint64_t one = 1;
@@ -82,25 +73,20 @@ void hr_loop_wake_at(struct hr_loop *loop, uint64_t at_ns) {
         (void) timerfd_settime(loop->alarm_fd, TFD_TIMER_ABSTIME, &at, NULL);
 }
 
-/* A descriptor of the loop's own. of: what its events name. */
-static hr_status own_watch(struct hr_loop *loop, int fd, uint32_t events, void *of,
-                           struct hr_diag *diag) {
-        struct epoll_event event = {.events = events, .data.ptr = of};
-
-        if (fd < 0 || epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0)
+/* A descriptor that ends a turn when it can be read. */
+static hr_status wake_watch(struct hr_loop *loop, uv_poll_t *handle, int fd, struct hr_diag *diag) {
+        if (fd < 0 || uv_poll_init(&loop->uv, handle, fd) != 0)
                 return hr_fail(diag, HR_E_UNAVAILABLE, "no descriptor for the event loop");
+        if (uv_poll_start(handle, UV_READABLE, wake_cb) != 0)
+                return hr_fail(diag, HR_E_UNAVAILABLE, "the event loop cannot be woken");
         return HR_OK;
 }
 
-static hr_status descriptors_open(struct hr_loop *loop, struct hr_diag *diag) {
-        loop->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-        if (loop->epoll_fd < 0)
-                return hr_fail(diag, HR_E_UNAVAILABLE, "no descriptor for the event loop");
+static hr_status wake_init(struct hr_loop *loop, struct hr_diag *diag) {
         loop->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-        HR_TRY(own_watch(loop, loop->wake_fd, EPOLLIN | EPOLLET, NULL, diag));
+        HR_TRY(wake_watch(loop, &loop->wake, loop->wake_fd, diag));
         loop->alarm_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-        HR_TRY(own_watch(loop, loop->alarm_fd, EPOLLIN | EPOLLET, NULL, diag));
-        return own_watch(loop, uv_backend_fd(&loop->uv), EPOLLIN, &loop->uv, diag);
+        return wake_watch(loop, &loop->alarm, loop->alarm_fd, diag);
 }
 
 hr_status hr_loop_new(struct hr_diag *diag, struct hr_loop **ret_loop) {
@@ -109,13 +95,12 @@ hr_status hr_loop_new(struct hr_diag *diag, struct hr_loop **ret_loop) {
 
         if (!loop)
                 return hr_fail(diag, HR_E_EXHAUSTED, "no memory for the event loop");
-        loop->epoll_fd = loop->wake_fd = loop->alarm_fd = -1;
+        loop->wake_fd = loop->alarm_fd = -1;
         if (uv_loop_init(&loop->uv) != 0) {
                 free(loop);
                 return hr_fail(diag, HR_E_UNAVAILABLE, "no event loop");
         }
-        loop->uv_has_changes = true;
-        status = descriptors_open(loop, diag);
+        status = wake_init(loop, diag);
         if (status != HR_OK) {
                 (void) hr_loop_free(loop);
                 return status;
@@ -131,78 +116,23 @@ static void handle_close_cb(uv_handle_t *handle, void *arg) {
                 uv_close(handle, NULL);
 }
 
-static void descriptor_close(int fd) {
-        if (fd >= 0)
-                (void) close(fd);
-}
-
 struct hr_loop *hr_loop_free(struct hr_loop *loop) {
         if (!loop)
                 return NULL;
-        HR_ASSERT(!loop->is_serving);
         uv_walk(&loop->uv, handle_close_cb, NULL);
         while (uv_run(&loop->uv, UV_RUN_DEFAULT) != 0) {
         }
-        descriptor_close(loop->epoll_fd);
         (void) uv_loop_close(&loop->uv);
-        descriptor_close(loop->wake_fd);
-        descriptor_close(loop->alarm_fd);
+        if (loop->wake_fd >= 0)
+                (void) close(loop->wake_fd);
+        if (loop->alarm_fd >= 0)
+                (void) close(loop->alarm_fd);
         free(loop);
         return NULL;
 }
 
-static void uv_serve(struct hr_loop *loop) {
-        loop->uv_has_changes = false;
-        (void) uv_run(&loop->uv, UV_RUN_NOWAIT);
-}
-
-/* What has happened counts only as far as it is still wanted. */
-static void watch_serve(struct hr_watch *watch, uint32_t events) {
-        int ours = 0;
-
-        if (!watch->fn || !watch->wanted)
-                return;
-        if (HR_UNLIKELY(events & EPOLLERR)) {
-                (void) hr_watch_want(watch, 0);
-                watch->fn(watch->arg, 0);
-                return;
-        }
-        if (events & EPOLLHUP) /* found by whoever reads or writes */
-                events |= EPOLLIN | EPOLLOUT;
-        events &= watch->wanted;
-        if (events & EPOLLIN)
-                ours |= HR_LOOP_READABLE;
-        if (events & EPOLLOUT)
-                ours |= HR_LOOP_WRITABLE;
-        if (ours)
-                watch->fn(watch->arg, ours);
-}
-
 void hr_loop_turn(struct hr_loop *loop, bool may_sleep) {
-        struct epoll_event events[EVENTS_MAX];
-        int count;
-
-        if (HR_UNLIKELY(loop->uv_has_changes)) {
-                uv_serve(loop);
-                may_sleep = false; /* something may have happened there */
-        }
-        count = epoll_wait(loop->epoll_fd, events, EVENTS_MAX, may_sleep ? -1 : 0);
-        loop->is_serving = true;
-        for (int i = 0; i < count; i++) {
-                void *of = events[i].data.ptr; /* NULL: the turn ends, no more */
-
-                if (of == &loop->uv)
-                        uv_serve(loop);
-                else if (of)
-                        watch_serve(of, events[i].events);
-        }
-        loop->is_serving = false;
-        while (HR_UNLIKELY(loop->freed != NULL)) {
-                struct hr_watch *watch = loop->freed;
-
-                loop->freed = watch->next_freed;
-                free(watch);
-        }
+        (void) uv_run(&loop->uv, may_sleep ? UV_RUN_ONCE : UV_RUN_NOWAIT);
 }
 
 /* ---- signals --------------------------------------------------------------------------------- */
@@ -243,7 +173,6 @@ hr_status hr_loop_signal(struct hr_loop *loop, int number, void (*fn)(void *arg,
 
         HR_ASSERT(loop->signal_count < SIGNALS_MAX);
         HR_TRY(signal_keep(number, diag));
-        loop->uv_has_changes = true;
         if (uv_signal_init(&loop->uv, &watch->handle) != 0)
                 return hr_fail(diag, HR_E_UNAVAILABLE, "signals cannot be watched");
         loop->signal_count++;
@@ -257,51 +186,49 @@ hr_status hr_loop_signal(struct hr_loop *loop, int number, void (*fn)(void *arg,
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
+static void watch_cb(uv_poll_t *handle, int status, int events) {
+        struct hr_watch *watch = HR_CONTAINER_OF(handle, struct hr_watch, handle);
+        int ours = 0;
+
+        if (events & UV_READABLE)
+                ours |= HR_LOOP_READABLE;
+        if (events & UV_WRITABLE)
+                ours |= HR_LOOP_WRITABLE;
+        watch->fn(handle->data, status < 0 ? 0 : ours);
+}
+
 struct hr_watch *hr_watch_new(struct hr_loop *loop, int fd, hr_watch_fn fn, void *arg) {
-        struct hr_watch *watch = malloc(sizeof *watch);
-        int one = 1;
+        struct hr_watch *watch = calloc(1, sizeof *watch);
 
         if (!watch)
                 return NULL;
-        if (ioctl(fd, FIONBIO, &one) != 0) {
+        if (uv_poll_init(&loop->uv, &watch->handle, fd) != 0) {
                 free(watch);
                 return NULL;
         }
-        *watch = (struct hr_watch){.fn = fn, .arg = arg, .loop = loop, .fd = fd};
+        watch->handle.data = arg;
+        watch->fn = fn;
         return watch;
 }
 
 bool hr_watch_want(struct hr_watch *watch, int events) {
-        struct epoll_event event = {.data.ptr = watch};
-        int change = EPOLL_CTL_MOD;
+        int theirs = 0;
 
         if (events & HR_LOOP_READABLE)
-                event.events |= EPOLLIN;
+                theirs |= UV_READABLE;
         if (events & HR_LOOP_WRITABLE)
-                event.events |= EPOLLOUT;
-        if (event.events == watch->wanted)
-                return true;
-        if (!event.events) /* an end would be told of all the same */
-                change = EPOLL_CTL_DEL;
-        else if (!watch->wanted)
-                change = EPOLL_CTL_ADD;
-        if (epoll_ctl(watch->loop->epoll_fd, change, watch->fd, &event) != 0)
-                return false;
-        watch->wanted = event.events;
-        return true;
+                theirs |= UV_WRITABLE;
+        return (theirs ? uv_poll_start(&watch->handle, theirs, watch_cb)
+                       : uv_poll_stop(&watch->handle)) == 0;
+}
+
+static void watch_closed_cb(uv_handle_t *handle) {
+        free(HR_CONTAINER_OF((uv_poll_t *) handle, struct hr_watch, handle));
 }
 
 struct hr_watch *hr_watch_free(struct hr_watch *watch) {
-        if (!watch)
-                return NULL;
-        (void) hr_watch_want(watch, 0);
-        if (!watch->loop->is_serving) {
-                free(watch);
-                return NULL;
-        }
-        watch->fn = NULL;
-        watch->next_freed = watch->loop->freed;
-        watch->loop->freed = watch;
+        if (watch)
+                uv_close((uv_handle_t *) &watch->handle, watch_closed_cb);
         return NULL;
 }
 
@@ -333,9 +260,7 @@ struct hr_timer *hr_timer_new(struct hr_loop *loop, void *arg) {
         if (!timer)
                 return NULL;
         timer->fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-        timer->loop = loop;
         timer->arg = arg;
-        loop->uv_has_changes = true;
         if (timer->fd >= 0 && uv_poll_init(&loop->uv, &timer->handle, timer->fd) == 0) {
                 if (uv_poll_start(&timer->handle, UV_READABLE, timer_cb) == 0)
                         return timer;
@@ -380,9 +305,7 @@ bool hr_timer_is_running(const struct hr_timer *timer) {
 }
 
 struct hr_timer *hr_timer_free(struct hr_timer *timer) {
-        if (!timer)
-                return NULL;
-        timer->loop->uv_has_changes = true;
-        uv_close((uv_handle_t *) &timer->handle, timer_closed_cb);
+        if (timer)
+                uv_close((uv_handle_t *) &timer->handle, timer_closed_cb);
         return NULL;
 }
