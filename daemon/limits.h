@@ -88,8 +88,9 @@
 #define HR_DEFAULT_SESSION_WEIGHTS UINT64_C(256)
 /* Uploads and loads of a session at once: several connections may fill one disk or link each. */
 #define HR_DEFAULT_SESSION_UPLOADS UINT64_C(8)
-/* Credit of one upload: what may be under way unasked; covers 10 Gbit/s at 3 ms. */
-#define HR_DEFAULT_UPLOAD_WINDOW_BYTES (4 * HR_MIB)
+/* Credit of one stream of an upload: what may be under way unasked. Covers 10 Gbit/s at 12 ms, and
+ * a daemon whose processors are busy with hashing for as long. */
+#define HR_DEFAULT_UPLOAD_WINDOW_BYTES (16 * HR_MIB)
 /* Of one file, read into memory before its load is answered: as much as free memory holds, whatever
  * this says. */
 #define HR_DEFAULT_RESIDENT_BYTES (1024 * HR_TIB)

@@ -179,15 +179,15 @@ def test_d01_several_connections_share_one_upload(door: str) -> None:
 
 
 def test_d01_the_others_take_over_from_one_that_breaks(served: Any) -> None:
-    what = Contents("take over", 3 * LEAF)
+    what = Contents("take over", 5 * LEAF)
     with Conn(served.address) as stays:
         with Conn(served.address) as breaks:
             call = what.put(breaks)
             assert breaks.pull(call, what.data, LEAF // 2) == LEAF // 2
-            mine = what.put(stays)  # the leaf that is left: the other one has been asked for two
+            mine = what.put(stays)  # the leaf that is left: the other one has been asked for four
             assert stays.pull(mine, what.data, LEAF) == LEAF
             assert "shared" not in names(stays)
-        assert stays.pull(mine, what.data) == 2 * LEAF
+        assert stays.pull(mine, what.data) == 4 * LEAF
         assert stays.reply(mine)[0].set.digest == what.digest
 
 
