@@ -5,9 +5,10 @@ either of two things with them. It keeps them as an upload does: large pieces ar
 that stays in the processor's cache and written from there to a fresh memfd of the upload's size, which is
 sealed at the end; that is the least that a program can do which has the bytes afterwards, and what the
 goal is measured beside. Or it throws them away: it receives into memory that it uses again, which is what
-the link can do, and less than any upload could. The daemon also verifies: it hashes all that comes. Sides
-take turns. Digests are computed before the clock starts, but for the row that says so. Freeing what was
-kept is in nobody's time.
+the link can do, and less than any upload could. Weights come from a disk, so one more row sets an upload
+beside the slower of the two. The daemon also verifies: it hashes all that comes. Sides take turns. Digests
+are computed before the clock starts, but for the row that says so. Freeing what was kept is in nobody's
+time.
 
 The rows about processor time say what bounds the first ones. A byte takes what it takes the bare pair that
 keeps it, and the time of its hash, whatever else the daemon does: what this machine's processors have time
@@ -18,10 +19,12 @@ the daemon's loop, one thread that receives and writes, has time for where other
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -181,6 +184,26 @@ def arithmetic(ours: float, kept: Row, pair: Used, used: Used, sent: int) -> lis
     ]
 
 
+def disk_rate(size: int) -> float | None:
+    """Bytes a second at which a file comes from the disk that temporary files lie on, past the page
+    cache; None where that cannot be asked for.
+    """
+    with tempfile.NamedTemporaryFile() as file, mmap.mmap(-1, 4 * MIB) as piece:
+        file.write(bytes(size))
+        file.flush()
+        os.fsync(file.fileno())
+        try:
+            fd = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
+        except OSError:
+            return None
+        try:
+            return size / timed(
+                lambda: [os.preadv(fd, [piece], at) for at in range(0, size, 4 * MIB)]
+            )
+        finally:
+            os.close(fd)
+
+
 class Contents:
     """The same size, other bytes each time."""
 
@@ -233,12 +256,17 @@ def over_tcp(daemon: Daemon, contents: Contents, repetitions: int) -> list[Row]:
     size = len(data) / 1e6
     rate, peer = size / median(ours), f"bare sockets, {lanes} connections"
     keeps, throws = f"{peer}, kept", f"{peer}, thrown away"
-    first = Row(
-        f"TCP, {len(data) // MIB} MiB", rate, "MB/s", keeps, size / median(kept), ">= 0.8"
-    )
+    first = Row(f"TCP, {len(data) // MIB} MiB", rate, "MB/s", keeps, size / median(kept), ">= 0.8")
+    disk = disk_rate(len(data))
+    slower = min(size / median(thrown), disk / 1e6) if disk else 0
     return [
         first,
         Row(first.what, rate, "MB/s", throws, size / median(thrown)),
+        *(
+            [Row(first.what, rate, "MB/s", "the slower of disk and link", slower, ">= 0.8")]
+            if disk
+            else []
+        ),
         Row(
             "the same, the client computes the digest",
             size / median(hashed),
