@@ -110,6 +110,8 @@ hr_status hr_infer_refuse(struct hr_infer *infer, const char *reason, const char
                 infer->diag->has_node = true;
                 infer->diag->node = infer->id - infer->graph->leaf_count;
         }
+        if (!hr_op_info(infer->node->op))
+                return hr_fail_reason(infer->diag, HR_E_INVALID, reason, "%s", words);
         return hr_fail_reason(infer->diag, HR_E_INVALID, reason, "%s: %s",
                               hr_op_name(infer->node->op), words);
 }

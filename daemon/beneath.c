@@ -43,8 +43,10 @@ hr_status hr_path_check(const char *path, struct hr_diag *diag) {
         for (;;) {
                 const size_t bytes = strcspn(component, "/");
 
+                if (bytes == 0 && component == path)
+                        return fail_path(diag, "is absolute; it begins below a model directory");
                 if (bytes == 0)
-                        return fail_path(diag, "is absolute or has an empty component");
+                        return fail_path(diag, "has an empty component");
                 if (bytes > COMPONENT_BYTES_MAX || component_is_dots(component, bytes))
                         return fail_path(diag, "has a component that is too long, '.' or '..'");
                 if (component[bytes] == '\0')

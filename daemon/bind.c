@@ -159,7 +159,8 @@ static hr_status homes_find(const struct hr_binding *binding, const struct hr_gr
         return HR_OK;
 }
 
-/* The first pin whose pattern matches a tensor's name decides. */
+/* The first pin whose pattern matches a tensor's name decides. One that matches none is refused: it
+ * is a slip of the pen, and the graph would run elsewhere than its client believes. */
 static hr_status pins_find(const struct hr_binding *binding, const struct hr_graph *graph,
                            const struct hr_fleet *fleet, struct hr_homes *homes,
                            struct hr_diag *diag) {
@@ -177,6 +178,7 @@ static hr_status pins_find(const struct hr_binding *binding, const struct hr_gra
                 const struct hr_wire_rule *pin = &submit->pins[p];
                 int64_t device = hr_fleet_find(fleet, pin->device);
                 size_t pattern_bytes = strlen(pin->pattern);
+                bool is_used = false;
 
                 if (device < 0)
                         return hr_fail_reason(diag, HR_E_NOT_FOUND, "DEVICE",
@@ -185,10 +187,18 @@ static hr_status pins_find(const struct hr_binding *binding, const struct hr_gra
                         size_t bytes = 0;
                         const char *name = hr_graph_name(graph, i, &bytes);
 
-                        if (homes->pins[i] == HR_NO_PIN &&
-                            hr_glob_match(pin->pattern, pattern_bytes, name, bytes))
+                        if (is_used && homes->pins[i] != HR_NO_PIN)
+                                continue;
+                        if (!hr_glob_match(pin->pattern, pattern_bytes, name, bytes))
+                                continue;
+                        is_used = true;
+                        if (homes->pins[i] == HR_NO_PIN)
                                 homes->pins[i] = (int32_t) device;
                 }
+                if (!is_used)
+                        return hr_fail_reason(diag, HR_E_INVALID, "PIN",
+                                              "pin %u: no tensor is named like \"%s\"", p,
+                                              pin->pattern);
         }
         return HR_OK;
 }

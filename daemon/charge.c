@@ -45,10 +45,15 @@ hr_status hr_charge(uint64_t *counter, uint64_t amount, uint64_t limit, const ch
                 *counter = sum;
                 return HR_OK;
         }
-        status = hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT",
-                                "%s: %llu held, %llu more, at most %llu", field,
-                                (unsigned long long) *counter, (unsigned long long) amount,
-                                (unsigned long long) limit);
+        if (*counter == 0) /* an option of a request, or the first of its kind */
+                status = hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT", "%s: %llu, at most %llu",
+                                        field, (unsigned long long) amount,
+                                        (unsigned long long) limit);
+        else
+                status = hr_fail_reason(diag, HR_E_EXHAUSTED, "LIMIT",
+                                        "%s: %llu held, %llu more, at most %llu", field,
+                                        (unsigned long long) *counter, (unsigned long long) amount,
+                                        (unsigned long long) limit);
         if (diag && diag->status == status) {
                 diag->field = field;
                 diag->limit = limit;

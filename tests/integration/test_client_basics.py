@@ -257,6 +257,80 @@ def test_an_operator_that_nothing_here_has(client: headrace.Client) -> None:
     assert caught.value.node == 1 and "MUL_MAT" in caught.value.words
 
 
+def test_an_operator_that_there_is_not(client: headrace.Client) -> None:
+    g = Graph()
+    number: Any = 9999
+    g.output(g.node(number, Type.F32, (4, 1, 1, 1), [g.input("x", (4,))]), "y")
+    with pytest.raises(errors.InvalidArgument) as caught:
+        client.submit(g)
+    assert (caught.value.node, caught.value.reason) == (0, "OP")
+    assert caught.value.words == "9999 is no op of a node"
+
+
+def test_copies_out_of_range(client: headrace.Client) -> None:
+    g, _ = layer()
+    most = client.hello.limits.copies_max
+    for wrong in (-1, 1 << 32):
+        with pytest.raises(ValueError, match=f"n_copies {wrong}: 0 .* copies_max"):
+            client.submit(g, n_copies=wrong)
+        with pytest.raises(ValueError, match=f"n_copies {wrong}: "):
+            client.reserve([g], n_copies=wrong)
+    with pytest.raises(errors.Exhausted) as caught:
+        client.submit(g, n_copies=most + 1)
+    assert caught.value.words == f"n_copies: {most + 1}, at most {most}"
+    assert (caught.value.field, caught.value.limit) == ("n_copies", most)
+    assert caught.value.actual == most + 1
+
+
+def test_pins_that_mean_nothing_are_refused(client: headrace.Client) -> None:
+    g, _ = layer()
+    other = Graph()
+    other.output(other.sqr(other.input("a", (4,))), "b")
+    for graphs in ([g], [other]):
+        with pytest.raises(ValueError, match="no tensor is named like 'typo'"):
+            client.reserve(graphs, pins={"*": "cpu0", "typo": "cpu0"})
+    with pytest.raises(ValueError, match="no tensor is named like 'typo'"):
+        client.submit(g, pins={"typo": "cpu0"})
+    with pytest.raises(errors.InvalidArgument) as caught:  # what only the daemon can tell
+        client.submit(g, pins={"x": "cpu0", r"typ\o": "cpu0"})
+    assert caught.value.reason == "PIN" and "pin 1: no tensor is named like" in caught.value.words
+    # One pin may mean what another has taken, and a tensor of one graph of a set.
+    client.submit(g, pins={"y": "cpu0", "[xy]": "cpu0", r"\x": "cpu0"}).release()
+    client.reserve([g, other], pins={"y": "cpu0", "b": "cpu0"}).release()
+
+
+def test_giving_back_twice_is_harmless(client: headrace.Client) -> None:
+    g, _ = layer()
+    state, handle = client.state({"s": ("f32", (4,))}), client.submit(g)
+    reservation = client.reserve([g])
+    weights = client.put("given back", {"w": random(4)})
+    for _ in range(2):
+        state.free()
+        handle.release()
+        reservation.release()
+        client.drop(weights)
+    with pytest.raises(errors.NotFound):
+        state.read("s")
+
+
+@pytest.mark.parametrize("wrong", [0, -1, -0.5, float("nan")])
+def test_a_timeout_that_nothing_can_meet(client: headrace.Client, wrong: float) -> None:
+    g, _ = layer()
+    handle = client.submit(g)
+    for call in (
+        lambda: client.ping(timeout=wrong),
+        lambda: client.submit(g, timeout=wrong),
+        lambda: client.put("w", {"w": random(4)}, timeout=wrong),
+        lambda: handle.run([random(3, 64)], timeout=wrong),
+        lambda: handle.run_async([random(3, 64)], timeout=wrong),
+        lambda: headrace.connect("unix:/nowhere", timeout=wrong),
+        lambda: asyncio.run(aio.connect("unix:/nowhere", timeout=wrong)),
+    ):
+        with pytest.raises(ValueError, match="timeout .*: seconds above 0"):
+            call()
+    assert handle.run([random(3, 64)], timeout=30)["y"].shape == (3, 16)
+
+
 def test_missing_leaves(client: headrace.Client) -> None:
     g = Graph()
     g.output(g.sqr(g.weight("nowhere", (4,))), "y")
@@ -344,7 +418,11 @@ def test_asyncio() -> None:
             value = random(1_000, 700)
             await state.write("s", value)
             assert (await state.read("s") == value).all()
-            await client.drop(weights)
+            with pytest.raises(ValueError, match="timeout 0: seconds above 0"):
+                await client.ping(timeout=0)
+            for _ in range(2):
+                await client.drop(weights)
+                await state.free()
             assert (await handle.explain()).strip()
             with pytest.raises(errors.NotFound):
                 await client.load("no such file.gguf")

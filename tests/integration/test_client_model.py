@@ -213,6 +213,11 @@ def test_command_line(one: Daemon) -> None:
     assert explain.returncode == 0 and "FLASH_ATTN_EXT" in explain.stdout
     missing = headrace_command(one, "generate", "no.gguf", "--prompt", "x")
     assert missing.returncode == 1 and "headrace: " in missing.stderr and not missing.stdout
+    ours = headrace_command(one, "generate", str(Path("no.gguf").resolve()), "--prompt", "x")
+    assert ours.returncode == 1 and "below a model directory" in ours.stderr, ours
+    greedy = headrace_command(one, *generate, "--n-copies", "4000000")
+    assert greedy.returncode == 1 and "n_copies: 4000000, at most" in greedy.stderr
+    assert greedy.stdout == "hello there\n"
 
 
 def greedy_by_sequence(context: Context, prompt: list[int], count: int) -> list[int]:

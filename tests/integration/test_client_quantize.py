@@ -245,8 +245,21 @@ def test_odd_files_are_refused_in_words(
     odd.write_bytes(content)
     for command in (("inspect", odd), ("quantize", odd, tmp_path / "out.gguf", "q8_0")):
         done = headrace_command(daemon, *command)
-        assert done.returncode == 4 and "odd" in done.stderr, (command, done)
+        assert done.returncode == 4, (command, done)
+        assert done.stderr.count(str(odd)) == 1, (command, done)
         assert "Traceback" not in done.stderr and not (tmp_path / "out.gguf").exists()
+
+
+def test_files_that_cannot_be_opened_are_named_once(daemon: Daemon, tmp_path: Path) -> None:
+    absent = tmp_path / "absent.gguf"
+    for command in (
+        ("inspect", absent),
+        ("quantize", absent, tmp_path / "out.gguf", "q8_0"),
+        ("history", "-o", absent / "history.json"),
+    ):
+        done = headrace_command(daemon, *command)
+        assert done.returncode == 4 and done.stderr.count(str(absent)) == 1, (command, done)
+        assert "Errno" not in done.stderr and "No such file" in done.stderr, (command, done)
 
 
 def test_small_limits(source: Path, tmp_path: Path) -> None:

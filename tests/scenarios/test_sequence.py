@@ -299,11 +299,11 @@ def test_sequence_with_asyncio(daemon: Any) -> None:
 # ---- step by step --------------------------------------------------------------------------------
 
 
-def doubling(client: Any, pinned: str = "*") -> Any:
+def doubling(client: Any, pinned: str | None = "*") -> Any:
     g = headrace.Graph()
     x = g.input("x", (4,))
     g.output(g.add(x, x), "y")
-    return client.submit(g, pins={pinned: "cpu0"})
+    return client.submit(g, pins={pinned: "cpu0"} if pinned else None)
 
 
 def doublings(handle: Any, count: int) -> list[Step]:
@@ -318,11 +318,12 @@ def test_steps_are_told_as_they_end(daemon: Any, copies: int) -> None:
     """In order, each once, the same results in one reply, by callback and by iteration."""
     g = headrace.Graph()
     x = g.input("x", (4,))
-    y = g.name(g.scale(x, 2.0), "a.y")
-    g.output(g.name(g.add(y, x), "b.z"), "z")
+    y = g.scale(x, 2.0)
+    g.output(g.add(y, x), "z")
     g.output(y, "y")
     with headrace.connect(daemon.address) as client:
-        handle = client.submit(g, pins=PINS, n_copies=copies)
+        handle = client.submit(g, pins={"y": "cpu0", "z": "cpu1"}, n_copies=copies)
+        assert handle.plan.split_count == 2
         steps = [Step(handle, {"x": np.arange(4)}, outputs=["z"])]
         steps += [Step(handle, feeds={"x": (i, "z")}, outputs=["y", "z"][: i % 3]) for i in range(9)]
         plain = client.sequence(steps)
@@ -391,7 +392,7 @@ def test_steps_of_a_graph_that_was_evicted(launch: Callable[..., Any]) -> None:
     """The graph is submitted again, and each step told once."""
     small = launch(sections={"limits": {"session_graphs": 2}})
     with headrace.connect(small.address) as client:
-        handle = doubling(client, "-")
+        handle = doubling(client, None)
         for width in (5, 6, 7):
             g = headrace.Graph()
             g.output(g.relu(g.input("x", (width,))), "y")

@@ -36,7 +36,7 @@ from headrace.flows import (
     is_end_of_daemon,
 )
 from headrace.graph import Graph
-from headrace.recovery import Sets, may_resume, remaining, shorter, take_over
+from headrace.recovery import Sets, checked, may_resume, remaining, shorter, take_over
 from headrace.regions import LEAST_BYTES, Regions, Shared, sealed_contents
 from headrace.types import Array, TensorInfo, TypeLike
 from headrace.uploads import Content, Share, Upload, prepare
@@ -92,7 +92,7 @@ class AsyncState(handles.StateInfo):
         return AsyncState(self._client, handle, size, tensors, devices)
 
     async def free(self) -> None:
-        """Gives the memory back."""
+        """Gives the memory back; once is enough, twice is harmless."""
         await self._client.drive(flows.states.free(self.handle), None)
 
 
@@ -143,7 +143,7 @@ class AsyncGraphHandle(handles.SubmittedGraph):
         return await self._client.drive(flow, timeout)
 
     async def release(self) -> None:
-        """Gives the graph back."""
+        """Gives the graph back; once is enough, twice is harmless."""
         await self._client.drive(flows.graphs.release(self), None)
 
 
@@ -217,7 +217,7 @@ class AsyncClient:
 
     async def drive(self, flow: Flow[T], timeout: float | None) -> T:
         """Runs an operation."""
-        limit = self.timeout if timeout is None else timeout
+        limit = checked(self.timeout if timeout is None else timeout)
         driven = _Driven(self._connection)
         try:
             request = flow.send(None)  # type: ignore[arg-type]
@@ -287,7 +287,9 @@ class AsyncClient:
         for weights, again in self._sets:
             left = shorter(self.timeout, remaining(deadline))
             try:
-                take_over(weights, await other.drive(again, left))
+                take_over(
+                    weights, await other.drive(again, None if left is None else max(left, 0.001))
+                )
             except HeadraceError:
                 continue  # who needs it is told NOT_FOUND
 
@@ -607,7 +609,7 @@ async def connect(
                 return await opened(client.hello.session_token, left)
         return await opened(b"", left)
 
-    connection, hello = await opened(token, timeout)
+    connection, hello = await opened(token, checked(timeout))
     client = AsyncClient(connection, timeout, reopen if resend else None)
     client.hello = hello
     if "memfd" in hello.features and connection.passes_descriptors:

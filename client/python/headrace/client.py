@@ -19,7 +19,7 @@ from headrace.graph import Graph
 from headrace.held import GraphHandle, Reservation, State
 from headrace.lanes import Lanes
 from headrace.operation import Operation
-from headrace.recovery import Sets, may_resume, remaining, shorter, take_over
+from headrace.recovery import Sets, checked, may_resume, remaining, shorter, take_over
 from headrace.regions import LEAST_BYTES, Regions
 from headrace.transport import Transport, open_stream
 from headrace.types import Array, TypeLike
@@ -42,7 +42,7 @@ class Client:
     """A connection to the daemon and its session; a context manager.
 
     timeout: the default deadline of a call in seconds, None for none; it reaches the daemon. Every
-    method that waits takes its own.
+    method that waits takes its own. One that is not above 0 is a ValueError.
     """
 
     def __init__(
@@ -99,10 +99,9 @@ class Client:
 
     def begin(self, flow: Flow[T], timeout: float | None) -> Operation[T]:
         """Starts an operation."""
+        limit = checked(self.timeout if timeout is None else timeout)
         recover = self._recover if self._reopen is not None else None
-        return Operation(
-            self._transport, flow, self.timeout if timeout is None else timeout, recover
-        )
+        return Operation(self._transport, flow, limit, recover)
 
     def _recover(self, ended: Transport, left: float | None) -> Transport | None:
         """A connection in place of `ended`, within `left` seconds. In another session the weight sets of
@@ -296,6 +295,7 @@ class Client:
         timeout: float | None,
     ) -> WeightSet:
         limit = UPLOAD_TIMEOUT_S if timeout is None else timeout
+        checked(limit)
         reconnects = self._reopen is not None
         if self.regions is not None and lanes is None and len(upload.pieces) >= LEAST_BYTES:
             flow = flows.weights.put_fd(
@@ -379,9 +379,10 @@ class Client:
         """Has a graph checked and planned.
 
         weights, states: where the leaves of those kinds are looked up by name, first set first.
-        pins: {glob over tensor names: device}. taps: nodes that observed runs show, as tensors or
-        as globs over their names. debug: what to print of the plan: "assignments", "splits",
-        "copies", "realloc"; the handle has it as debug_text, the daemon's log at level info. rules:
+        pins: {glob over tensor names: device}; each means one tensor at least. taps: nodes that
+        observed runs show, as tensors or as globs over their names. debug: what to print of the
+        plan: "assignments", "splits", "copies", "realloc"; the handle has it as debug_text, the
+        daemon's log at level info. rules:
         "headrace" or "ggml". n_copies: runs in flight at once (0: the plan decides). strict: no
         node may fall back to the last device. dry_run: plan only; with planned, {glob: device}
         as in load(), also for weights and states that are not there yet: plan.devices then tells
@@ -530,7 +531,7 @@ def connect(
                 return opened(client.hello.session_token, left)
         return opened(b"", left)
 
-    transport, hello = opened(token, timeout)
+    transport, hello = opened(token, checked(timeout))
 
     def sibling() -> Client:
         """Another connection of the same session."""

@@ -54,7 +54,7 @@ class State(handles.StateInfo):
         return State(self._client, handle, size, tensors, devices)
 
     def free(self) -> None:
-        """Gives the memory back."""
+        """Gives the memory back; once is enough, twice is harmless."""
         self._client.drive(flows.states.free(self.handle), None)
 
 
@@ -137,7 +137,7 @@ class GraphHandle(handles.SubmittedGraph):
         return self._client.drive(flow, timeout)
 
     def release(self) -> None:
-        """Gives the graph back."""
+        """Gives the graph back; once is enough, twice is harmless."""
         self._client.drive(flows.graphs.release(self), None)
 
 

@@ -23,6 +23,13 @@ def shorter(first: float | None, second: float | None) -> float | None:
     return min((one for one in (first, second) if one is not None), default=None)
 
 
+def checked(timeout: float | None) -> float | None:
+    """A caller's timeout; ValueError for one that nothing could meet. None: no limit."""
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout {timeout}: seconds above 0, or None for no limit")
+    return timeout
+
+
 class Sets:
     """The weight sets of a client, which have other handles in another session, and how each is found
     there. Thread-safe.

@@ -60,7 +60,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME:LAYERS,...",
         help="spread the layers, for example cpu0:15,cpu1:15",
     )
-    model.add_argument("--ctx", type=positive, default=0, help="tokens the context holds")
+    model.add_argument(
+        "--ctx", type=positive, default=0, help="tokens the context holds (rounded up to 256s)"
+    )
     model.add_argument(
         "--n-copies", type=natural, default=0, help="slots of the plan (0: it decides)"
     )

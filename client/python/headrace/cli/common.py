@@ -23,6 +23,12 @@ class FileError(Exception):
     """A file cannot be used; the words say why."""
 
 
+def unusable(path: str, error: Exception) -> FileError:
+    """Why a file cannot be used, with the path that the user gave, once."""
+    words = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return FileError(f"{path}: {words.removeprefix(path).lstrip(': ')}")
+
+
 def connected(options: argparse.Namespace) -> Client:
     """A client by the options that every command has."""
     token = os.environ.get("HEADRACE_TOKEN", "")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.common import FileError, connected, mega, table
+from headrace.cli.common import connected, mega, table, unusable
 
 if TYPE_CHECKING:
     pass
@@ -62,7 +62,7 @@ def run_history(options: argparse.Namespace) -> int:
     try:
         Path(options.output).write_text(text, "utf-8")
     except OSError as error:
-        raise FileError(f"the trace: {error}") from error
+        raise unusable(options.output, error) from error
     return 0
 
 

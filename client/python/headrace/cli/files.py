@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.common import FileError, connected, mega, table
+from headrace.cli.common import FileError, connected, mega, table, unusable
 from headrace.cli.progress import progress, progress_of, silence
 from headrace.errors import HeadraceError
 from headrace.types import TensorInfo, Type
@@ -29,10 +29,8 @@ def open_gguf(path: str) -> GgufFile:
             return GgufFile(path)
         with progress(f"Reading {path}"):
             return GgufFile(path)
-    except (GgufError, ValueError) as error:
-        raise FileError(f"{path}: {error}") from error
-    except OSError as error:
-        raise FileError(str(error)) from error
+    except (GgufError, ValueError, OSError) as error:
+        raise unusable(path, error) from error
 
 
 def open_weights(path: str) -> GgufFile | SafetensorsFile:
@@ -43,10 +41,8 @@ def open_weights(path: str) -> GgufFile | SafetensorsFile:
         return open_gguf(path)
     try:
         return SafetensorsFile(path)
-    except (SafetensorsError, ValueError) as error:
-        raise FileError(f"{path}: {error}") from error
-    except OSError as error:
-        raise FileError(str(error)) from error
+    except (SafetensorsError, ValueError, OSError) as error:
+        raise unusable(path, error) from error
 
 
 def run_inspect(options: argparse.Namespace) -> int:
@@ -161,7 +157,7 @@ def run_quantize(options: argparse.Namespace) -> int:
         except HeadraceError:
             raise
         except (OSError, GgufError) as error:
-            raise FileError(str(error)) from error
+            raise unusable(getattr(error, "filename", None) or options.source, error) from error
     after = [choice.target for choice in choices]
     print(
         f"{mega(before)} MB to {mega(sum(t.nbytes for t in after))} MB: {type_counts(after)}; "

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from headrace.cli.common import FileError, connected
+from headrace.cli.common import connected, unusable
 from headrace.cli.progress import progress_told
 from headrace.client import Client
 
@@ -66,9 +66,11 @@ def run_generate(options: argparse.Namespace) -> int:
             if not options.chat:
                 write(prompt)
             stop = frozenset[int]() if options.ignore_end else None
-            for token in context.stream(tokens, options.tokens, sampler, stop):
-                write(text.push(token))
-            write(text.close() + "\n")
+            try:
+                for token in context.stream(tokens, options.tokens, sampler, stop):
+                    write(text.push(token))
+            finally:  # what is said next, to stderr, too begins a line
+                write(text.close() + "\n")
             report(context)
             if options.trace:
                 save_trace(options.trace, context)
@@ -82,7 +84,7 @@ def save_trace(path: str, context: Context) -> None:
     try:
         trace.save(path, context.traces)
     except OSError as error:
-        raise FileError(str(error)) from error
+        raise unusable(path, error) from error
     commands = sum(map(len, context.traces))
     print(f"{path}: {len(context.traces)} runs, {commands} commands", file=sys.stderr)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -40,6 +40,35 @@ def tap_ids(graph: Graph, taps: Taps) -> list[int]:
     return sorted(ids)
 
 
+def _names_like(pattern: str) -> Callable[[str], bool] | None:
+    """Whether the daemon's globs match a name, which go by bytes; None: Python's do not tell."""
+    if "\\" in pattern or "[^" in pattern or pattern.count("[") != pattern.count("]"):
+        return None
+    wanted = pattern.encode().decode("latin-1")
+    return lambda name: fnmatchcase(name.encode().decode("latin-1"), wanted)
+
+
+def pins_of(graphs: Sequence[Graph], pins: Placement | None) -> list[list[pb.Pin]]:
+    """The pins of each graph: those that mean one of its tensors. ValueError for one that means none
+    of any graph.
+    """
+    found: list[list[pb.Pin]] = [[] for _ in graphs]
+    for pattern, device in pins.items() if isinstance(pins, Mapping) else pins or ():
+        fits = _names_like(pattern)
+        pin = pb.Pin(pattern=pattern, device=device)
+        used = False
+        for graph, own in zip(graphs, found, strict=True):
+            tensors = (*graph.leaves, *graph.nodes)
+            if fits is None or any(fits(tensor.name or "") for tensor in tensors):
+                own.append(pin)
+                used = True
+        if not used:
+            raise ValueError(f"pins: no tensor is named like {pattern!r}")
+    return found
+
+
+COPIES_MAX = 0xFFFFFFFF  # what the message can say; the daemon's limit is Limits.copies_max
+
 DEBUG = {"assignments": 1, "splits": 2, "copies": 4, "realloc": 8}
 DEBUG_TEXT = 16
 
@@ -68,18 +97,27 @@ class SubmitOptions:
     taps: Taps = ()
     debug: Sequence[str] = ()
 
-    def message(self, graph: Graph, weights: Sequence[int], states: Sequence[int]) -> pb.Submit:
-        """The message without the graph's length."""
+    def message(
+        self,
+        graph: Graph,
+        weights: Sequence[int],
+        states: Sequence[int],
+        pins: Sequence[pb.Pin] | None = None,
+    ) -> pb.Submit:
+        """The message without the graph's length. pins: this graph's, where they are known."""
         names = {"headrace": pb.RULES_HEADRACE, "ggml": pb.RULES_GGML}
         if self.rules not in names:
             raise ValueError(f"rules {self.rules!r}: headrace or ggml")
-        pins = self.pins.items() if isinstance(self.pins, Mapping) else self.pins or ()
+        if not 0 <= self.n_copies <= COPIES_MAX:
+            raise ValueError(
+                f"n_copies {self.n_copies}: 0 (the plan decides) or up to the daemon's copies_max"
+            )
         return pb.Submit(
             digest=graph.digest,
             weights=weights,
             states=states,
             rules=names[self.rules],
-            pins=[pb.Pin(pattern=pattern, device=device) for pattern, device in pins],
+            pins=pins_of([graph], self.pins)[0] if pins is None else pins,
             n_copies=self.n_copies,
             op_offload=self.op_offload,
             strict=self.strict,
@@ -141,7 +179,10 @@ def reserve(
     """Memory for a set of graphs. Graphs longer than one body together are asked for by their
     digests first.
     """
-    messages = [options.message(graph, weights, states) for graph in graphs]
+    messages = [
+        options.message(graph, weights, states, pins)
+        for graph, pins in zip(graphs, pins_of(graphs, options.pins), strict=True)
+    ]
     encoded = [graph.encode() for graph in graphs]
     if sum(map(len, encoded)) > body_max:
         try:

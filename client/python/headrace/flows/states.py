@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from headrace import handles
 from headrace import headrace_pb2 as pb
-from headrace.errors import ProtocolError
+from headrace.errors import NotFound, ProtocolError
 from headrace.flows.lease import lease, release_lease
 from headrace.flows.request import Flow, Placement, Request, declared, rules
 from headrace.regions import Regions
@@ -116,5 +116,8 @@ def fork(state: handles.StateInfo) -> Flow[Made]:
 
 
 def free(handle: int) -> Flow[None]:
-    """Gives a state back."""
-    yield Request(Kind.STATE_FREE, pb.StateFree(handle=handle).SerializeToString())
+    """Gives a state back; one that has gone already is no error."""
+    try:
+        yield Request(Kind.STATE_FREE, pb.StateFree(handle=handle).SerializeToString())
+    except NotFound:
+        return

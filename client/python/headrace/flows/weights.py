@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from headrace import handles
 from headrace import headrace_pb2 as pb
-from headrace.errors import ConnectionLost, HeadraceError, Unavailable
+from headrace.errors import ConnectionLost, HeadraceError, NotFound, Unavailable
 from headrace.flows.request import Flow, OnProgress, Placement, Request, is_end_of_daemon, rules
 from headrace.regions import Shared, sealed_contents
 from headrace.types import TensorInfo
@@ -204,5 +204,8 @@ def purge() -> Flow[tuple[int, int]]:
 
 
 def drop(handle: int) -> Flow[None]:
-    """Gives a set back."""
-    yield Request(Kind.WEIGHTS_DROP, pb.WeightsDrop(handle=handle).SerializeToString())
+    """Gives a set back; one that has gone already is no error."""
+    try:
+        yield Request(Kind.WEIGHTS_DROP, pb.WeightsDrop(handle=handle).SerializeToString())
+    except NotFound:
+        return
