@@ -103,6 +103,7 @@ HR_NODISCARD hr_status hr_wire_devices_reply_encode(uint64_t epoch,
                                                     size_t capacity, struct hr_diag *diag,
                                                     size_t *ret_bytes);
 
+#define HR_WIRE_ERROR_WRITTEN_MAX 256U
 struct hr_wire_error {
         uint32_t code;
         char reason[48];
@@ -115,6 +116,8 @@ struct hr_wire_error {
         uint32_t digest_bytes;
         uint8_t digest[HR_WIRE_DIGEST_BYTES];
         char traceparent[56];
+        uint32_t written_count, written_left_out; /* in the array; named, but not there */
+        uint32_t written[HR_WIRE_ERROR_WRITTEN_MAX];
 };
 /* What an error says beside its diag; zeroed: nothing. */
 struct hr_wire_error_more {

@@ -232,10 +232,34 @@ hr_status hr_wire_error_encode(const struct hr_diag *failure,
         return hr_codec_encode(headrace_v1_Error_fields, &wire, buffer, capacity, NULL, ret_bytes);
 }
 
+/* Of the leaves that an error names, as many as a caller has room for; the others are counted. */
+struct written {
+        uint32_t count, left_out;
+        uint32_t ids[HR_WIRE_ERROR_WRITTEN_MAX];
+};
+
+static bool take_written(pb_istream_t *stream, const pb_field_t *field, void **arg) {
+        struct written *written = *arg;
+        const size_t named = stream->bytes_left / sizeof(uint32_t);
+        const size_t kept = HR_MIN(named, (size_t) HR_WIRE_ERROR_WRITTEN_MAX - written->count);
+
+        (void) field;
+        if (stream->bytes_left % sizeof(uint32_t) != 0)
+                return hr_codec_refuse(stream, "length of a list");
+        if (!pb_read(stream, (pb_byte_t *) (written->ids + written->count),
+                     kept * sizeof(uint32_t)))
+                return false;
+        written->count += (uint32_t) kept;
+        written->left_out += (uint32_t) (named - kept);
+        return pb_read(stream, NULL, (named - kept) * sizeof(uint32_t));
+}
+
 hr_status hr_wire_error_decode(struct hr_wire_span message, struct hr_diag *diag,
                                struct hr_wire_error *ret_error) {
         headrace_v1_Error wire = headrace_v1_Error_init_zero;
+        struct written written = {0};
 
+        wire.written = (pb_callback_t){.funcs.decode = take_written, .arg = &written};
         HR_TRY(hr_codec_decode(message, headrace_v1_Error_fields, &wire, diag));
         HR_TRY(hr_codec_text_check(wire.reason, sizeof wire.reason, "reason", diag));
         HR_TRY(hr_codec_text_check(wire.words, sizeof wire.words, "words", diag));
@@ -253,7 +277,10 @@ hr_status hr_wire_error_decode(struct hr_wire_span message, struct hr_diag *diag
                 .actual = wire.actual,
                 .retry_after_ms = wire.retry_after_ms,
                 .digest_bytes = wire.digest.size,
+                .written_count = written.count,
+                .written_left_out = written.left_out,
         };
+        memcpy(ret_error->written, written.ids, sizeof written.ids);
         memcpy(ret_error->reason, wire.reason, sizeof wire.reason);
         memcpy(ret_error->words, wire.words, sizeof wire.words);
         memcpy(ret_error->field, wire.field, sizeof wire.field);

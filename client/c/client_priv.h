@@ -187,6 +187,10 @@ void hr_client_forget_set(struct headrace_client *client, uint64_t number);
 enum headrace_status hr_client_graph_encode(const struct headrace_graph *graph,
                                             struct headrace_error *error, uint8_t **ret_bytes,
                                             size_t *ret_size);
+/* Which tensor each id on the wire is, as numbered in the graph. Free with free(). */
+enum headrace_status hr_client_graph_numbers(const struct headrace_graph *graph,
+                                             struct headrace_error *error,
+                                             uint32_t **ret_numbers, uint32_t *ret_count);
 
 /* Nodes to be observed: their ids on the wire, and their numbers in the same order. INVALID
  * (TAP). */
@@ -244,6 +248,9 @@ enum headrace_status hr_client_ask_state(struct headrace_client *client,
 /* ---- submitted graphs (run.c) ---------------------------------------------------------------- */
 
 struct headrace_client *hr_client_of(const struct headrace_handle *handle);
+/* Makes ids on the wire, in what the daemon says about the handle's graph, the caller's numbers of
+ * these tensors; they are left out where the handle is not known (NULL). Once for each error. */
+void hr_client_error_number(const struct headrace_handle *handle, struct headrace_error *error);
 /* The options as they go over the wire; graph_bytes: 0 for a graph that is one frame's body. */
 struct hr_wire_submit hr_client_submit(const struct headrace_submit *options, uint64_t graph_bytes);
 /* The daemon's number for it, and which of them it is. */

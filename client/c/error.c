@@ -107,6 +107,12 @@ enum headrace_status hr_client_fail_wire(struct headrace_error *error,
         error->limit = wire->limit;
         error->actual = wire->actual;
         error->retry_after_ms = wire->retry_after_ms;
+        error->has_step = wire->has_step;
+        error->step = wire->step;
+        _Static_assert(sizeof error->written == sizeof wire->written, "one cap");
+        error->written_count = wire->written_count;
+        error->written_left_out = wire->written_left_out;
+        memcpy(error->written, wire->written, sizeof error->written);
         return status;
 }
 

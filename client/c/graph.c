@@ -354,6 +354,25 @@ enum headrace_status hr_client_graph_taps(const struct headrace_graph *graph, co
                                                "a tap that is no node, or twice");
 }
 
+enum headrace_status hr_client_graph_numbers(const struct headrace_graph *graph,
+                                             struct headrace_error *error,
+                                             uint32_t **ret_numbers, uint32_t *ret_count) {
+        uint32_t leaves = 0, *ids = wire_ids(graph, &leaves);
+        uint32_t *numbers = calloc(graph->count + (size_t) 1, sizeof *numbers);
+
+        for (uint32_t number = 0; ids && numbers && number < graph->count; number++)
+                numbers[ids[number]] = number;
+        if (!ids || !numbers) {
+                free(ids);
+                free(numbers);
+                return hr_client_fail_memory(error);
+        }
+        free(ids);
+        *ret_numbers = numbers;
+        *ret_count = graph->count;
+        return HEADRACE_OK;
+}
+
 static enum headrace_status graph_order(const struct headrace_graph *graph,
                                         struct headrace_error *error, struct hr_graph **ret_graph) {
         struct hr_graph_sizes sizes = {.source_count = graph->graph.source_count};

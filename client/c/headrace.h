@@ -68,16 +68,29 @@ enum headrace_status {
 
 #define HEADRACE_NO_TIMEOUT (-1)
 
+#define HEADRACE_ERROR_WRITTEN_MAX 256
+
 struct headrace_error {
         enum headrace_status status;
         char reason[48]; /* "LIMIT", "SHAPE", ... */
         char words[257]; /* for people */
         bool has_node, has_tensor;
         uint32_t node;   /* position among the nodes in the order in which they were made */
-        uint32_t tensor; /* as numbered by headrace_graph_leaf() and headrace_graph_node() */
+        uint32_t tensor; /* as numbered by headrace_graph_leaf() and headrace_graph_node(); of
+                          * headrace_reserve(): leaves first, then nodes */
         char field[64];  /* of a message or of a configuration, may be empty */
         uint64_t limit, actual;
         uint32_t retry_after_ms; /* 0: nothing is known */
+        bool has_step;
+        uint32_t step; /* of a sequence, from 0 on: tensor, node and written are of its graph */
+        /* Of a run or a step that failed, was cancelled or was stopped: the states that it has
+         * written, or may have, all the same; those of earlier steps are written as well. As
+         * numbered by headrace_graph_leaf(). None where the daemon knows that none was written -
+         * and where it has not told how the run ended: UNAVAILABLE, and a DEADLINE that passed
+         * while nothing was heard, leave open what the run's states hold. */
+        uint32_t written_count;
+        uint32_t written_left_out; /* further ones, for which there is no room here */
+        uint32_t written[HEADRACE_ERROR_WRITTEN_MAX];
 };
 
 /* "INVALID"...; "?" for a number that is no status. Never NULL. */

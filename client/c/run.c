@@ -20,6 +20,8 @@ struct headrace_handle {
         size_t weight_count;
         uint32_t *taps; /* the tensors' numbers, in the order in which they are shown */
         size_t tap_count;
+        uint32_t *numbers; /* the tensors' numbers, by their ids on the wire */
+        uint32_t tensor_count;
         bool has_states;
         pthread_mutex_t lock; /* of what is below; held while the graph is submitted again */
         uint64_t handle;
@@ -75,6 +77,21 @@ static uint8_t *submit_message(const struct headrace_handle *handle, size_t *ret
         return message;
 }
 
+void hr_client_error_number(const struct headrace_handle *handle, struct headrace_error *error) {
+        const uint32_t count = handle ? handle->tensor_count : 0;
+        uint32_t known = 0;
+
+        if (error->has_tensor) {
+                error->has_tensor = error->tensor < count;
+                error->tensor = error->has_tensor ? handle->numbers[error->tensor] : 0;
+        }
+        for (uint32_t i = 0; i < error->written_count; i++)
+                if (error->written[i] < count)
+                        error->written[known++] = handle->numbers[error->written[i]];
+        error->written_left_out += error->written_count - known;
+        error->written_count = known;
+}
+
 static enum headrace_status submit_take(struct headrace_handle *handle,
                                         const struct hr_answer *answer,
                                         struct headrace_error *error) {
@@ -110,8 +127,10 @@ static enum headrace_status submit_over(struct headrace_handle *handle, struct h
         request.message = message;
         status = hr_channel_call(channel, &request, deadline_ns, error, &call, &answer);
         free(message);
-        if (status != HEADRACE_OK)
+        if (status != HEADRACE_OK) {
+                hr_client_error_number(handle, error);
                 return status;
+        }
         status = submit_take(handle, &answer, error);
         hr_call_free(call);
         return status;
@@ -209,6 +228,7 @@ static void handle_free(struct headrace_handle *handle) {
         free(handle->message);
         free(handle->weights);
         free(handle->taps);
+        free(handle->numbers);
         free(handle);
 }
 
@@ -226,6 +246,9 @@ enum headrace_status headrace_submit(struct headrace_client *client,
         handle->client = client;
         (void) pthread_mutex_init(&handle->lock, NULL);
         status = hr_client_graph_encode(graph, error, &handle->graph, &handle->graph_bytes);
+        if (status == HEADRACE_OK)
+                status = hr_client_graph_numbers(graph, error, &handle->numbers,
+                                                 &handle->tensor_count);
         if (status == HEADRACE_OK)
                 status = message_of(handle, graph, options ? options : &none, error);
         if (status == HEADRACE_OK)
@@ -481,18 +504,27 @@ static enum headrace_status run_take(const struct headrace_run *run, const struc
         return status;
 }
 
+static enum headrace_status run_hear(struct headrace_run *run, struct headrace_error *error,
+                                     struct hr_answer *ret_answer) {
+        enum headrace_status status = hr_call_wait(run->call, error, ret_answer);
+
+        if (status != HEADRACE_OK)
+                hr_client_error_number(run->handle, error);
+        return status;
+}
+
 static enum headrace_status run_resend(struct headrace_run *run, struct headrace_error *error,
                                        struct hr_answer *ret_answer) {
         enum headrace_status status = run_send(run, error);
 
-        return status == HEADRACE_OK ? hr_call_wait(run->call, error, ret_answer) : status;
+        return status == HEADRACE_OK ? run_hear(run, error, ret_answer) : status;
 }
 
 enum headrace_status headrace_run_wait(struct headrace_run *run, struct headrace_error *error,
                                        struct headrace_run_figures *ret_figures) {
         struct headrace_error local;
         struct hr_answer answer = {0};
-        enum headrace_status status = hr_call_wait(run->call, &local, &answer);
+        enum headrace_status status = run_hear(run, &local, &answer);
 
         if (run_may_repeat(run, status, &local, hr_call_channel(run->call)))
                 status = run_resend(run, &local, &answer);

@@ -144,8 +144,13 @@ static enum headrace_status sequence_over(struct headrace_client *client,
                                     &request.message_bytes) != HR_OK)
                 return hr_client_fail_diag(error, &diag);
         status = hr_channel_call(channel, &request, sequence->deadline_ns, error, &call, &answer);
-        if (status != HEADRACE_OK)
+        if (status != HEADRACE_OK) {
+                hr_client_error_number(error->has_step && error->step < sequence->step_count
+                                               ? sequence->steps[error->step].handle
+                                               : NULL,
+                                       error);
                 return status;
+        }
         status = sequence_take(sequence, &answer, wire.output_region != 0, error);
         hr_call_free(call);
         return status;

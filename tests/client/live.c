@@ -606,6 +606,75 @@ HR_TEST(taps_show_what_nodes_give) {
         headrace_close(client);
 }
 
+/* x -> a = x + x -> b = a + kept -> w: b into s -> d = w + x. Leaves and nodes are made in turn, so
+ * that what the wire numbers otherwise is told as the graph numbers it. */
+HR_TEST(a_stopped_run_tells_which_states_it_has_written) {
+        struct headrace_client *client = connected();
+        struct headrace_graph *graph = headrace_graph_new();
+        const struct headrace_tensor tensors[] = {{"kept", "f32", NE(4, 1, 1, 1), NULL},
+                                                  {"s", "f32", NE(4, 1, 1, 1), NULL}};
+        const uint32_t x = leaf(graph, HEADRACE_INPUT, "f32", 4, 1, "x");
+        const uint32_t a = binary(graph, "ADD", x, x);
+        const uint32_t kept = leaf(graph, HEADRACE_STATE, "f32", 4, 1, "kept");
+        const uint32_t b = binary(graph, "ADD", a, kept);
+        const uint32_t s = leaf(graph, HEADRACE_STATE, "f32", 4, 1, "s");
+        const uint32_t w = binary(graph, "CPY", b, s), d = binary(graph, "ADD", w, x);
+        const uint32_t taps[] = {a, w, d};
+        float in[4] = {1, 2, 3, 4}, out[4], held[4];
+        const struct headrace_buffer input = {in, sizeof in}, output = {out, sizeof out};
+        struct headrace_submit submit = {.state_count = 1, .taps = taps, .tap_count = 3};
+        struct headrace_handle *handle = NULL;
+        struct watched watched;
+        struct headrace_run_options options = {.observe = watch, .observe_arg = &watched};
+        uint64_t state = 0;
+
+        OK(headrace_state_alloc(client, tensors, 2, NULL, 0, 0, &error, &state));
+        submit.states = &state;
+        headrace_graph_output(graph, d);
+        OK(headrace_submit(client, graph, &submit, 0, &error, &handle));
+        for (int stop = 1; stop <= 3; stop++) {
+                const bool wrote = stop >= 2;
+
+                watched = (struct watched){.stop_at = stop};
+                memset(&error, 0xAA, sizeof error);
+                HR_EXPECT_EQ(headrace_run(handle, &input, 1, &output, 1, &options, &error, NULL),
+                             HEADRACE_CANCELLED);
+                HR_EXPECT_STREQ(error.reason, "TAP_STOP");
+                HR_EXPECT_EQ(error.written_count, wrote ? 1 : 0);
+                HR_EXPECT(!wrote || error.written[0] == s);
+                HR_EXPECT(error.written_left_out == 0 && !error.has_step);
+                OK(headrace_state_read(client, state, 1, 0, held, sizeof held, 0, &error));
+                HR_EXPECT(held[3] == (wrote ? 8 : 0));
+        }
+        OK(headrace_run(handle, &input, 1, &output, 1, NULL, &error, NULL));
+        HR_EXPECT(out[3] == 12);
+        /* A run that does not begin writes nothing. */
+        HR_EXPECT_EQ(headrace_run(handle, NULL, 0, &output, 1, NULL, &error, NULL),
+                     HEADRACE_INVALID);
+        HR_EXPECT_EQ(error.written_count, 0);
+        OK(headrace_release(handle, 0, &error));
+        OK(headrace_state_free(client, state, 0, &error));
+        headrace_graph_free(graph);
+        headrace_close(client);
+}
+
+/* A leaf behind a node: the daemon's id of it is another. */
+HR_TEST(an_error_names_a_tensor_as_the_graph_numbers_it) {
+        struct headrace_client *client = connected();
+        struct headrace_graph *graph = headrace_graph_new();
+        struct headrace_handle *none = NULL;
+        const uint32_t x = leaf(graph, HEADRACE_INPUT, "f32", 4, 1, "x");
+        const uint32_t twice = binary(graph, "ADD", x, x);
+        const uint32_t w = leaf(graph, HEADRACE_WEIGHT, "f32", 4, 1, "nobody.has.this");
+
+        headrace_graph_output(graph, binary(graph, "ADD", twice, w));
+        HR_EXPECT_EQ(headrace_submit(client, graph, NULL, 0, &error, &none), HEADRACE_PRECONDITION);
+        HR_EXPECT_STREQ(error.reason, "UNBOUND");
+        HR_EXPECT(error.has_tensor && error.tensor == w);
+        headrace_graph_free(graph);
+        headrace_close(client);
+}
+
 HR_TEST(many_runs_in_flight_end_in_any_order) {
         struct headrace_client *client = connected();
         struct headrace_handle *handle = doubler(client, 1);

@@ -156,6 +156,11 @@ static void small(struct hr_wire_span message, struct hr_arena *arena) {
         if (hr_wire_error_decode(message, NULL, &error) == HR_OK) {
                 check_text(error.reason, sizeof error.reason);
                 check_text(error.words, sizeof error.words);
+                HR_ASSERT(error.written_count <= HR_WIRE_ERROR_WRITTEN_MAX);
+                HR_ASSERT(error.written_left_out == 0 ||
+                          error.written_count == HR_WIRE_ERROR_WRITTEN_MAX);
+                HR_ASSERT((error.written_count + (uint64_t) error.written_left_out) * 4 <=
+                          message.size);
         }
 }
 

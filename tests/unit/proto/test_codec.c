@@ -173,6 +173,7 @@ HR_TEST(error_round_trip) {
         HR_EXPECT_EQ(back.digest_bytes, HR_WIRE_DIGEST_BYTES);
         HR_EXPECT_EQ(memcmp(back.digest, digest, sizeof digest), 0);
         HR_EXPECT_STREQ(back.traceparent, "00-ab-cd-01");
+        HR_EXPECT(back.written_count == 0 && back.written_left_out == 0);
 }
 
 HR_TEST(largest_error_fits) {
@@ -671,12 +672,27 @@ HR_TEST(error_names_what_a_stopped_run_has_written) {
                   bytes > HR_WIRE_MESSAGE_BYTES_MAX - HR_WIRE_ERROR_BYTES_MAX);
         HR_EXPECT_OK(hr_wire_error_decode(span(bytes), &diag, &back), &diag);
         HR_EXPECT_STREQ(back.reason, "TAP_STOP");
+        HR_EXPECT_EQ(back.written_count, HR_WIRE_ERROR_WRITTEN_MAX);
+        HR_EXPECT_EQ(back.written_left_out,
+                     (HR_WIRE_MESSAGE_BYTES_MAX - HR_WIRE_ERROR_BYTES_MAX) / 4 -
+                             HR_WIRE_ERROR_WRITTEN_MAX);
+        for (uint32_t i = 0; i < back.written_count; i++)
+                HR_EXPECT_EQ(back.written[i], i);
         HR_EXPECT_OK(hr_wire_error_encode(&failure, &two, buffer,
                                           HR_WIRE_MESSAGE_BYTES_MAX, &few),
                      &diag);
         /* Field 13, two packed words: the last ten bytes but what comes after it, nothing. */
         HR_EXPECT(buffer[few - 10] == (13 << 3 | 2) && buffer[few - 9] == 8);
         HR_EXPECT(buffer[few - 8] == 0 && buffer[few - 4] == 1);
+        HR_EXPECT_OK(hr_wire_error_decode(span(few), &diag, &back), &diag);
+        HR_EXPECT(back.written_count == 2 && back.written_left_out == 0);
+        HR_EXPECT(back.written[0] == 0 && back.written[1] == 1);
+        /* One by one, as the encoding allows as well: behind the two that are packed. */
+        memcpy(buffer + few, (const uint8_t[]){13 << 3 | 5, 9, 0, 0, 0}, 5);
+        HR_EXPECT_OK(hr_wire_error_decode(span(few + 5), &diag, &back), &diag);
+        HR_EXPECT(back.written_count == 3 && back.written[1] == 1 && back.written[2] == 9);
+        buffer[few - 9] = 7; /* no whole number of words */
+        HR_EXPECT_EQ(hr_wire_error_decode(span(few - 1), &diag, &back), HR_E_INVALID);
 }
 
 HR_TEST(progress_round_trip) {
