@@ -331,6 +331,16 @@ def test_a_timeout_that_nothing_can_meet(client: headrace.Client, wrong: float) 
     assert handle.run([random(3, 64)], timeout=30)["y"].shape == (3, 16)
 
 
+@pytest.mark.parametrize("wrong", [-1, float("nan")])
+def test_times_below_0_are_sent_to_nobody(client: headrace.Client, wrong: float) -> None:
+    with pytest.raises(ValueError, match="limit_s .*: seconds, not below 0"):
+        client.drain(wrong)
+    with pytest.raises(ValueError, match="latest .*: seconds, not below 0"):
+        client.trace(latest=wrong)
+    client.ping()
+    assert not client.draining
+
+
 def test_missing_leaves(client: headrace.Client) -> None:
     g = Graph()
     g.output(g.sqr(g.weight("nowhere", (4,))), "y")

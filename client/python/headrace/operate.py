@@ -234,7 +234,9 @@ def reload() -> Flow[Reloaded]:
 
 
 def drain(limit_s: float | None) -> Flow[Draining]:
-    """The daemon takes no new requests and ends."""
+    """The daemon takes no new requests and ends. ValueError for a limit below 0."""
+    if limit_s is not None and not limit_s >= 0:
+        raise ValueError(f"limit_s {limit_s}: seconds, not below 0")
     limit_ms = 0 if limit_s is None else max(1, round(limit_s * 1000))
     reply = yield Request(Kind.DRAIN, pb.Drain(limit_ms=limit_ms).SerializeToString())
     return _taken(Draining, parse(pb.DrainReply, reply.message))

@@ -75,6 +75,8 @@ def metrics() -> Flow[str]:
 
 def trace(latest: float, own: bool) -> Flow[str]:
     """What the daemon remembers of itself, as Chrome/Perfetto JSON."""
+    if not latest >= 0:
+        raise ValueError(f"latest {latest}: seconds, not below 0")
     message = pb.TraceAsk(latest_ms=round(latest * 1000), own=own)
     reply = yield Request(Kind.TRACE, message.SerializeToString())
     return str(reply.body, "utf-8")
