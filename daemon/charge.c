@@ -77,10 +77,15 @@ hr_status hr_account_charge(struct hr_account *session, struct hr_account *princ
                                  kinds[kind].session_field, diag));
         status = hr_charge(&principal->held[kind], amount, hr_charge_limit(limits, kind),
                            kinds[kind].principal_field, diag);
+        /* Limits may be as large as anything: the sum of what they allow has an end of its own. */
+        if (status == HR_OK && principal->above) {
+                status = hr_charge(&principal->above->held[kind], amount, UINT64_MAX,
+                                   kinds[kind].principal_field, diag);
+                if (status != HR_OK)
+                        hr_discharge(&principal->held[kind], amount);
+        }
         if (status != HR_OK && session)
                 hr_discharge(&session->held[kind], amount);
-        if (status == HR_OK && principal->above)
-                principal->above->held[kind] += amount;
         return status;
 }
 

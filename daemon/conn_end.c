@@ -164,7 +164,8 @@ void hr_conn_stream_failed(struct hr_conn *conn) {
 static bool conn_expects_bytes(const struct hr_conn *conn) {
         if (conn->stage == HR_CONN_DEAF)
                 return false;
-        if (conn->stage != HR_CONN_HEADER || conn->filled > 0)
+        if (conn->stage != HR_CONN_HEADER || conn->filled > 0 ||
+            hr_stream_is_within(&conn->stream))
                 return true;
         HR_LIST_FOR_EACH(link, &conn->requests) {
                 struct hr_request *request = HR_CONTAINER_OF(link, struct hr_request, link);
@@ -200,12 +201,14 @@ void hr_conn_tick(struct hr_conn *conn, uint64_t now_ns) {
                         conn_refuse_now(conn);
                 return;
         }
+        if (hr_conn_is_clogged(conn)) /* what it sends is not read meanwhile */
+                conn->read_ns = now_ns;
         if (!conn->session && is_past(conn->opened_ns, limits->hello_timeout_ns, now_ns)) {
                 (void) hr_fail_reason(
                         &diag, HR_E_UNAUTHENTICATED, "HELLO_TIMEOUT", "no hello within %llu ms",
                         (unsigned long long) (limits->hello_timeout_ns / HR_NS_PER_MS));
                 hr_conn_fail(conn, &diag);
-        } else if (conn->session && !hr_conn_is_clogged(conn) &&
+        } else if (conn->session &&
                    is_past(HR_MAX(conn->read_ns, conn->asked_ns), limits->progress_timeout_ns,
                            now_ns) &&
                    conn_expects_bytes(conn)) {

@@ -176,6 +176,8 @@ static size_t conn_receive(struct hr_conn *conn, struct iovec *parts, size_t par
                 conn->server->stats.bytes_in += got;
                 return got;
         case HR_STREAM_LATER:
+                if (hr_stream_is_within(&conn->stream)) /* it goes on, or has begun */
+                        conn->read_ns = hr_clock_now_ns();
                 break;
         case HR_STREAM_END:
                 conn->eof = true;

@@ -15,7 +15,7 @@ struct hr_span;
 #define HR_FLIGHT_EVERYBODY UINT64_MAX
 
 struct hr_flight_name {
-        uint32_t id;
+        uint64_t id;
         const char *name;
 };
 

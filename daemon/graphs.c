@@ -10,7 +10,8 @@
 struct hr_graph_entry {
         struct hr_graph_entry *next;
         struct hr_graph *graph;
-        uint32_t principal, refs;
+        uint64_t principal;
+        uint32_t refs;
         uint8_t digest[HR_DIGEST_BYTES];
 };
 
@@ -52,7 +53,7 @@ struct hr_graphs *hr_graphs_free(struct hr_graphs *graphs) {
         return NULL;
 }
 
-struct hr_graph_entry *hr_graphs_find(struct hr_graphs *graphs, uint32_t principal,
+struct hr_graph_entry *hr_graphs_find(struct hr_graphs *graphs, uint64_t principal,
                                       const uint8_t digest[HR_DIGEST_BYTES]) {
         struct hr_graph_entry *entry = *graphs_bucket(graphs, digest);
 
@@ -86,7 +87,7 @@ static void graphs_grow(struct hr_graphs *graphs) {
         free(old);
 }
 
-hr_status hr_graphs_add(struct hr_graphs *graphs, uint32_t principal,
+hr_status hr_graphs_add(struct hr_graphs *graphs, uint64_t principal,
                         const uint8_t digest[HR_DIGEST_BYTES], struct hr_graph *graph,
                         struct hr_diag *diag, struct hr_graph_entry **ret_entry) {
         struct hr_graph_entry *entry = calloc(1, sizeof *entry);

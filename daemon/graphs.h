@@ -17,10 +17,10 @@ HR_NODISCARD hr_status hr_graphs_new(struct hr_diag *diag, struct hr_graphs **re
 struct hr_graphs *hr_graphs_free(struct hr_graphs *graphs);
 
 /* A further reference to the entry, or NULL. */
-struct hr_graph_entry *hr_graphs_find(struct hr_graphs *graphs, uint32_t principal,
+struct hr_graph_entry *hr_graphs_find(struct hr_graphs *graphs, uint64_t principal,
                                       const uint8_t digest[HR_DIGEST_BYTES]);
 /* A new entry with one reference; takes one on the graph. HR_E_EXHAUSTED. */
-HR_NODISCARD hr_status hr_graphs_add(struct hr_graphs *graphs, uint32_t principal,
+HR_NODISCARD hr_status hr_graphs_add(struct hr_graphs *graphs, uint64_t principal,
                                      const uint8_t digest[HR_DIGEST_BYTES], struct hr_graph *graph,
                                      struct hr_diag *diag, struct hr_graph_entry **ret_entry);
 struct hr_graph_entry *hr_graph_entry_unref(struct hr_graphs *graphs, struct hr_graph_entry *entry);

@@ -125,14 +125,14 @@ hr_status hr_holding_part(const struct hr_holding_request *request, struct hr_up
         HR_LIST_FOR_EACH(link, &server->holdings) {
                 struct hr_holding *other = HR_CONTAINER_OF(link, struct hr_holding, link);
 
-                if (other->upload == upload && !other->is_unwanted) {
+                if (upload && other->upload == upload && !other->is_unwanted) {
                         of_upload = hr_holding_ref(other);
                         break;
                 }
         }
         if (!of_upload) {
                 HR_TRY(holding_make(server, request, diag, &of_upload));
-                of_upload->upload = hr_upload_ref(upload);
+                of_upload->upload = upload ? hr_upload_ref(upload) : NULL;
         }
         (void) hr_holding_unref(*holding);
         *holding = of_upload;

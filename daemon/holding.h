@@ -57,7 +57,8 @@ HR_NODISCARD hr_status hr_holding_take(struct hr_server *server,
                                        struct hr_diag *diag, struct hr_holding **ret_holding);
 /* The store has made an upload for a request whose holding is settled: what stands for contents
  * that are there does not pay for those that come. Puts the holding of that upload, charged for it,
- * in the place of *holding; HR_E_EXHAUSTED (reason LIMIT) leaves that as it is. */
+ * in the place of *holding; HR_E_EXHAUSTED (reason LIMIT) leaves that as it is. upload: NULL for
+ * contents that nobody sends, since they are in memory that was passed or on the disk. */
 HR_NODISCARD hr_status hr_holding_part(const struct hr_holding_request *request,
                                        struct hr_upload *upload, struct hr_diag *diag,
                                        struct hr_holding **holding);

@@ -7,6 +7,7 @@
  */
 #include "daemon/principal.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,7 @@ struct hr_principals {
         struct hr_list all;
         struct hr_principal **sections; /* referenced: one for each section, in order */
         uint32_t section_count;
-        uint32_t next_id;
+        uint64_t next_id;
 };
 
 struct hr_principals_change {
@@ -170,9 +171,10 @@ static void revoke(struct hr_principal *principal) {
         if (principal->is_revoked)
                 return;
         principal->is_revoked = true;
-        hr_log(HR_LOG_NOTICE, "principal", "revoked name=\"%s\" shown_as=\"revoked %u\"",
+        hr_log(HR_LOG_NOTICE, "principal", "revoked name=\"%s\" shown_as=\"revoked %" PRIu64 "\"",
                principal->name, principal->id);
-        (void) snprintf(principal->name, sizeof principal->name, "revoked %u", principal->id);
+        (void) snprintf(principal->name, sizeof principal->name, "revoked %" PRIu64,
+                        principal->id);
 }
 
 /* The table's references of those whose sections have gone. */

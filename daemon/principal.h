@@ -28,7 +28,7 @@ struct hr_principals_change;
 struct hr_principal {
         struct hr_list link; /* in the table's list */
         struct hr_principals *table;
-        uint32_t id;         /* unique while the daemon runs */
+        uint64_t id;         /* unique while the daemon runs, however often peers come and go */
         uint32_t refs;       /* the table has one of those with a section */
         uint32_t uid;        /* of those without a section; UINT32_MAX = none */
         bool has_section, is_revoked;
@@ -40,7 +40,7 @@ struct hr_principal {
 };
 
 /* As the owner of weight sets; never 0. */
-static inline uint32_t hr_principal_owner(const struct hr_principal *principal) {
+static inline uint64_t hr_principal_owner(const struct hr_principal *principal) {
         return principal->id + 1;
 }
 

@@ -283,7 +283,7 @@ struct hr_span hr_request_span(const struct hr_request *request, uint32_t code, 
                 .kind = HR_SPAN_REQUEST,
                 .detail = request->type | code << 8,
                 .a = request->id,
-                .b = session ? session->principal->id : UINT32_MAX,
+                .b = session ? session->principal->id : UINT64_MAX,
         };
 }
 

@@ -281,23 +281,24 @@ static void put_wait_done(struct hr_job *job) {
 }
 
 /* The store has made the upload of a holding, anew when the one before it has failed. Of one that
- * is settled it has not found the contents, or not where they are wanted. Without room for them
- * nobody goes on with this upload. */
+ * is settled it has not found the contents, or not where they are wanted: they come once more, from
+ * the client, in its memory, or from the disk. Without room for them nobody goes on with this
+ * upload. */
 static hr_status holding_fill(struct hr_request *request, struct making *making,
                               struct hr_diag *diag) {
         const struct hr_holding_request wanted = wanted_holding(request, making);
         struct hr_holding *holding = making->holding;
         hr_status status;
 
-        if (!making->upload || holding->upload == making->upload)
-                return HR_OK;
-        if (holding->set_number != 0) {
+        if (holding->set_number != 0 && (making->upload || making->store_job.is_new)) {
                 status = hr_holding_part(&wanted, making->upload, diag, &making->holding);
                 making->store_job.is_last = status != HR_OK;
                 return status;
         }
-        (void) hr_upload_unref(holding->upload);
-        holding->upload = hr_upload_ref(making->upload);
+        if (making->upload && holding->upload != making->upload) {
+                (void) hr_upload_unref(holding->upload);
+                holding->upload = hr_upload_ref(making->upload);
+        }
         return HR_OK;
 }
 
@@ -324,8 +325,8 @@ static void put_done(struct hr_job *job) {
         };
         hr_request_post(request, &making->wait);
         hr_making_tell(request, "place");
-        if (stopped == HR_OK && !request->failure && making->upload &&
-            (filled != HR_OK || stream_begin(making, &diag) != HR_OK)) {
+        if (stopped == HR_OK && !request->failure &&
+            (filled != HR_OK || (making->upload && stream_begin(making, &diag) != HR_OK))) {
                 hr_request_abort(request, &diag);
                 return;
         }

@@ -50,6 +50,8 @@ hr_stream_event hr_stream_receive(struct hr_stream *stream, const struct iovec *
 /* Sends from the front of the parts as much as goes. OK: some bytes. */
 hr_stream_event hr_stream_send(struct hr_stream *stream, struct iovec *parts, size_t part_count,
                                size_t *ret_bytes);
+/* Something has come whose end is missing, so that it can be given to nobody yet. */
+bool hr_stream_is_within(const struct hr_stream *stream);
 /* What has been taken by hr_stream_send() but waits for the socket: true while there is any. */
 bool hr_stream_has_unsent(const struct hr_stream *stream);
 /* Sends it. OK: none is left. */

@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 
 #define RECORD_BYTES 16384U
+#define RECORD_HEADER_BYTES 5U
 #define UNSENT_MAX (UINT64_C(64) << 10)
 #define CHAIN_BYTES_MAX (16 << 10)
 #define EMPTY_BYTES_MAX (UINT64_C(64) << 10) /* taken without a byte of contents in it */
@@ -29,6 +30,8 @@ struct hr_tls {
         BIO *in, *out; /* the SSL's */
         bool ended;    /* the socket has given its end */
         uint64_t empty_bytes; /* taken from the socket since there were contents */
+        uint32_t head_bytes;  /* taken of the header of a record; 0 = none is under way */
+        uint32_t record_left; /* to come of the record behind it, at most 2^16 - 1 */
         char words[96];
 };
 
@@ -192,6 +195,30 @@ static bool is_flood(struct hr_tls *tls) {
         return true;
 }
 
+/* Follows where records begin and end, which OpenSSL does not say. A header's last two bytes are
+ * how much is behind it; what else is wrong with a record, OpenSSL finds. */
+static void records_follow(struct hr_tls *tls, const uint8_t *bytes, size_t size) {
+        while (size > 0) {
+                size_t taken = 1;
+
+                if (tls->head_bytes < RECORD_HEADER_BYTES) {
+                        tls->record_left = (tls->record_left << 8 | *bytes) & 0xFFFF;
+                        tls->head_bytes++;
+                } else {
+                        taken = HR_MIN(size, (size_t) tls->record_left);
+                        tls->record_left -= (uint32_t) taken;
+                }
+                if (tls->head_bytes == RECORD_HEADER_BYTES && tls->record_left == 0)
+                        tls->head_bytes = 0;
+                bytes += taken;
+                size -= taken;
+        }
+}
+
+bool hr_tls_is_within_record(const struct hr_tls *tls) {
+        return tls->head_bytes > 0;
+}
+
 /* At most a record's bytes from the socket into OpenSSL. */
 static hr_stream_event tls_fetch(struct hr_tls *tls, int fd) {
         uint8_t bytes[RECORD_BYTES];
@@ -209,6 +236,7 @@ static hr_stream_event tls_fetch(struct hr_tls *tls, int fd) {
                 return HR_STREAM_END;
         }
         tls->empty_bytes += (uint64_t) got;
+        records_follow(tls, bytes, (size_t) got);
         return BIO_write(tls->in, bytes, (int) got) == (int) got ? HR_STREAM_OK : HR_STREAM_FAILED;
 }
 

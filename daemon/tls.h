@@ -48,6 +48,8 @@ hr_stream_event hr_tls_flush(struct hr_tls *tls, int fd);
 bool hr_tls_has_unsent(const struct hr_tls *tls);
 /* Sends close_notify as far as the socket takes it. */
 void hr_tls_end(struct hr_tls *tls, int fd);
+/* A record has come in part: nobody can tell yet what it carries. */
+bool hr_tls_is_within_record(const struct hr_tls *tls);
 /* Why the last call failed, for the log: OpenSSL's words, or "". */
 const char *hr_tls_words(const struct hr_tls *tls);
 

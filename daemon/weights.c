@@ -542,7 +542,7 @@ void hr_weights_store_purge(struct hr_weights_store *store, uint64_t *ret_entrie
         hr_disk_cache_purge(store->cache, ret_entries, ret_bytes);
 }
 
-struct hr_weights *hr_weights_store_find(struct hr_weights_store *store, uint32_t viewer,
+struct hr_weights *hr_weights_store_find(struct hr_weights_store *store, uint64_t viewer,
                                          const char *name) {
         struct hr_weights *found = NULL;
 

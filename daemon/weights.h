@@ -68,7 +68,7 @@ struct hr_weights {
         uint32_t refs;
         uint64_t number; /* of its store, never given again: who only compares goes by it */
         uint32_t users;               /* sessions that hold it: kept by the sessions */
-        uint32_t owner; /* who alone finds it, and shares in it; 0: everybody */
+        uint64_t owner; /* who alone finds it, and shares in it; 0: everybody */
         char *name;
         bool from_file;
         bool has_digest;
@@ -159,10 +159,10 @@ struct hr_weights_evicted hr_weights_store_evict(struct hr_weights_store *store,
 /* The process ends: what the manager has stays with it, whatever goes from now on. Thread: any. */
 void hr_weights_store_leave(struct hr_weights_store *store);
 /* The ready set of that name that became ready last, or NULL; no reference is taken. */
-struct hr_weights *hr_weights_store_find(struct hr_weights_store *store, uint32_t viewer,
+struct hr_weights *hr_weights_store_find(struct hr_weights_store *store, uint64_t viewer,
                                          const char *name);
 /* viewer: an owner of sets, or 0. */
-static inline bool hr_weights_is_seen_by(const struct hr_weights *set, uint32_t viewer) {
+static inline bool hr_weights_is_seen_by(const struct hr_weights *set, uint64_t viewer) {
         return set->owner == 0 || set->owner == viewer;
 }
 /* Iterates over the ready sets, oldest first: NULL starts; returns NULL at the end. */
@@ -183,8 +183,9 @@ typedef void (*hr_weights_done_fn)(struct hr_weights_job *job, hr_status status,
 struct hr_weights_job {
         hr_weights_done_fn done;
         void *arg;
-        uint32_t owner; /* the set's; equal sets and contents are looked for among its own */
+        uint64_t owner; /* the set's; equal sets and contents are looked for among its own */
         bool is_last;   /* cancelled, it leaves no upload for others to go on with */
+        bool is_new;    /* out: its contents were nowhere, or not where they serve */
         /* Private. */
         struct hr_list link;
         struct hr_weights *set;
@@ -289,5 +290,5 @@ typedef enum hr_contents_state {
         HR_CONTENTS_HELD,   /* no set of them does */
 } hr_contents_state;
 /* What is there of contents with that digest, as far as the viewer sees it. */
-hr_contents_state hr_weights_store_has(struct hr_weights_store *store, uint32_t viewer,
+hr_contents_state hr_weights_store_has(struct hr_weights_store *store, uint64_t viewer,
                                        const uint8_t digest[HR_DIGEST_BYTES]);

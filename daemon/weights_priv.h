@@ -78,7 +78,7 @@ struct set_plan {
         uint32_t rule_count;
         uint64_t contents_bytes;
         bool is_upload;
-        uint32_t owner;
+        uint64_t owner;
 };
 
 /* HR_E_EXHAUSTED (reason WEIGHTS_BYTES) when the store has no room for so many bytes more, even

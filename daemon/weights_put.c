@@ -248,6 +248,7 @@ static hr_status put_set(struct hr_weights *set, const struct hr_upload_request 
         if (!there || (!there->image && !same_places(there, set))) {
                 HR_TRY(put_new(set, request, diag, ret_upload));
                 job->already = set->work->is_cached;
+                job->is_new = true;
                 return HR_OK;
         }
         store->stats.shared++;
@@ -315,7 +316,7 @@ void hr_weights_upload_drop(struct hr_weights_store *store, const struct hr_uplo
         }
 }
 
-hr_contents_state hr_weights_store_has(struct hr_weights_store *store, uint32_t viewer,
+hr_contents_state hr_weights_store_has(struct hr_weights_store *store, uint64_t viewer,
                                        const uint8_t digest[HR_DIGEST_BYTES]) {
         hr_contents_state state = HR_CONTENTS_ABSENT;
 

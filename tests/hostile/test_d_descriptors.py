@@ -20,6 +20,7 @@ from expect import refused, served
 from raw import (
     DATA_LOSS, END, EXHAUSTED, F32, I32, INPUT, INVALID, NOT_FOUND, RANGE, Conn, Graph, pb,
 )  # fmt: skip
+from run_daemon import device
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -47,10 +48,10 @@ def refusal(conn: Conn, call: int) -> raw.RawError:
     return caught.value
 
 
-def held(conn: Conn, what: str) -> float:
+def held(conn: Conn, what: str, whose: str = "session") -> float:
     _, body = conn.reply(conn.begin(114, pb.Quota(), b""), pb.QuotaReply)
     for stat in pb.Stats.FromString(body).stats:
-        if stat.name == "session_held" and stat.labels == f'what="{what}"':
+        if stat.name == f"{whose}_held" and stat.labels == f'what="{what}"':
             return float(stat.value)
     raise AssertionError(what)
 
@@ -433,3 +434,36 @@ def test_D02_contents_that_are_passed(daemon: Any, where: str) -> None:
             refused(refusal(conn, put_fd(conn, wrong, size, named)), DATA_LOSS, "DIGEST")
         os.close(wrong)
         served(conn)
+
+
+def test_D02_contents_that_are_passed_again_for_another_place(launch_behind: Any) -> None:
+    """What is held of them at one place pays for no second copy, not even while it is made."""
+    size = 1 << 16
+    limits = {"principal_upload_bytes": str(size * 5 // 2)}
+    target = launch_behind(
+        devices=[device("cpu0", threads=1, memory="isolated"), device("host", threads=1)],
+        sections={"limits": limits},
+    )
+    data, other = os.urandom(size), os.urandom(size)
+    here, there = (raw.rules([("*", where)]) for where in ("cpu0", "host"))
+    first, second = (memfd(one, SIZE_SEALS | WRITE) for one in (data, other))
+
+    def put(conn: Conn, fd: int, contents: bytes, place: Any) -> int:
+        return put_fd(conn, fd, size, raw.tree_digest(contents), placement=place)
+
+    with Conn(target) as conn:
+        conn.reply(put(conn, first, data, here), pb.WeightsPutReply)
+        filler = conn.reply(put(conn, second, other, here), pb.WeightsPutReply)[0].set.handle
+        assert held(conn, "upload_bytes", "principal") == 2 * size
+        error = refused(refusal(conn, put(conn, first, data, there)), EXHAUSTED, "LIMIT")
+        assert (error.field, error.limit) == ("principal_upload_bytes", size * 5 // 2)
+        raw.eventually(lambda: held(conn, "upload_bytes", "principal") == 2 * size)
+        conn.call(raw.DROP, pb.WeightsDrop(handle=filler))
+        raw.eventually(lambda: held(conn, "upload_bytes", "principal") == size)
+        reply = conn.reply(put(conn, first, data, there), pb.WeightsPutReply)[0]
+        assert reply.set.digest == raw.tree_digest(data) and not reply.already
+        raw.eventually(lambda: held(conn, "upload_bytes", "principal") == size)
+        raw.eventually(lambda: held(conn, "descriptors", "principal") == 1)
+        served(conn)
+    os.close(first)
+    os.close(second)

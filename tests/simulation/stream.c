@@ -457,6 +457,10 @@ hr_stream_event hr_stream_send(struct hr_stream *stream, struct iovec *parts, si
         return sent > 0 ? HR_STREAM_OK : HR_STREAM_LATER;
 }
 
+bool hr_stream_is_within(const struct hr_stream *stream) {
+        return stream->tls && hr_tls_is_within_record(stream->tls);
+}
+
 bool hr_stream_has_unsent(const struct hr_stream *stream) {
         return stream->tls && hr_tls_has_unsent(stream->tls);
 }

@@ -80,6 +80,27 @@ HR_TEST(what_is_a_principals_alone) {
         expect(&fixture, HR_CHARGE_STATES, 0, 0, 0);
 }
 
+HR_TEST(principals_without_limits_together_do_not_wrap) {
+        struct fixture fixture;
+        struct hr_account other = {0};
+
+        fixture_init(&fixture);
+        fixture.limits.principal_weight_bytes = UINT64_MAX;
+        hr_account_init(&other, &fixture.daemon, "principal_device_bytes", 1000);
+        HR_EXPECT_OK(charge(&fixture, HR_CHARGE_WEIGHT_BYTES, UINT64_MAX - 5, UINT64_MAX),
+                     &fixture.diag);
+        HR_EXPECT_EQ(hr_account_charge(NULL, &other, &fixture.limits, HR_CHARGE_WEIGHT_BYTES, 6, 0,
+                                       NULL), HR_E_EXHAUSTED);
+        HR_EXPECT_EQ(hr_account_held(&other, HR_CHARGE_WEIGHT_BYTES), 0);
+        HR_EXPECT_OK(hr_account_charge(NULL, &other, &fixture.limits, HR_CHARGE_WEIGHT_BYTES, 5, 0,
+                                       &fixture.diag), &fixture.diag);
+        expect(&fixture, HR_CHARGE_WEIGHT_BYTES, UINT64_MAX - 5, UINT64_MAX - 5, UINT64_MAX);
+        hr_account_discharge(NULL, &other, HR_CHARGE_WEIGHT_BYTES, 5);
+        hr_account_discharge(&fixture.session, &fixture.principal, HR_CHARGE_WEIGHT_BYTES,
+                             UINT64_MAX - 5);
+        expect(&fixture, HR_CHARGE_WEIGHT_BYTES, 0, 0, 0);
+}
+
 HR_TEST(an_account_with_nothing_above) {
         struct hr_limits limits = {.principal_runs = 2};
         struct hr_account alone = {0};
