@@ -3,8 +3,10 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "daemon/rpc.h"
@@ -27,13 +29,22 @@ static struct region *region_of(struct hr_object *object) {
 
 /* ---- memfds ---------------------------------------------------------------------------------- */
 
+/* Ordinary pages. A mapping of huge ones (MFD_HUGETLB) can neither be unmapped by its length nor be
+ * filled from a fault on, and it holds more than it is charged with. */
+static bool is_of_pages(int fd) {
+        struct statfs facts;
+
+        return fstatfs(fd, &facts) == 0 && facts.f_type == TMPFS_MAGIC;
+}
+
 static hr_status check_seals(int fd, uint64_t bytes, hr_memfd_use use, struct hr_diag *diag) {
         const int seals = fcntl(fd, F_GET_SEALS);
         struct stat facts;
 
-        if (fstat(fd, &facts) < 0 || !S_ISREG(facts.st_mode) || seals < 0)
+        if (fstat(fd, &facts) < 0 || !S_ISREG(facts.st_mode) || seals < 0 ||
+            !is_of_pages(fd))
                 return hr_fail_reason(diag, HR_E_INVALID, "NOT_MEMFD",
-                                      "the descriptor is no memfd");
+                                      "the descriptor is no memfd of ordinary pages");
         if ((seals & SEALS_OF_SIZE) != SEALS_OF_SIZE ||
             (use == HR_MEMFD_CONTENTS && !(seals & F_SEAL_WRITE)) ||
             (use == HR_MEMFD_OUTPUT && (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE))))

@@ -3,6 +3,7 @@ mapped, what is refused is closed, and memory that a client shares is never trus
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import select
@@ -15,7 +16,9 @@ from typing import Any
 
 import pytest
 import raw
-from descriptors import FUTURE_WRITE, GROW, SEAL, SHRINK, SIZE_SEALS, WRITE, memfd, send_fd
+from descriptors import (
+    F_ADD_SEALS, FUTURE_WRITE, GROW, SEAL, SHRINK, SIZE_SEALS, WRITE, memfd, send_fd,
+)  # fmt: skip
 from expect import refused, served
 from raw import (
     DATA_LOSS, END, EXHAUSTED, F32, I32, INPUT, INVALID, NOT_FOUND, RANGE, Conn, Graph, pb,
@@ -73,6 +76,17 @@ def epoll() -> int:
         return os.dup(made.fileno())
 
 
+def huge_pages() -> int:
+    """Sealed as it should be. It need not be there to be refused: nothing is mapped."""
+    try:
+        fd = os.memfd_create("test", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+        os.ftruncate(fd, 1 << 30)  # whole pages of every size there is by default
+    except OSError as error:
+        pytest.skip(f"no memory of huge pages here: {error}")
+    fcntl.fcntl(fd, F_ADD_SEALS, SIZE_SEALS)
+    return fd
+
+
 def wrong_descriptors(folder: Path) -> dict[str, Callable[[], int]]:
     plain = folder / "plain"
     plain.write_bytes(bytes(8192))
@@ -85,13 +99,14 @@ def wrong_descriptors(folder: Path) -> dict[str, Callable[[], int]]:
         "epoll": epoll,
         "regular file": lambda: os.open(plain, os.O_RDWR),
         "O_PATH": lambda: os.open(plain, os.O_PATH),
+        "huge pages": huge_pages,
         "O_PATH of a memfd": lambda: os.open(f"/proc/self/fd/{memfd(bytes(8192))}", os.O_PATH),
     }
 
 
 KINDS = [
     "pipe", "socket", "folder", "/dev/zero", "/dev/null", "epoll", "regular file", "O_PATH",
-    "O_PATH of a memfd",
+    "O_PATH of a memfd", "huge pages",
 ]  # fmt: skip
 
 
