@@ -37,6 +37,22 @@ static bool is_of_pages(int fd) {
         return fstatfs(fd, &facts) == 0 && facts.f_type == TMPFS_MAGIC;
 }
 
+static uint64_t page_bytes(void) {
+        return (uint64_t) sysconf(_SC_PAGESIZE);
+}
+
+/* What stays in memory as long as any byte of it is mapped: all of it. What is no memfd of a fixed
+ * size is refused later, whatever its own size. */
+static uint64_t held_bytes(int fd, uint64_t bytes) {
+        const int seals = fcntl(fd, F_GET_SEALS);
+        struct stat facts;
+
+        if (seals < 0 || (seals & SEALS_OF_SIZE) != SEALS_OF_SIZE || fstat(fd, &facts) < 0 ||
+            facts.st_size < 0)
+                return bytes;
+        return HR_MAX(bytes, (uint64_t) facts.st_size);
+}
+
 static hr_status check_seals(int fd, uint64_t bytes, hr_memfd_use use, struct hr_diag *diag) {
         const int seals = fcntl(fd, F_GET_SEALS);
         struct stat facts;
@@ -51,7 +67,8 @@ static hr_status check_seals(int fd, uint64_t bytes, hr_memfd_use use, struct hr
                 return hr_fail_reason(diag, HR_E_INVALID, "SEALS",
                                       "the memfd does not have the seals it needs (%#x)",
                                       (unsigned) seals);
-        if (bytes > 0 && (uint64_t) facts.st_size >= bytes)
+        if (bytes > 0 && (uint64_t) facts.st_size >= bytes &&
+            (use != HR_MEMFD_CONTENTS || (uint64_t) facts.st_size - bytes < page_bytes()))
                 return HR_OK;
         if (diag && diag->status == HR_OK) {
                 diag->limit = (uint64_t) facts.st_size;
@@ -141,6 +158,9 @@ static hr_status add_begin(struct hr_request *request, struct hr_wire_span messa
         const struct hr_limits *limits = &request->server->config->limits;
         struct hr_wire_region_add add;
         struct region *region;
+        hr_status status;
+        uint64_t held;
+        int fd;
 
         (void) header;
         HR_TRY(hr_wire_region_add_decode(message, diag, &add));
@@ -148,12 +168,18 @@ static hr_status add_begin(struct hr_request *request, struct hr_wire_span messa
                              limits->session_regions, diag, &request->object));
         region = region_of(request->object);
         region->base.close = region_close_work;
-        HR_TRY(hr_session_charge_buffer(request->session, add.bytes, diag));
+        fd = hr_request_fd_take(request);
+        held = held_bytes(fd, add.bytes);
+        status = hr_session_charge_buffer(request->session, held, diag);
+        if (status != HR_OK) {
+                (void) close(fd);
+                return status;
+        }
         region->base.bytes_kind = HR_CHARGE_BUFFER_BYTES;
-        region->base.bytes = add.bytes;
+        region->base.bytes = held;
         region->is_writable = add.writable;
-        return hr_memfd_map(hr_request_fd_take(request), add.bytes,
-                            add.writable ? HR_MEMFD_OUTPUT : HR_MEMFD_INPUT, diag, &region->image);
+        return hr_memfd_map(fd, add.bytes, add.writable ? HR_MEMFD_OUTPUT : HR_MEMFD_INPUT, diag,
+                            &region->image);
 }
 
 static hr_status add_start(struct hr_request *request, struct hr_diag *diag) {

@@ -24,7 +24,8 @@ typedef enum hr_memfd_use {
 /* Maps `bytes` of a memfd. Takes the descriptor, also on failure; it is closed, except that
  * contents keep theirs in the image. HR_E_INVALID: reason NOT_MEMFD (anything else than memory of
  * ordinary pages that can be sealed), SEALS (SEAL, SHRINK and GROW are needed; WRITE for contents,
- * and none that forbids writing for outputs), SIZE (none, or more than it has). HR_E_EXHAUSTED
+ * and none that forbids writing for outputs), SIZE (none, more than it has, or contents that
+ * leave a page of it out, which would be held with them). HR_E_EXHAUSTED
  * (reason HOST_MEMORY). */
 HR_NODISCARD hr_status hr_memfd_map(int fd, uint64_t bytes, hr_memfd_use use, struct hr_diag *diag,
                                     struct hr_image **ret_image);

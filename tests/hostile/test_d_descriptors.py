@@ -181,6 +181,20 @@ def test_D08_sizes_that_it_does_not_have(daemon: Any, size: int) -> None:
         served(conn)
 
 
+def test_B08_memory_behind_what_is_passed(daemon: Any) -> None:
+    """A memfd stays in memory as a whole: a region is charged with all of it, and contents are."""
+    with Conn(daemon.address) as conn:
+        fd = memfd(bytes(1 << 20), SIZE_SEALS | WRITE)
+        call = send_fd(conn, raw.REGION_ADD, pb.RegionAdd(bytes=8), b"", [fd])
+        handle = conn.reply(call, pb.RegionAddReply)[0].handle
+        assert held(conn, "buffer_bytes") == 1 << 20
+        drop(conn, handle)
+        raw.eventually(lambda: held(conn, "buffer_bytes") == 0)
+        refused(refusal(conn, put_fd(conn, fd, 8192)), INVALID, "SIZE")
+        os.close(fd)
+        served(conn)
+
+
 def test_D10_passed_descriptors_are_counted(daemon: Any) -> None:
     """On messages that take one: none, two, three; and one on others that take none."""
     for type, message in (
