@@ -113,6 +113,8 @@ struct hr_send {
 };
 /* Sends, or queues what the socket does not take. */
 void hr_conn_send(struct hr_conn *conn, const struct hr_send *send);
+/* The loop was away for so long, until now: that counts against no deadline of the connection's. */
+void hr_conn_forgive(struct hr_conn *conn, uint64_t away_ns, uint64_t now_ns);
 /* Looks at deadlines; called by the server's tick. */
 void hr_conn_tick(struct hr_conn *conn, uint64_t now_ns);
 

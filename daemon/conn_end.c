@@ -181,6 +181,15 @@ static bool is_past(uint64_t since_ns, uint64_t limit_ns, uint64_t now_ns) {
         return now_ns > since_ns && now_ns - since_ns > limit_ns;
 }
 
+void hr_conn_forgive(struct hr_conn *conn, uint64_t away_ns, uint64_t now_ns) {
+        uint64_t *const times[] = {&conn->opened_ns, &conn->read_ns, &conn->write_ns,
+                                   &conn->asked_ns};
+
+        for (size_t i = 0; i < HR_ARRAY_LENGTH(times); i++)
+                *times[i] = HR_MIN(*times[i] + away_ns, now_ns);
+        conn->closing_ns += away_ns;
+}
+
 void hr_conn_tick(struct hr_conn *conn, uint64_t now_ns) {
         const struct hr_limits *limits = &conn->server->config->limits;
         struct hr_diag diag = {0};

@@ -77,11 +77,25 @@ static void deadline_cb(void *arg) {
                 deadlines_arm(server, next_ns);
 }
 
+/* Time in which the process was stopped, or the loop busy, is no peer's delay: what a peer sent
+ * meanwhile has not been read yet. */
+static void absence_forgive(struct hr_server *server, uint64_t now_ns) {
+        const uint64_t away_ns = now_ns - server->ticked_ns;
+
+        server->ticked_ns = now_ns;
+        if (away_ns <= 2 * TICK_MS * HR_NS_PER_MS)
+                return;
+        HR_LIST_FOR_EACH(link, &server->conns)
+        hr_conn_forgive(HR_CONTAINER_OF(link, struct hr_conn, link),
+                        away_ns - TICK_MS * HR_NS_PER_MS, now_ns);
+}
+
 static void tick_cb(void *arg) {
         struct hr_server *server = arg;
         uint64_t now_ns = hr_clock_now_ns();
         bool waiting;
 
+        absence_forgive(server, now_ns);
         HR_LIST_FOR_EACH(link, &server->conns)
         hr_conn_tick(HR_CONTAINER_OF(link, struct hr_conn, link), now_ns);
         for (uint32_t i = 0; i < server->listener_count; i++)
@@ -95,8 +109,10 @@ static void tick_cb(void *arg) {
 }
 
 static void tick_start(struct hr_server *server) {
-        if (!hr_timer_is_running(server->tick))
-                hr_timer_start(server->tick, tick_cb, TICK_MS, TICK_MS);
+        if (hr_timer_is_running(server->tick))
+                return;
+        server->ticked_ns = hr_clock_now_ns();
+        hr_timer_start(server->tick, tick_cb, TICK_MS, TICK_MS);
 }
 
 void hr_server_tick(struct hr_server *server) {

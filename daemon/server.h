@@ -96,6 +96,7 @@ struct hr_server {
         struct hr_recorder *recorder; /* spans of requests; NULL = none are kept */
         bool draining, cancelled, stopping;
         struct hr_timer *tick; /* connections' deadlines */
+        uint64_t ticked_ns;    /* the latest tick, or its timer's start */
         struct hr_timer *deadline_timer, *drain_timer, *progress_timer, *tap_timer;
         struct hr_timer *keep_timer; /* sets that were taken back wait until then */
         bool is_releasing;           /* ... and the engine lets them go */

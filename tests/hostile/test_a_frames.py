@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import threading
 import time
@@ -277,6 +278,28 @@ def test_A10_silence_before_the_hello(address: str, launch_behind: Any) -> None:
         cut(conn, raw.UNAUTHENTICATED, "HELLO_TIMEOUT")
     with Conn(target) as conn:
         served(conn)
+
+
+def test_A10_the_daemons_own_absence_is_no_delay(address: str, launch_behind: Any) -> None:
+    """What came in time is read, though the daemon was stopped until long after the deadlines."""
+    limits = {"hello_timeout": "1500ms", "progress_timeout": "1500ms"}
+    target = launch_behind(devices=[raw_device()], sections={"limits": limits})
+    pid = launch_behind.daemon.process.pid
+    with Conn(target) as inside, Conn(target, hello=False) as newcomer:
+        raw.eventually(lambda: inside.stats()["connections"] == 2)
+        ping = header(PING, 1 << 20)
+        inside.raw(ping[:7])
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            inside.raw(ping[7:])
+            hello = newcomer.send(HELLO, pb.Hello(protocol_min=1, protocol_max=1))
+            time.sleep(2)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        newcomer.reply(hello)
+        served(newcomer)
+        inside.reply(1 << 20)
+        served(inside)
 
 
 def test_A16_run_and_cancel(address: str) -> None:

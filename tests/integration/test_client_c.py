@@ -25,6 +25,8 @@ DEVICES = (
 
 
 TOKEN = "a token of the tests"
+# In the long form, which takes half an hour, the clients may be paused.
+HELLO_TIMEOUT = "600s" if "HEADRACE_FULL" in os.environ else "5s"
 
 
 def program(name: str) -> Path:
@@ -37,7 +39,8 @@ def program(name: str) -> Path:
 @pytest.fixture(scope="module")
 def few_graphs() -> Iterator[Daemon]:
     """A daemon that keeps four graphs of a session."""
-    with Daemon(devices=DEVICES, tcp=True, sections={"limits": {"session_graphs": 4}}) as daemon:
+    limits = {"session_graphs": 4, "hello_timeout": HELLO_TIMEOUT}
+    with Daemon(devices=DEVICES, tcp=True, sections={"limits": limits}) as daemon:
         yield daemon
 
 
@@ -59,7 +62,11 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
     port = held_port()
     sections: dict[str, dict[str, object]] = {
         "listen": {"tls": f"127.0.0.1:{port}"},
-        "limits": {"session_graphs": 4, "refusal_delay": "5ms"},
+        "limits": {
+            "session_graphs": 4,
+            "refusal_delay": "5ms",
+            "hello_timeout": HELLO_TIMEOUT,
+        },
         "tls": {
             "certificate": file("daemon.pem"),
             "key": file("daemon.key"),
