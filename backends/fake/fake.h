@@ -10,7 +10,8 @@ struct hr_fake_world {
         uint32_t refs;
         bool eager;
         bool is_running; /* inside hr_fake_step: notifications do not let time pass again */
-        uint64_t now_ns, submit_ns;
+        _Atomic uint64_t now_ns; /* any thread may ask what time it is */
+        uint64_t submit_ns;
         uint64_t next_address; /* of memory without bytes */
         uint64_t begun;        /* commands so far: order among equal ends */
         uint64_t pending;

@@ -333,7 +333,12 @@ def suites(full: bool) -> list[Suite]:
     # Lines are all that a sanitizer's report needs; more takes the compiler twice as long.
     debug = ["-Dbuildtype=debugoptimized", "-Db_lundef=false", "-Dc_args=-g1", kernels]
     at_main = {**long_form, "HEADRACE_BUILD": str(main)}
-    at_asan = {**long_form, **sanitizers, "HEADRACE_BUILD": str(asan)}
+    at_asan = {
+        **long_form,
+        **sanitizers,
+        "HEADRACE_BUILD": str(asan),
+        "HEADRACE_SANITIZED": "1",
+    }
     found = [
         meson_suite("c", main, [], env=long_form),
         # The whole recorded sets; the parts of them in tests/golden/data run with suite c.
